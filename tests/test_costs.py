@@ -9,7 +9,6 @@ from scipy import stats as scipy_stats
 from kinds import one_of_each
 from kdnotes.analysis import costs as C
 from kdnotes.analysis.costs import Cost, CostError, Sizes
-from kdnotes.analysis.intervals import Interval, mean_interval
 from handmade import make_record
 
 SIZES = Sizes({'dev': 300, 'test': 700}, metric='p_at_1', units=50, unit_examples=600)
@@ -57,18 +56,10 @@ def test_every_formula_by_hand():
     r = record()
     made = 700 + 300 + 300
     assert C.predictions_made(r, SIZES) == made
-    assert C.per_1000_examples(r) == Cost(50.0, 4_500.0)
     each = C.per_1000_predictions(r, SIZES)
     assert (each.seconds, each.joules) == pytest.approx((2 * 1000 / made, 100 * 1000 / made))
-    assert C.per_right_unit(r, SIZES).joules == pytest.approx(100 / made * 600 / (0.6 * 50))
-    shares = C.amortised(C.training_cost(r), C.training_cost(teacher()), C.signal_cost(r), (1, 3, 10))
-    assert list(shares.index) == [1, 3, 10]
-    shared = dict(shared_seconds=310 / 3, shared_joules=40_400 / 3)
-    expected = dict(seconds=100 + 310 / 3, joules=9_000 + 40_400 / 3) | shared
-    assert shares.loc[3].to_dict() == pytest.approx(expected)
     paid = C.payback(r, teacher(), SIZES)
     assert (paid.joules, paid.seconds) == pytest.approx((9_400 / (400 / made), 110 / (4 / made)))
-    assert C.payback(r, teacher(), SIZES, with_teacher=True).joules == pytest.approx(49_400 / (400 / made))
 
 
 @pytest.mark.parametrize(
@@ -87,28 +78,20 @@ def test_a_machine_without_energy_still_has_times():
         return r | dict(phases=phases, reasons=r['reasons'] | {f'phases.{k}.device_j': why for k in phases})
 
     r, t = no_j(record()), no_j(teacher())
-    of_run = [of(r) for of in (C.training_cost, C.signal_cost, C.per_1000_examples)]
-    for cost in (*of_run, C.per_1000_predictions(r, SIZES), C.per_right_unit(r, SIZES)):
+    for cost in (C.training_cost(r), C.signal_cost(r), C.per_1000_predictions(r, SIZES)):
         assert cost.seconds > 0 and cost.joules is None and cost.reasons == dict(joules=why)
     paid = C.payback(r, t, SIZES)
     assert paid.seconds > 0 and paid.joules is None and paid.reasons['joules'] == why
-    found = C.cost_table([r, t], SIZES)
-    row = found.table.loc['full_kd']
-    assert row.example_joules is None and found.reasons['full_kd.example_joules'] == why
-    assert row.example_seconds.estimate == pytest.approx(50)
-    assert C.amortised(C.training_cost(r), C.training_cost(t), C.signal_cost(r)).joules.isna().all()
 
 
 def test_a_record_of_the_schema_before_has_no_phases():
     old = make_record('full_kd', train_s=80.0) | dict(examples=1_000, metrics={'test': {'p_at_1': 0.5}})
     assert old['phases'] is None and C.training_cost(old).seconds == 80
-    assert C.per_1000_examples(old).reasons['joules'] == 'made up'
+    assert C.training_cost(old).reasons == dict(joules='made up')
     none = C.per_1000_predictions(old, SIZES)
     assert none == Cost(None, None, dict.fromkeys(C.UNITS, 'the record holds no phases'))
     counted = old | dict(energy=old['energy'] | dict(device_j=500.0))  # of the training alone, then
     assert C.training_cost(counted) == Cost(80.0, 500.0)
-    del old['examples']
-    assert 'does not say' in C.per_1000_examples(old).reasons['seconds']
 
 
 def test_a_run_in_two_sessions_knows_the_energy_of_the_last_alone():
@@ -128,12 +111,6 @@ def test_the_signal_is_paid_by_who_made_it():
     assert C.signal_cost(record('full_student')) == C.FREE == C.signal_cost(teacher())
 
 
-@pytest.mark.parametrize('scores, why', [({'p_at_1': 0.0}, 'no unit is right'), ({'map': 0.7}, 'no p_at_1')])
-def test_no_right_unit_has_no_price(scores, why):
-    found = C.per_right_unit(record(metrics={'dev': {}, 'test': scores}), SIZES)
-    assert why in found.reasons['seconds'] and why in found.reasons['joules']
-
-
 @pytest.mark.parametrize(
     'change',
     [
@@ -146,20 +123,13 @@ def test_times_of_two_places_are_not_subtracted(change):
     moved = {k: teacher()[k] | v for k, v in change.items()}
     paid = C.payback(record(), teacher(**moved), SIZES)
     assert paid.seconds is None and paid.joules is None and 'different devices' in paid.reasons['seconds']
-    elsewhere = C.cost_table([record(), record(seed=1, **moved)], SIZES)
-    assert (
-        elsewhere.table.loc['full_kd', 'example_seconds'] is None
-        and 'different devices' in elsewhere.reasons['full_kd.example_seconds']
-    )
 
 
 def test_records_that_do_not_belong_together_are_refused():
     with pytest.raises(CostError, match='give the record of its own'):
         C.payback(record(), teacher(1), SIZES)
     with pytest.raises(CostError, match='2 corpora'):
-        C.cost_table([record(), record(seed=1, corpus_sha256='other')], SIZES)
-    with pytest.raises(CostError, match='at least 1'):
-        C.amortised(C.FREE, C.FREE, C.FREE, (0,))
+        C.payback_table([record(), record(seed=1, corpus_sha256='other')], SIZES)
 
 
 def test_sizes_are_counted_in_the_tables():
@@ -193,16 +163,6 @@ def study(n=3, **more):
     ]
 
 
-def test_seeds_have_a_mean_and_an_interval():
-    table = C.cost_table(study(), SIZES).table
-    cell = table.loc['full_kd', 'prediction_joules']
-    logs = mean_interval(np.log([100 / 1.3 * f for f in (1, 1.1, 1.2)]))
-    assert isinstance(cell, Interval) and cell.n == 3 and 'geometric' in cell.method
-    limits = tuple(np.exp([logs.estimate, logs.low, logs.high]))
-    assert (cell.estimate, cell.low, cell.high) == pytest.approx(limits)
-    assert list(table.index) == ['baseline', 'full_kd'] and table.runs.tolist() == [3, 3]
-
-
 def test_payback_over_seeds_is_between_those_of_the_seeds():
     records = study()
     cell = C.payback_table(records, SIZES).table.loc['full_kd', 'joules']
@@ -210,15 +170,6 @@ def test_payback_over_seeds_is_between_those_of_the_seeds():
     assert min(each) < cell.estimate < max(each) and cell.low < min(each) and cell.n == 3
     one = C.payback_table(study(1), SIZES).table.loc['full_kd', 'joules']
     assert one.low is None and one.reason  # one seed has no interval
-
-
-def test_no_cost_is_below_zero():
-    records = [record(seed=s, evaluation=(e, 100.0 * e)) for s, e in enumerate((0.5, 8.0, 1.0))]
-    row = C.cost_table(records, SIZES).table.loc['full_kd']
-    assert row.prediction_seconds.low > 0 and row.prediction_joules.low > 0
-    free = C.cost_table([record(evaluation=(0.0, 5.0))], SIZES)
-    assert free.table.loc['full_kd', 'prediction_seconds'] is None
-    assert 'geometric' in free.reasons['full_kd.prediction_seconds']
 
 
 def fieller_by_search(x, y):
@@ -268,4 +219,4 @@ def test_one_unknown_run_makes_the_arm_unknown():
 def test_busy_runs_are_counted():
     records = study()
     records[1] = records[1] | dict(machine=dict(load_average_mean=3.0, busy_share=0.3, cpu_steal=0.0))
-    assert C.cost_table(records, SIZES).table.busy.tolist() == [0, 1]
+    assert C.payback_table(records, SIZES).table.busy.tolist() == [1]

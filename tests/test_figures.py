@@ -122,7 +122,7 @@ def test_a_rebuild_elsewhere_is_the_same_to_the_last_byte(tmp_path):
         'import matplotlib, pathlib; '
         "matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\n"
         'from kdnotes.analysis.figures import draw_evidence\n'
-        'from kdnotes.analysis.tables import evidence\n'
+        'from kdnotes.analysis.evidence import evidence\n'
         f"draw_evidence(evidence('made', {some[::-1]}), pathlib.Path({str(folder)!r}))"
     )
     env = {**os.environ, 'PYTHONHASHSEED': '77', 'TZ': 'Asia/Tokyo'}

@@ -214,7 +214,7 @@ def test_of_an_error_lower_is_better_on_the_front_and_on_axes(home):
     assert label == 'squared error on test\n(lower is better)'
     assert fg.effects_figure(e).axes[0].get_xlabel().endswith('(left: better)')
     front = [s for s in rp.report('made').sentences if 'full_student -> full_kd' in s]
-    assert 'better in' not in front[0] and 'squared error on the test set -0.1' in front[0]
+    assert 'better in' not in front[0] and 'squared error on the test set is -0.1' in front[0]
 
 
 def test_arms_keep_their_look_whatever_else_is_there():

@@ -329,12 +329,12 @@ def test_what_a_ratio_says_of_itself():
         se=logs.se,
         null=1.0,
     )
-    assert ratio_interval([3], [2], 0.9) == Interval(
+    assert ratio_interval([3], [2]) == Interval(
         pytest.approx(1.5),
         None,
         None,
         1,
-        0.9,
+        0.95,
         'one value',
         reason='one value has no spread; run more seeds',
         null=1.0,
@@ -343,10 +343,10 @@ def test_what_a_ratio_says_of_itself():
 
 def test_what_a_bootstrap_says_of_itself():
     y = crossed(3, 6, (1, 1, 1))
-    both = bootstrap_interval(y, np.random.default_rng(0), 200, 0.9)
-    limits = studentised_limits(y, *draw_counts((3, 6), np.random.default_rng(0), 200), 0.9)
+    both = bootstrap_interval(y, np.random.default_rng(0), 200)
+    limits = studentised_limits(y, *draw_counts((3, 6), np.random.default_rng(0), 200))
     method = 'studentised bootstrap over seeds and units'
-    assert both == Interval(float(y.mean()), *limits, 3, 0.9, method, units=6)
+    assert both == Interval(float(y.mean()), *limits, 3, 0.95, method, units=6)
     one = bootstrap_interval(y[:1], np.random.default_rng(0))
     assert (one.n, one.units, one.level) == (1, 6, 0.95) and one.low < one.estimate < one.high
     assert one.method == 'studentised bootstrap over units only: one seed tells nothing about other seeds'
@@ -446,10 +446,8 @@ def test_both_tails_are_of_one_size_and_no_spread_has_all_degrees_of_freedom():
     seeds, units = draw_counts((3, 6), np.random.default_rng(0), 400)
     mean, se = _resampled(y - y.mean(), seeds, units)
     own = _resampled(y - y.mean(), np.ones((1, 3)), np.ones((1, 6)))[1][0]
-    low, high = np.quantile(mean / se, [0.05, 0.95], method='closest_observation')
-    assert studentised_limits(y, seeds, units, 0.9) == pytest.approx(
-        (y.mean() - high * own, y.mean() - low * own)
-    )
+    low, high = np.quantile(mean / se, [0.025, 0.975], method='closest_observation')
+    assert studentised_limits(y, seeds, units) == pytest.approx((y.mean() - high * own, y.mean() - low * own))
     assert crossed_moments(np.ones((2, 3)))[2] == 5
     with pytest.raises(StatsError, match='^matrix of shape'):
         variance_components([1, 2])

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 import numpy as np
 import pandas as pd
-from scipy.special import expit, ndtri, rel_entr, softmax
+from scipy.special import expit, rel_entr, softmax
 from statsmodels.stats.proportion import proportion_confint
-from .tests import PValue, difference_test, mcnemar_test
+from .tests import PValue, difference_test
 from kdnotes.analysis.intervals import (
     LEVEL,
     Interval,
@@ -21,8 +21,8 @@ from kdnotes.analysis.intervals import (
 )
 
 # %% auto #0
-__all__ = ['COLUMNS', 'KINDS', 'NOT_CALIBRATED', 'aligned', 'Judged', 'judged', 'bin_of', 'calibration_error', 'reliability',
-           'agreement_values', 'agreement', 'TauGain', 'tau_gain', 'first_is_right', 'decision_test']
+__all__ = ['COLUMNS', 'KINDS', 'NOT_CALIBRATED', 'aligned', 'Judged', 'judged', 'bin_of', 'reliability', 'agreement_values',
+           'agreement', 'TauGain', 'tau_gain']
 
 # %% ../../nbs/analysis/08_calibration.ipynb #87ad518f
 COLUMNS = ('split', 'unit', 'item', 'label', 'score')
@@ -143,47 +143,10 @@ def bin_of(
     edges = np.quantile(p, np.arange(1, bins) / bins)
     return np.searchsorted(edges, p, side='left')
 
-
-def _gaps(p: np.ndarray, label: np.ndarray, units: np.ndarray, n: int, bins: int, by: str) -> np.ndarray:
-    "Sums of probability minus label, by unit and bin: (units, bins)."
-    which = bin_of(p, bins, by)
-    return np.bincount(units * bins + which, p - label, n * bins).reshape(n, bins)
-
-# %% ../../nbs/analysis/08_calibration.ipynb #08ff3ed9
+# %% ../../nbs/analysis/08_calibration.ipynb #b9d23eb7
 _DRAWS = 500  # resamples of seeds and units
 
 
-def calibration_error(
-    runs: Sequence[pd.DataFrame],
-    rng: np.random.Generator,
-    split: str = 'test',
-    bins: int = 10,
-    by: str = 'mass',  # bins are those of each whole run; only what falls into them is drawn again
-    kind: str = 'log_odds',  # of KINDS
-) -> Interval:
-    "Expected calibration error, mean over seeds."
-    j = judged(runs, split, kind)
-    n = j.n_units
-    sizes = np.bincount(j.units, minlength=n)
-    gaps = [_gaps(p, right, j.units, n, bins, by) for p, right in zip(j.probability, j.right)]
-
-    def error(weights, gap):
-        return abs(weights @ gap).sum(-1) / (weights @ sizes)  # of drawn units
-
-    estimate = float(np.mean([error(np.ones(n), g) for g in gaps]))
-    seed_draws, unit_draws = draw_counts((len(gaps), n), rng, _DRAWS)
-    drawn = sum(error(unit_draws, g) * seed_draws[:, k] for k, g in enumerate(gaps)) / len(gaps)
-    se = float(drawn.std(ddof=1))
-    half = float(ndtri((1 + LEVEL) / 2)) * se
-    method = (
-        f"ECE, {bins} bins of equal {by}, normal with the bootstrap's standard error over seeds and units"
-        + (' (one seed tells nothing about other seeds)' if len(gaps) == 1 else '')
-    )
-    return Interval(
-        estimate, max(0.0, estimate - half), estimate + half, len(gaps), LEVEL, method, units=n, se=se
-    )
-
-# %% ../../nbs/analysis/08_calibration.ipynb #b9d23eb7
 def reliability(
     runs: Sequence[pd.DataFrame],
     rng: np.random.Generator,
@@ -263,7 +226,6 @@ def agreement_values(
     student: pd.DataFrame,  # predictions of one run
     teacher: pd.DataFrame,  # on the same items
     split: str = 'test',
-    threshold: float = 0.0,  # of the score, for decisions; 0 is a probability of one half
     kind: str = 'log_odds',  # of KINDS
 ) -> pd.DataFrame:  # by unit: top_1, tau (NaN where it has none), kl, js; decisions, of log odds
     "Agreement of a student with its teacher, unit by unit."
@@ -287,16 +249,28 @@ def agreement_values(
         found['kl'], found['js'] = _divergences(t, s, kind)
         return found
     kl, js = _divergences(expit(scores[:, 1]), expit(scores[:, 0]), kind)
-    decisions = ((table[0] > threshold) == (table[1] > threshold)).astype(float)
+    decisions = ((table[0] > 0) == (table[1] > 0)).astype(float)  # a probability above one half
     means = table.assign(kl=kl, js=js, decisions=decisions).groupby('unit', sort=True)
     return found.join(means[['kl', 'js', 'decisions']].mean())
+
+
+def _stacked(
+    students: Sequence[pd.DataFrame],
+    teachers: Sequence[pd.DataFrame],
+    split: str,
+    kind: str,
+) -> dict[str, np.ndarray]:  # of `agreement_values` -> (seeds, units)
+    "Agreement of each student with its teacher."
+    values = [agreement_values(s, t, split, kind) for s, t in zip(students, teachers)]
+    if any(not v.index.equals(values[0].index) for v in values):
+        raise StatsError('the seeds were not scored on the same units; compare runs on one corpus')
+    return {name: np.stack([v[name] for v in values]) for name in values[0]}
 
 
 def agreement(
     students: Sequence[pd.DataFrame],  # one a seed
     teachers: Sequence[pd.DataFrame],  # the teacher of each, in the same order
     split: str = 'test',
-    threshold: float = 0.0,
     kind: str = 'log_odds',  # of KINDS
 ) -> dict[str, Interval]:  # top_1, tau, kl, js; decisions, of log odds
     "Agreement over seeds and units."
@@ -305,10 +279,7 @@ def agreement(
             f'{len(students)} students and {len(teachers)} teachers cannot be paired; give each student '
             'its own teacher'
         )
-    values = [agreement_values(s, t, split, threshold, kind) for s, t in zip(students, teachers)]
-    if any(not v.index.equals(values[0].index) for v in values):
-        raise StatsError('the seeds were not scored on the same units; compare runs on one corpus')
-    matrices = {name: np.stack([v[name] for v in values]) for name in values[0]}
+    matrices = _stacked(students, teachers, split, kind)
     matrices['tau'] = matrices['tau'][:, np.isfinite(matrices['tau']).all(0)]
     return {name: crossed_interval(m) for name, m in matrices.items() if m.size}
 
@@ -321,19 +292,6 @@ class TauGain:
     control: Interval
     difference: Interval  # taught - control, paired by seed and unit
     test: PValue  # of no difference
-
-
-def _taus(
-    students: Sequence[pd.DataFrame],
-    teachers: Sequence[pd.DataFrame],
-    split: str,
-    kind: str,
-) -> np.ndarray:  # (seeds, units); NaN where a ranking has no order
-    "Rank correlation of each student with its teacher, unit by unit."
-    found = [agreement_values(s, t, split, kind=kind)['tau'] for s, t in zip(students, teachers)]
-    if any(not f.index.equals(found[0].index) for f in found):
-        raise StatsError('the seeds were not scored on the same units; compare runs on one corpus')
-    return np.stack(found)
 
 
 def tau_gain(
@@ -351,7 +309,7 @@ def tau_gain(
             f'{len(taught)} students, {len(control)} controls and {len(teachers)} teachers cannot be paired; '
             'give one of each a seed'
         )
-    both = [_taus(students, teachers, split, kind) for students in (taught, control)]
+    both = [_stacked(students, teachers, split, kind)['tau'] for students in (taught, control)]
     ordered = np.isfinite(np.stack(both)).all((0, 1))
     if not ordered.any():
         raise StatsError(
@@ -360,29 +318,3 @@ def tau_gain(
     a, b = (m[:, ordered] for m in both)
     difference = difference_interval(a - b, rng, reach=2.0)
     return TauGain(crossed_interval(a), crossed_interval(b), difference, difference_test(a - b, reach=2.0))
-
-# %% ../../nbs/analysis/08_calibration.ipynb #e3be18b9
-def first_is_right(
-    run: pd.DataFrame,
-    split: str = 'test',
-    kind: str = 'log_odds',  # of KINDS
-    # by unit: is its first item, the one of the highest score, right; only units with both labels. Of
-    # `answerable` questions: is the more probable one right, that there is an answer or that there is none
-) -> pd.Series:
-    "Whether each unit's first item is right."
-    table = aligned([run], split, kind)
-    if kind == 'answerable':
-        return ((table[0] > 0) == table['label'].astype(bool)).set_axis(table['unit'])
-    mixed = table.groupby('unit')['label'].transform('nunique') == 2
-    return table[mixed].sort_values([0, 'item']).groupby('unit', sort=True)['label'].last().astype(bool)
-
-
-def decision_test(
-    student: pd.DataFrame,
-    teacher: pd.DataFrame,
-    split: str = 'test',
-    kind: str = 'log_odds',  # of KINDS
-) -> PValue:  # its method tells how many only one of them gets right
-    "McNemar's exact test of first items: teacher is a, student is b."
-    aligned([student, teacher], split, kind)
-    return mcnemar_test(first_is_right(teacher, split, kind), first_is_right(student, split, kind))

@@ -21,9 +21,7 @@ __all__ = ['HARDWARE', 'SEED', 'trained', 'Timed', 'timed', 'of_one_machine', 'r
            'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells', 'neighbours']
 
 # %% ../../nbs/analysis/04_comparable.ipynb #af490aa1
-def trained(
-    record: dict,
-) -> bool:
+def trained(record: dict) -> bool:
     "Was this run's model trained? One that was given is only measured, so its time of training is 0."
     return record['factors'].get('init') != 'given'
 
@@ -112,9 +110,7 @@ _IDENTITY = ('schema', 'task', 'corpus_sha256', 'seed', 'teacher_seed', 'teacher
 _BY_SEED = {'seed', 'teacher_seed', 'teacher_run_id', 'initial'}  # may differ between the seeds of an arm
 
 
-def recorded(
-    record: dict,
-) -> dict[str, Any]:  # name -> value; factors and settings share names
+def recorded(record: dict) -> dict[str, Any]:  # name -> value; factors and settings share names
     "Everything a record says that could change a result; a model that was given has no training's settings."
     parallel = {k: v for k, v in record.get('parallel', {}).items() if k != 'reason'}
     unread = set() if trained(record) else training_settings(record['task'])
@@ -201,12 +197,6 @@ def label(
     return f'no factor differs, but: {others}' if others else 'nothing recorded differs'
 
 # %% ../../nbs/analysis/04_comparable.ipynb #22dd63e8
-def _have_the_rest(records: Sequence[dict]) -> bool:
-    "Are their rows without a label those of one corpus that `labels` leaves, others for each seed?"
-    rows = {sum(r['trained_rows'].values()) for r in records if r.get('trained_rows')}
-    return len(rows) == 1 and all(r['settings'].get('labels') for r in records)
-
-
 def check_arm(
     records: Sequence[dict],  # of one arm
 ) -> str | None:  # why they are not one arm; None: they are
@@ -216,7 +206,10 @@ def check_arm(
     arm = records[0]['arm']
     values = [recorded(r) for r in records]
     # seeds may come from several machines, whose masks may be of another kind; pairs tell that apart
-    by_seed = _BY_SEED | ({'unlabelled_id'} if _have_the_rest(records) else set())
+    rows = {sum(r['trained_rows'].values()) for r in records if r.get('trained_rows')}
+    # the rows without a label that `labels` leaves of one corpus are others for each seed
+    have_the_rest = len(rows) == 1 and all(r['settings'].get('labels') for r in records)
+    by_seed = _BY_SEED | ({'unlabelled_id'} if have_the_rest else set())
     names = sorted(set().union(*values) - by_seed - {'dropout_masks', *HARDWARE})
     differ = [k for k in names if any(v.get(k) != values[0].get(k) for v in values)]
     if differ:

@@ -5,10 +5,12 @@
 # %% ../../nbs/analysis/06_compare.ipynb #a567da11
 from __future__ import annotations
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import field, replace
+from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
+from pydantic.dataclasses import dataclass
+from pydantic.dataclasses import dataclass
 from ..core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
 from ..core.config import FIRST_TASK, task_info
 from kdnotes.analysis.tests import (
@@ -19,12 +21,12 @@ from kdnotes.analysis.tests import (
     Equivalence,
     Family,
     bounded_equivalence,
+    contrast,
     corrected_margins,
     crossed_test,
     difference_test,
     effect_size,
     equivalence,
-    factorial,
     holm,
     interval_test,
     permutation_test,
@@ -72,8 +74,7 @@ __all__ = ['TIMES', 'VERDICTS', 'ONE_SEED', 'FAMILIES', 'Remark', 'metric_differ
            'Verdict', 'verdict_on', 'study_comparisons', 'corrected', 'study_factorial']
 
 # %% ../../nbs/analysis/06_compare.ipynb #279ce639
-@dataclass(frozen=True)
-class Remark:
+class Remark(NamedTuple):
     "What a reader should know, and its code."
 
     # excluded | one_seed | one_teacher | commits | no_value | own_values | times_excluded | no_time | busy |
@@ -157,20 +158,6 @@ def _speedups(
     return found, remarks, reasons
 
 # %% ../../nbs/analysis/06_compare.ipynb #c78016b2
-def _of_few(d: np.ndarray, higher: bool, margins: Sequence[float], reach: float) -> dict[str, Any]:
-    "The fields where few units differ: no interval or effect size that is made of their variance."
-    mean = bounded_mean(d, np.random.default_rng(SEED), reach)
-    test = difference_test(d, reach)
-    return dict(
-        difference=bounded_interval(mean),
-        p=test.p,
-        p_reason=test.reason,
-        p_permutation=permutation_test(d, None).p,
-        equivalences=tuple(bounded_equivalence(mean, m, higher) for m in margins),
-        differing=differing_units(d),
-    )
-
-
 def _evidence(
     d: np.ndarray,
     higher: bool,
@@ -179,49 +166,51 @@ def _evidence(
     reach: float | None,  # of the metric; None: it has no bound, or the values are those of clusters
 ) -> dict[str, Any]:
     "The fields of a `Comparison` that follow from differences."
-    if d.ndim == 2 and reach is not None and few_differ(d):
-        return _of_few(d, higher, margins, reach)
     if d.ndim == 1:
         i = mean_interval(d)
         flipped = seed_test(d, rng)
         test = flipped if flipped.p is None else interval_test(i)
-        return dict(
-            difference=replace(i, method=f'{i.method}, paired by seed; no units'),
-            p=test.p,
-            p_permutation=flipped.p,
-            p_reason=test.reason,
-            effect_size_seeds=effect_size(d) if len(d) > 1 else None,
-            equivalences=tuple(equivalence(i, m, higher) for m in margins),
+        i = replace(i, method=f'{i.method}, paired by seed; no units')
+        more = dict(p_permutation=flipped.p, effect_size_seeds=effect_size(d) if len(d) > 1 else None)
+    elif reach is not None and few_differ(d):  # no interval or effect size that is made of their variance
+        mean = bounded_mean(d, np.random.default_rng(SEED), reach)
+        i = bounded_interval(mean)
+        test = difference_test(d, reach)
+        more = dict(
+            p_permutation=permutation_test(d, None).p,
+            equivalences=tuple(bounded_equivalence(mean, m, higher) for m in margins),
+            differing=differing_units(d),
         )
-    i = crossed_interval(d)
-    test = crossed_test(d)
-    return dict(
-        difference=i,
-        bootstrap=bootstrap_interval(d, rng),
-        p=test.p,
-        p_reason=test.reason,
-        p_permutation=permutation_test(d, rng).p,
-        effect_size=effect_size(d.mean(0)),
-        effect_size_seeds=effect_size(d.mean(1)) if len(d) > 1 else None,
-        equivalences=tuple(equivalence(i, m, higher) for m in margins),
-        differing=differing_units(d),
-    )
+    else:
+        i = crossed_interval(d)
+        test = crossed_test(d)
+        more = dict(
+            bootstrap=bootstrap_interval(d, rng),
+            p_permutation=permutation_test(d, rng).p,
+            effect_size=effect_size(d.mean(0)),
+            effect_size_seeds=effect_size(d.mean(1)) if len(d) > 1 else None,
+            differing=differing_units(d),
+        )
+    alike = tuple(equivalence(i, m, higher) for m in margins)
+    return dict(difference=i, p=test.p, p_reason=test.reason, equivalences=alike) | more
 
 # %% ../../nbs/analysis/06_compare.ipynb #39e93227
 @dataclass(frozen=True)
 class Comparison:
-    "Arm b against arm a."
+    "Arm b against arm a: every number and reason that a table, a text, a figure or a program asks for."
 
     a: str
     b: str
-    attribution: Attribution | None  # None: refused
-    primary: dict | None  # set, metric, higher_is_better
-    difference: Interval | None  # of the primary metric, b - a
-    speedup: dict[str, Interval]  # time key -> time of a over time of b; above 1, b is faster
-    seeds: tuple[int, ...]  # of the pairs
-    excluded: dict[str, tuple]  # arm -> seeds without a partner
-    reasons: dict[str, str]  # 'comparison', 'difference', 'p' or a time key -> why there is none
-    warnings: tuple[Remark, ...]  # what a reader should know
+    attribution: Attribution | None = None  # None: refused
+    primary: dict | None = None  # set, metric, higher_is_better
+    difference: Interval | None = None  # of the primary metric, b - a
+    # time key -> time of a over time of b; above 1, b is faster
+    speedup: dict[str, Interval] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()  # of the pairs
+    excluded: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds without a partner
+    # 'comparison', 'difference', 'p' or a time key -> why there is none
+    reasons: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[Remark, ...] = ()  # what a reader should know
     p: float | None = None  # of no difference, seeds and units random: the primary one
     p_permutation: float | None = None  # over units, these seeds only; without units: over seeds
     p_holm: float | None = None  # p, corrected over the family
@@ -236,8 +225,7 @@ class Comparison:
     # corrected over the same comparisons of that time
     p_times_holm: dict[str, float | None] = field(default_factory=dict)
     unit_name: str = 'units'  # what the metric averages over
-    # of a's training and of b's; None: a model that was given
-    epochs: tuple[float | None, float | None] = (None, None)
+    epochs: tuple[float | None, float | None] = (None, None)  # of a's and b's training; None: a given model
     task: str = FIRST_TASK  # whose names the metrics have
 
     @property
@@ -249,8 +237,15 @@ class Comparison:
         return self.difference.units if self.difference else None
 
     @property
-    def interval_kind(self) -> str:  # 'bounded' | 'crossed' | 'seeds'
+    def called(self) -> str:  # a few words, for a table
+        "What the difference may be called."
+        return label(self.attribution, len(self.seeds) == 1) if self.attribution else 'not compared'
+
+    @property
+    def interval_kind(self) -> str | None:  # 'bounded' | 'crossed' | 'seeds'; None: there is none
         "What the interval of the difference is made of."
+        if self.difference is None:
+            return None
         return 'bounded' if self.few_differ else 'crossed' if self.n_units else 'seeds'
 
     @property
@@ -271,30 +266,38 @@ class Comparison:
         "Do so few units differ that the interval is that of a bounded mean?"
         return self.differing is not None and self.difference.se is None
 
+    def tested(
+        self,
+        about: str = 'primary',  # or one of TIMES
+    ) -> tuple[Interval | None, float | None, float | None]:
+        "What is known of a quantity: its interval, its p, and its corrected p."
+        if about == 'primary':
+            return self.difference, self.p, self.p_holm
+        return self.speedup.get(about), self.p_times.get(about), self.p_times_holm.get(about)
+
 # %% ../../nbs/analysis/06_compare.ipynb #06859a27
 def _warnings(pairs: Sequence[tuple[dict, dict]], excluded: dict[str, tuple]) -> tuple[Remark, ...]:
     "What a reader of the comparison should know."
     found = []
+    shared = []
     for arm, seeds in excluded.items():
         named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
         found.append(Remark('excluded', f'excluded, since only {arm} has them: {named}'))
     if len(pairs) == 1:
         found.append(Remark('one_seed', 'a single seed: nothing is known about the spread between seeds'))
-    if shared := [runs[0]['arm'] for runs in zip(*pairs) if _one_teacher(runs)]:
+    for runs in zip(*pairs):
+        seeds, teachers = ({r[key] for r in runs} for key in ('seed', 'teacher_seed'))
+        if len(seeds) > 1 == len(teachers) and None not in teachers:
+            shared.append(runs[0]['arm'])
+    if shared:
+        arms = ' and '.join(shared)
         text = (
-            f"all seeds of {' and '.join(shared)} have one teacher: what another teacher would change is "
-            "not in the interval"
+            f'all seeds of {arms} have one teacher: what another teacher would change is not in the interval'
         )
         found.append(Remark('one_teacher', text))
     if len(c := commits(r for pair in pairs for r in pair)) > 1:
         found.append(Remark('commits', f"the runs stem from more than one git commit: {', '.join(c)}"))
     return tuple(found)
-
-
-def _one_teacher(runs: Sequence[dict]) -> bool:
-    "Do several seeds of an arm share one teacher?"
-    seeds, teachers = ({r[key] for r in runs} for key in ('seed', 'teacher_seed'))
-    return len(seeds) > 1 == len(teachers) and runs[0]['teacher_seed'] is not None
 
 
 def _masks_apart(pairs: Sequence[tuple[dict, dict]]) -> str | None:
@@ -330,47 +333,39 @@ def compare(
     if not none:
         pairs, excluded, none = matched_pairs(records_a, records_b)
         none = none or _masks_apart(pairs)
-    names = [rs[0]['arm'] if rs else '(no runs)' for rs in (records_a, records_b)]
+    a, b = (rs[0]['arm'] if rs else '(no runs)' for rs in (records_a, records_b))
     if none:
-        return Comparison(*names, None, None, None, {}, (), excluded, {'comparison': none}, ())
-    speedup, slow, reasons = _speedups(pairs, times or timed([r for pair in pairs for r in pair]))
-    primary = {k: v for k, v in pairs[0][0]['primary'].items() if k != 'value'}
-    task = task_info(pairs[0][0]['task'])
+        return Comparison(a=a, b=b, excluded=excluded, reasons={'comparison': none})
     runs = [r for pair in pairs for r in pair]
-    d, warnings, why = metric_differences(pairs, units)
-    found = (
-        {}
-        if d is None
-        else _evidence(
-            d,
-            primary['higher_is_better'],
-            rng or np.random.default_rng(SEED),
-            task.margins.get(primary['metric'], ()),
-            reach_of(runs, units),
-        )
-    )
-    reasons |= {k: v for k, v in (('difference', why), ('p', found.pop('p_reason', why))) if v}
+    speedup, slow, reasons = _speedups(pairs, times or timed(runs))
+    primary = {k: v for k, v in runs[0]['primary'].items() if k != 'value'}
+    task = task_info(runs[0]['task'])
+    d, remarks, why = metric_differences(pairs, units)
+    found = dict(p_reason=why)
+    if d is not None:
+        margins = task.margins.get(primary['metric'], ())
+        rng = rng or np.random.default_rng(SEED)
+        found = _evidence(d, primary['higher_is_better'], rng, margins, reach_of(runs, units))
+    reasons |= {k: v for k, v in (('difference', why), ('p', found.pop('p_reason'))) if v}
     return Comparison(
-        *names,
-        attribute(*pairs),
-        primary,
-        found.pop('difference', None),
-        speedup,
-        tuple(a['seed'] for a, _ in pairs),
-        excluded,
-        reasons,
-        (*_warnings(pairs, excluded), *warnings, *slow),
-        **found,
+        a=a,
+        b=b,
+        attribution=attribute(*pairs),
+        primary=primary,
+        speedup=speedup,
+        seeds=tuple(r['seed'] for r, _ in pairs),
+        excluded=excluded,
+        reasons=reasons,
+        warnings=(*_warnings(pairs, excluded), *remarks, *slow),
         p_times={k: interval_test(i, 1.0, log=True).p for k, i in speedup.items()},
         unit_name=independent_name(runs, units),
         epochs=tuple(r['settings'].get('epochs') if trained(r) else None for r in pairs[0]),
         task=task.name,
+        **found,
     )
 
 
-def uncommitted(
-    record: dict,
-) -> bool:
+def uncommitted(record: dict) -> bool:
     "Was the run made with changes that were not committed?"
     return (record['environment'].get('git') or '').endswith('-dirty')
 
@@ -383,8 +378,7 @@ VERDICTS = {  # code -> words
 ONE_SEED = 'one seed tells nothing about other seeds'
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     "What a test says of a difference."
 
     code: str  # of VERDICTS
@@ -400,17 +394,9 @@ def verdict_on(
     about: str = 'primary',  # or one of TIMES
 ) -> Verdict:  # by the corrected p, where there is one, else by p
     "Is a difference significant, not significant, or not tested?"
-    c = comparison
-    if about == 'primary':
-        interval = c.difference
-        p = c.p
-        corrected = c.p_holm
-    else:
-        interval = c.speedup.get(about)
-        p = c.p_times.get(about)
-        corrected = c.p_times_holm.get(about)
+    interval, p, corrected = comparison.tested(about)
     if interval is None or p is None:
-        return Verdict('not_tested', _why_untested(c, about, interval))
+        return Verdict('not_tested', _why_untested(comparison, about, interval))
     return Verdict('significant' if (p if corrected is None else corrected) < ALPHA else 'not_significant')
 
 
@@ -581,10 +567,6 @@ def _effect(
     ):
         return none('the arms have no seeds and units in common')
     columns = next(iter(matrices.values())).columns
-    (effect,) = factorial(
-        {a: m[columns].to_numpy() for a, m in matrices.items()},
-        {name: weights},
-        reach_of([r for runs in arms.values() for r in runs], units),
-        np.random.default_rng(SEED),
-    )
-    return replace(effect, excluded=left)
+    values = {a: m[columns].to_numpy() for a, m in matrices.items()}
+    reach = reach_of([r for runs in arms.values() for r in runs], units)
+    return replace(contrast(name, weights, values, reach, np.random.default_rng(SEED)), excluded=left)

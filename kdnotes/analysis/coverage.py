@@ -16,17 +16,14 @@ from kdnotes.analysis.intervals import (
     LEVEL,
     moments_of,
     StatsError,
-    checked_numbers,
-    crossed_interval,
     crossed_moments,
-    difference_interval,
     draw_counts,
     studentised_limits,
 )
 
 # %% auto #0
-__all__ = ['CUTS', 'VALUES', 'BLOCK', 'COLUMNS', 'SETTINGS', 'AIMS', 'ENOUGH_SEEDS', 'Setting', 'draw', 'rates', 'coverage_table',
-           'outside', 'resampled_rates', 'power', 'power_table']
+__all__ = ['CUTS', 'VALUES', 'BLOCK', 'COLUMNS', 'SETTINGS', 'ENOUGH_SEEDS', 'Setting', 'draw', 'rates', 'coverage_table',
+           'power']
 
 # %% ../../nbs/analysis/10_coverage.ipynb #78bdb2dc
 CUTS = np.array([-1.4, -1.1, -0.85, -0.5, 0.15])  # of the latent ease
@@ -164,57 +161,7 @@ def coverage_table(
     return table[[c for c in COLUMNS if c in table]]
 
 # %% ../../nbs/analysis/10_coverage.ipynb #cae1333f
-# percent, by the last word of a column; a test that is misread has none
-AIMS = {'covers': (93.0, 97.0), 'rejects': (4.0, 6.0), 'reject': (4.0, 6.0)}
 ENOUGH_SEEDS = 5  # from so many on the crossed test keeps its level in these simulations
-
-
-def outside(
-    table: pd.DataFrame,  # of `coverage_table`
-    trials: int,  # that were made
-) -> pd.DataFrame:  # setting, seeds, column, percent, aim
-    "Cells that miss their aim by more than two standard errors of the simulation."
-    found = []
-    for (name, seeds), row in table.iterrows():
-        for column, percent in row.dropna().items():
-            if column.endswith('misread'):
-                continue
-            low, high = AIMS[column.split()[-1]]
-            error = 2 * np.sqrt(percent * (100 - percent) / trials)
-            if seeds >= ENOUGH_SEEDS and not low - error <= percent <= high + error:
-                found.append(
-                    dict(
-                        setting=name, seeds=seeds, column=column, percent=percent, aim=f'{low:g} to {high:g}'
-                    )
-                )
-    return pd.DataFrame(found, columns=['setting', 'seeds', 'column', 'percent', 'aim'])
-
-# %% ../../nbs/analysis/10_coverage.ipynb #80de727a
-def resampled_rates(
-    matrix,  # (seeds, units) of differences, which stand for all there could be
-    seeds: int,  # drawn, 2 or more
-    rng: np.random.Generator,
-    trials: int = 1000,
-    reach: float = 1.0,  # no difference is larger
-    n_draws: int = 1000,  # of weights, of a bounded mean
-    # crossed covers, printed covers: percent; crossed width, printed width: means; units differ: their mean
-) -> dict[str, float]:
-    "How often intervals cover the mean of a matrix whose seeds and units are drawn again."
-    y = checked_numbers(matrix, 2, 'matrix', 0.95)
-    S, U = y.shape
-    truth = y.mean()
-    found = []
-    for _ in range(trials):
-        drawn = y[np.ix_(rng.integers(0, S, seeds), rng.integers(0, U, U))]
-        crossed = crossed_interval(drawn)
-        printed = difference_interval(drawn, rng, reach, n_draws)
-        row = {'units differ': float((drawn != 0).any(0).sum())}
-        for name, of in (('crossed', crossed), ('printed', printed)):
-            # a limit that rounding puts beside the truth covers it
-            row[f'{name} covers'] = 100.0 * (of.low - 1e-12 <= truth <= of.high + 1e-12)
-            row[f'{name} width'] = of.high - of.low
-        found.append(row)
-    return {name: float(np.mean([row[name] for row in found])) for name in found[0]}
 
 # %% ../../nbs/analysis/10_coverage.ipynb #b0d75769
 @lru_cache
@@ -246,16 +193,3 @@ def power(
     square, its_df = moments_of(expected * chdtri(df, 1 - _cube()) / df, df)
     reach = stdtrit(its_df, (1 + LEVEL) / 2) * np.sqrt(square)  # a mean further from 0 is significant
     return float((ndtr((difference - reach) / sigma) + ndtr((-difference - reach) / sigma)).mean())
-
-
-def power_table(
-    difference: float,
-    variance: tuple[float, float, float],
-    seeds: Sequence[int],  # of the rows
-    units: Sequence[int],  # of the columns
-) -> pd.DataFrame:  # power; rows: seeds; columns: units
-    "Power by seeds and units."
-    return pd.DataFrame(
-        {u: [power(difference, variance, s, u) for s in seeds] for u in units},
-        index=pd.Index(seeds, name='seeds'),
-    ).rename_axis(columns='units')

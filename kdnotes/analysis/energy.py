@@ -59,11 +59,6 @@ def is_told(
         return False
     return abs(math.log(ratio)) > needed_factor() * abs(math.log(twice))
 
-
-def _ratios(a: dict, b: dict) -> dict[str, float]:  # of COMPARED
-    "What a mode has of another one's."
-    return {key: b[key] / a[key] for key in COMPARED}
-
 # %% ../../nbs/analysis/24_energy.ipynb #ff46db4e
 def energy_table(
     modes: dict[str, dict],  # of `measured_modes`
@@ -86,11 +81,6 @@ def energy_table(
     )
 
 
-def _untold(steps: dict[str, dict]) -> dict[str, bool]:
-    "Of which quantities no step shows a difference that is told from chance."
-    return {key: not any(step['told'][key] for step in steps.values()) for key in COMPARED}
-
-
 def energy_values(
     table: dict,  # head and rows, text: `energy` of `thesis.build.gpu_facts`
     pairs: dict[str, tuple[str, str]],  # step -> the modes that it compares
@@ -99,15 +89,18 @@ def energy_values(
 ) -> dict:
     "What may be said of energy and speed, a measurement a mode."
     modes = measured_modes(table)
-    twice = _ratios(*(modes[mode] for mode in TWICE)) if set(TWICE) <= modes.keys() else {}
+
+    def ratios(a: str, b: str) -> dict[str, float]:
+        return {key: modes[b][key] / modes[a][key] for key in COMPARED}
+
+    twice = ratios(*TWICE) if set(TWICE) <= modes.keys() else {}
     steps = {}
     for key, (a, b) in pairs.items():
-        if not {a, b} <= modes.keys():
-            continue
-        ratios = _ratios(modes[a], modes[b])
-        told = {name: is_told(ratio, twice.get(name)) for name, ratio in ratios.items()}
-        steps[key] = dict(a=a, b=b, format=modes[b]['format'], told=told, idle=modes[b]['idle'])
-        steps[key] |= dict(loaded=modes[b]['loaded']) | ratios
+        if {a, b} <= modes.keys():
+            its = ratios(a, b)
+            told = {name: is_told(ratio, twice.get(name)) for name, ratio in its.items()}
+            of_b = {name: modes[b][name] for name in ('format', 'idle', 'loaded')}
+            steps[key] = dict(a=a, b=b, told=told) | of_b | its
     if not steps:
         raise KdnotesError(
             'the check of the GPU has no pair of modes with an energy each to compare; run it again'
@@ -117,12 +110,12 @@ def energy_values(
         table=energy_table(modes),
         rest=dict(low=min(shares), high=max(shares)),
         steps=steps,
-        untold=_untold(steps),
+        untold={name: not any(step['told'][name] for step in steps.values()) for name in COMPARED},
         factor=needed_factor(),
     )
     for name in COMPARED:
-        ratios = [step[name] for step in steps.values()]
-        found[name] = dict(low=min(ratios), high=max(ratios))
+        its = [step[name] for step in steps.values()]
+        found[name] = dict(low=min(its), high=max(its))
     if twice:
         apart = {name: abs(ratio - 1) for name, ratio in twice.items()}
         found['twice'] = dict(a=TWICE[0], b=TWICE[1], apart=apart) | twice

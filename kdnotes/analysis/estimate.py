@@ -106,9 +106,7 @@ def estimate(
     )
 
 # %% ../../nbs/analysis/17_estimate.ipynb #fff8a15e
-def duration(
-    seconds: float,
-) -> str:
+def duration(seconds: float) -> str:
     "A time as one says it: 40 s, 12 min, 3.5 h."
     if seconds < 100:
         return f'{seconds:.0f} s'
@@ -117,9 +115,7 @@ def duration(
     return f'{seconds / 3600:.1f} h'
 
 
-def in_words(
-    found: Estimate,
-) -> str:  # a clause; '': there is nothing to do
+def in_words(found: Estimate) -> str:  # a clause; '': there is nothing to do
     "What is known of the time that runs will take."
     if not found.runs:
         return ''

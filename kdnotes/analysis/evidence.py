@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 import pandas as pd
-from .comparable import Floor, Timed, check_arm, floors_of, label, mixed, timed, unit_matrix
+from .comparable import Floor, Timed, check_arm, floors_of, mixed, timed, unit_matrix
 from .compare import TIMES, Comparison, study_comparisons, verdict_on
 from .intervals import Interval, compact_curve, crossed_interval, mean_interval
 from .plotting import arms_of
@@ -28,10 +28,7 @@ class ReportError(KdnotesError):
     "A study that cannot be reported."
 
 
-def check_study(
-    study: str,
-    records: Sequence[dict],
-) -> None:
+def check_study(study: str, records: Sequence[dict]) -> None:
     "Refuse runs that do not belong into one report."
 
     def refuse(why):
@@ -207,55 +204,36 @@ def chain_table(
     "Comparisons as numbers, one row each."
 
     def cells(name, i):
-        return dict(
-            zip((name, f'{name}_low', f'{name}_high'), (i.estimate, i.low, i.high) if i else (None,) * 3)
-        )
+        limits = (i.estimate, i.low, i.high) if i else (None,) * 3
+        return dict(zip((name, f'{name}_low', f'{name}_high'), limits))
 
-    def alike(c):
-        return {
-            f'p_{kind}_{e.margin:g}': getattr(e, f'p_{kind}')
-            for e in c.equivalences
-            for kind in ('noninferior', 'equivalent')
+    def row(kind, c):
+        found = dict(kind=kind, a=c.a, b=c.b, factor=c.attribution and c.attribution.factor, label=c.called)
+        found |= dict(pairs=len(c.seeds), units=c.n_units, differing=c.differing, interval=c.interval_kind)
+        found |= cells('difference', c.difference)
+        found |= dict(
+            p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, family=c.family and c.family.name
+        )
+        found |= cells('bootstrap', c.bootstrap)
+        found |= dict(verdict=verdict_on(c).code) | {
+            f'verdict_{key}': verdict_on(c, key).code for key in TIMES
         }
+        found |= cells('effect_size', c.effect_size) | cells('effect_size_seeds', c.effect_size_seeds)
+        for e in c.equivalences:
+            found[f'p_noninferior_{e.margin:g}'] = e.p_noninferior
+            found[f'p_equivalent_{e.margin:g}'] = e.p_equivalent
+        for key in TIMES:
+            found |= cells(key, c.speedup.get(key))
+        found |= {f'p_{key}': c.p_times.get(key) for key in TIMES}
+        found |= {f'p_{key}_holm': c.p_times_holm.get(key) for key in TIMES}
+        notes = [*c.reasons.values(), *(w.text for w in c.warnings)]
+        return found | dict(note='; '.join(dict.fromkeys(notes)))
 
-    def verdicts(c):
-        return {'verdict': verdict_on(c).code} | {f'verdict_{key}': verdict_on(c, key).code for key in TIMES}
-
-    rows = [
-        dict(
-            kind=kind,
-            a=c.a,
-            b=c.b,
-            factor=c.attribution and c.attribution.factor,
-            label=label(c.attribution, len(c.seeds) == 1) if c.attribution else 'not compared',
-            pairs=len(c.seeds),
-            units=c.n_units,
-            differing=c.differing,
-            interval=None if c.difference is None else c.interval_kind,
-            **cells('difference', c.difference),
-            p=c.p,
-            p_holm=c.p_holm,
-            p_permutation=c.p_permutation,
-            family=c.family and c.family.name,
-            **cells('bootstrap', c.bootstrap),
-            **verdicts(c),
-            **cells('effect_size', c.effect_size),
-            **cells('effect_size_seeds', c.effect_size_seeds),
-            **alike(c),
-            **cells('train_s', c.speedup.get('train_s')),
-            **cells('total_s', c.speedup.get('total_s')),
-            **{f'p_{key}': c.p_times.get(key) for key in TIMES},
-            **{f'p_{key}_holm': c.p_times_holm.get(key) for key in TIMES},
-            note='; '.join(dict.fromkeys([*c.reasons.values(), *(w.text for w in c.warnings)])),
-        )
-        for kind, c in comparisons
-    ]
+    rows = [row(kind, c) for kind, c in comparisons]
     return pd.DataFrame(rows) if rows else pd.DataFrame(columns=['kind', 'a', 'b'])
 
 # %% ../../nbs/analysis/09_evidence.ipynb #ba3405f1
-def curve_points(
-    record: dict,
-) -> list[dict]:  # step and loss, or step, set and value
+def curve_points(record: dict) -> list[dict]:  # step and loss, or step, set and value
     "All that is known of a run on its way, from its record or else from its rows."
     if record.get('curve'):
         return record['curve']

@@ -5,22 +5,31 @@
 # %% ../../nbs/analysis/13_figures.ipynb #374fd646
 from __future__ import annotations
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 import numpy as np
 import pandas as pd
+from jinja2 import Environment, Template
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from .comparable import timed
-from .compare import Comparison, independent_name
+from .compare import independent_name
 from .intervals import FEW_DIFFER, Interval
-from .labels import labels_caption, labels_figure
+from .labels import labels_figure
 from . import plotting as pt
-from .evidence import curve_of, curve_points, curve_set, phase_seconds, pooled_gradients
-from .evidence import Evidence
+from kdnotes.analysis.evidence import (
+    Evidence,
+    curve_of,
+    curve_points,
+    curve_set,
+    phase_seconds,
+    pooled_gradients,
+    quantity,
+)
 from kdnotes.analysis.tables import (
     COSTS,
-    QUANTITIES,
     agreement_table,
     confidence,
     energy_note,
@@ -36,7 +45,7 @@ from ..core.config import primary_name, task_info
 # %% auto #0
 __all__ = ['PHASE_COLOURS', 'FIGURES', 'accuracy_figure', 'throughput_figure', 'curves_figure', 'smoothed', 'run_curves',
            'effects_figure', 'timelines_figure', 'phases_figure', 'gradients_figure', 'fidelity_figure',
-           'reliability_figure', 'draw_evidence']
+           'reliability_figure', 'caption', 'draw_evidence']
 
 # %% ../../nbs/analysis/13_figures.ipynb #bd20987b
 def _rows_of_arms(
@@ -62,7 +71,8 @@ def _rows_of_arms(
         for arm, runs in arms.items()
         for r in runs
         for key, panel in panels.items()
-        if (value := _value_of(r, key)) is not None and (key == 'primary' or times.has(r, key))
+        if (value := r['primary']['value'] if key == 'primary' else quantity(r, key)) is not None
+        and (key == 'primary' or times.has(r, key))
     ]
     figure, axes = pt.interval_rows(rows, [names[arm] for arm in bold], seen)
     for key, panel in panels.items():
@@ -70,10 +80,6 @@ def _rows_of_arms(
             axes[panel].set_xlim(left=0)
     figure.axes[0].set_title(f'mean and {confidence(values)} interval; points: runs')
     return figure, axes
-
-
-def _value_of(record: dict, key: str) -> float | None:
-    return record['primary']['value'] if key == 'primary' else record[QUANTITIES[key][2]][key]
 
 
 @pt.drawing
@@ -137,18 +143,14 @@ def curves_figure(
     return figure
 
 # %% ../../nbs/analysis/13_figures.ipynb #669df4ca
-def smoothed(
-    losses: Sequence[float],
-) -> np.ndarray:  # as many
+def smoothed(losses: Sequence[float]) -> np.ndarray:  # as many
     "The mean of a loss and its neighbours, a fifth of all of them together: its course without its noise."
     width = max(3, len(losses) // 5)
     return pd.Series(losses, dtype=float).rolling(width, center=True, min_periods=1).mean().to_numpy()
 
 
 @pt.drawing
-def run_curves(
-    record: dict,
-) -> Figure:
+def run_curves(record: dict) -> Figure:
     "Training loss and the primary metric of one run along its steps."
     points = pd.DataFrame(curve_points(record), columns=['step', 'loss', 'set', 'value'])
     losses = points.dropna(subset='loss')
@@ -181,13 +183,6 @@ def run_curves(
 _GROUPS = {'chain': 'the chain, one factor a step', 'control': 'controls', 'variant': 'variants'}
 
 
-def _effect_name(c: Comparison) -> str:
-    "The factor a comparison is the effect of; a star where it is not one factor alone."
-    if c.attribution is None:
-        return 'not compared'
-    return c.attribution.factor or f"{' + '.join(c.attribution.factors) or 'other settings'}*"
-
-
 def _effect_rows(
     e: Evidence,
     panels: Mapping[str, str],  # 'difference' and perhaps 'train_s' -> what is below the panel
@@ -199,7 +194,10 @@ def _effect_rows(
         rows += [dict(row=title)] if found else []
         for c in found:
             seeds = f"{len(c.seeds)} seed{'s' * (len(c.seeds) != 1)}"
-            row = dict(row=f'{_effect_name(c)} ({seeds})\n{c.a} → {c.b}')
+            of = 'not compared'
+            if x := c.attribution:  # a star where it is not one factor alone
+                of = x.factor or f"{' + '.join(x.factors) or 'other settings'}*"
+            row = dict(row=f'{of} ({seeds})\n{c.a} → {c.b}')
             marks = dict(looks=pt.look(c.b, e.arms), hollow=len(c.seeds) == 1)
             drawn = dict(difference=c.difference, **c.speedup)
             rows.append(row)
@@ -214,9 +212,7 @@ def _effect_rows(
 
 # %% ../../nbs/analysis/13_figures.ipynb #d6c2d54a
 @pt.drawing
-def effects_figure(
-    e: Evidence,
-) -> Figure:
+def effects_figure(e: Evidence) -> Figure:
     "A forest plot: what each factor does to the primary metric and to training time."
     found = [c for kind, c in e.comparisons if kind in _GROUPS]
     if not found:
@@ -258,9 +254,7 @@ _TRACES = {  # title -> key, what it is divided by
 
 
 @pt.drawing
-def timelines_figure(
-    e: Evidence,
-) -> Figure:
+def timelines_figure(e: Evidence) -> Figure:
     "Utilisation and power, or memory, over the time of each run."
     if not e.times.runs:
         raise pt.NotDrawn(e.times.note)
@@ -300,9 +294,7 @@ PHASE_COLOURS = {  # part of a run, of `tables.phase_seconds` -> colour
 
 
 @pt.drawing
-def phases_figure(
-    e: Evidence,
-) -> Figure:
+def phases_figure(e: Evidence) -> Figure:
     "What each arm's time goes into, as stacked bars."
     if not e.times.runs:
         raise pt.NotDrawn(e.times.note)
@@ -320,9 +312,7 @@ def phases_figure(
 
 # %% ../../nbs/analysis/13_figures.ipynb #daf609fa
 @pt.drawing
-def gradients_figure(
-    e: Evidence,
-) -> Figure:
+def gradients_figure(e: Evidence) -> Figure:
     "Histograms of gradient magnitudes, layer by layer, between fp16's borders."
     arms = {
         arm: pooled_gradients(its)
@@ -439,148 +429,65 @@ def _machine(e: Evidence) -> str:
     return f'{note[0].upper()}{note[1:]}.' if note else f'All runs on {device}.'
 
 # %% ../../nbs/analysis/13_figures.ipynb #f3e1059f
-def _accuracy_caption(e: Evidence, cost: str) -> str:
-    front = pareto_front(e.values, cost, e.records[0]['primary']['higher_is_better'])
-    said = [
-        f"{_metric(e)} (left) and {COSTS[cost].split(',')[0]} (right). Large markers are means with "
-        f"{confidence(e.values)} intervals, over seeds{_items(e)} for the metric and over seeds for the "
-        f'cost; small ones are single runs. In bold is the Pareto front of the means: {_listed(front)}.'
-    ]
-    if e.trivial:
-        said.append(f'The dotted line is the floor: the best trivial model scored, {e.trivial[0].words}.')
-    said += [_seeds(e), _machine(e)]
-    return ' '.join(said + [f'{energy_note(e.records)}.'] * (cost == 'device_j'))
+# what the templates of captions ask for
+_WORDS = dict(
+    metric=_metric,
+    items=_items,
+    all_items=_all_items,
+    set_of=_set,
+    seeds=_seeds,
+    machine=_machine,
+    listed=_listed,
+)
+_ASKED = (confidence, curve_set, energy_note, pareto_front, primary_name, score_kind, taught_and_not)
+_WORDS |= {of.__name__: of for of in _ASKED} | dict(COSTS=COSTS, FEW_DIFFER=FEW_DIFFER)
 
 
-def _effects_caption(e: Evidence) -> str:
+@lru_cache
+def _captions() -> Template:
+    return Environment().from_string(
+        files('kdnotes').joinpath('assets', 'captions.jinja').read_text(encoding='utf-8')
+    )
+
+
+def caption(
+    name: str,  # of a macro in assets/captions.jinja
+    e: Evidence,
+    cost: str = 'train_s',  # of COSTS
+) -> str:
+    "What a figure shows, of which runs, on what, and how sure it is."
     shown = [c for kind, c in e.comparisons if kind in _GROUPS]
-    timed = any('train_s' in c.speedup for c in shown)
-    times = ' and to training time (right: how many times as fast, log axis)' * timed
-    said = [
-        f'What one factor does to {_metric(e)} (left){times}. A row compares two arms on the same '
-        f'seeds{_items(e)}; bars are {confidence(e.values)} intervals of the paired difference or ratio.'
-    ]
-    if timed and e.times.note:
-        said.append(_machine(e))
-    if any(len(c.seeds) == 1 for c in shown):
-        said.append(
-            'Hollow markers rest on a single seed, and their intervals say nothing about other seeds.'
-        )
-    if any(c.few_differ for c in shown):
-        said.append(
-            f'Dashed bars: fewer than {FEW_DIFFER} differ, so that the interval is a bound from the largest '
-            'difference there can be, and longer than one from the variance.'
-        )
-    if any(c.attribution and not c.attribution.factor for c in shown):
-        said.append('A star: other settings differ between the arms, too.')
-    return ' '.join(said)
-
-
-def _curves_caption(e: Evidence) -> str:
-    return (
-        f'Training loss (left) and {primary_name(e.records[0])} on {_set(e, curve_set(e.records))} (right) '
-        'along the optimizer steps. Lines are means of the seeds, bands reach from the lowest to the highest '
-        'seed; dashed lines are arms in mixed precision, grey ones the means of the other arms. Losses with '
-        f'and without distillation are different quantities and can be compared by shape only. {_seeds(e)}'
-    )
-
-
-def _throughput_caption(e: Evidence) -> str:
-    return (
-        f'Training examples per second on {e.records[0]["corpus"]}: mean with {confidence(e.values)} '
-        f'interval over seeds, and single runs as points. {_seeds(e)} {_machine(e)}'
-    )
-
-
-def _timelines_caption(e: Evidence) -> str:
-    ranks = max(r['parallel']['ranks'] for r in e.times.runs)
-    several = (
-        f' Where there are {ranks} processes, the first one is shown, with its share of what the run used.'
-    )
-    return (
-        'What the machine did during each run: a line is a run, a point a stretch of it (the mean, and of '
-        f'memory the highest value).{several * (ranks > 1)} {_seeds(e)} {_machine(e)}'
-    )
-
-
-def _phases_caption(e: Evidence) -> str:
-    empty = (
-        " The empty bars are the training of the students' teacher, which is paid once for any number of "
-        'students.'
-    )
-    again = any(r['time']['teacher_train_s'] for r in e.times.runs)
-    return (
-        "What each arm's time goes into, in seconds of a mean run, evaluations included."
-        f'{empty * again} {_seeds(e)} {_machine(e)}'
-    )
-
-
-def _gradients_caption(e: Evidence) -> str:
-    runs = [r for r in e.records if r.get('gradients')]
-    steps = sorted({m['step'] for r in runs for m in r['gradients']})
-    return (
-        "Magnitudes of the gradients before loss scaling, layer by layer (numbers are encoder layers), "
-        f"pooled over {len(runs)} run{'s' * (len(runs) > 1)} and steps {steps[0]} to {steps[-1]}. "
-        'Each histogram has its own height. At the right: of the numbers that are not zero, the share '
-        'below the smallest number of fp16, for which it would need a loss scale.'
-    )
-
-
-def _fidelity_caption(e: Evidence) -> str:
-    controls = [both.control for both in taught_and_not(e)]
-    hollow = controls and (
-        f' Hollow: {_listed(controls)}, the same students without distillation, held against the teacher of '
-        'their seed: agreement that is there anyway.'
-    )
-    return (
-        f'How well students agree with the teacher they were made with, on {_set(e)}: mean over '
-        f'seeds{_all_items(e)} with 95% intervals. Agreement is high for a large share and tau, and for a '
-        f"small divergence (Jensen and Shannon, in nats).{hollow or ''} {_seeds(e)}"
-    )
-
-
-_RELIABLE = {  # kind of score -> of what a share is shown, what is counted; of any other, the last
-    'logits': ('right predictions by the probability of the predicted class', 'predictions'),
-    'answerable': (
-        'questions that have an answer by the predicted probability that they have one',
-        'questions',
-    ),
-    '': ('right candidates by predicted probability', 'candidates'),
-}
-
-
-def _reliability_caption(e: Evidence) -> str:
-    shown, counted = _RELIABLE.get(score_kind(e.records), _RELIABLE[''])
-    return (
-        f'Share of {shown} on {_set(e)}: ten bins of equal width with 95% bootstrap intervals over '
-        f'seeds{_all_items(e)}; on the dashed line a probability is what it says. Grey bars: {counted} in a '
-        f'bin, beside those of the fullest. {_seeds(e)}'
-    )
+    said = getattr(_captions().make_module(_WORDS | dict(e=e, shown=shown, cost=cost)), name)()
+    return ' '.join(said.split())
 
 # %% ../../nbs/analysis/13_figures.ipynb #d502ebc1
+def _picture(draw: Callable, name: str, given: Callable = lambda e: (e,), **more: str) -> pt.Picture:
+    "A figure of a study, with its caption."
+    return pt.Picture(draw, lambda e: caption(name, e, **more), given)
+
+
 def _against(cost: str) -> pt.Picture:
     "Accuracy and one cost."
-    return pt.Picture(
+    return _picture(
         accuracy_figure,
-        lambda e: _accuracy_caption(e, cost),
+        'accuracy',
         lambda e: (e.records, e.values, cost, {f.words: f.value for f in e.trivial[:1]}),
+        cost=cost,
     )
 
 
 FIGURES = {  # name of the file -> figure, in the order of the argument
     'accuracy_time': _against('train_s'),
     'accuracy_energy': _against('device_j'),
-    'effects': pt.Picture(effects_figure, _effects_caption),
-    'labels': pt.Picture(labels_figure, labels_caption),
-    'curves': pt.Picture(curves_figure, _curves_caption, lambda e: (e.records,)),
-    'throughput': pt.Picture(throughput_figure, _throughput_caption, lambda e: (e.records, e.values)),
-    'phases': pt.Picture(phases_figure, _phases_caption),
-    'timelines': pt.Picture(timelines_figure, _timelines_caption),
-    'gradients': pt.Picture(gradients_figure, _gradients_caption),
-    'fidelity': pt.Picture(fidelity_figure, _fidelity_caption, lambda e: (agreement_table(e), e.arms)),
-    'reliability': pt.Picture(
-        reliability_figure, _reliability_caption, lambda e: (reliability_table(e), e.arms)
-    ),
+    'effects': _picture(effects_figure, 'effects'),
+    'labels': _picture(labels_figure, 'labels'),
+    'curves': _picture(curves_figure, 'curves', lambda e: (e.records,)),
+    'throughput': _picture(throughput_figure, 'throughput', lambda e: (e.records, e.values)),
+    'phases': _picture(phases_figure, 'phases'),
+    'timelines': _picture(timelines_figure, 'timelines'),
+    'gradients': _picture(gradients_figure, 'gradients'),
+    'fidelity': _picture(fidelity_figure, 'fidelity', lambda e: (agreement_table(e), e.arms)),
+    'reliability': _picture(reliability_figure, 'reliability', lambda e: (reliability_table(e), e.arms)),
 }
 
 

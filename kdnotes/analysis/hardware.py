@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from difflib import get_close_matches
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from .comparable import trained
 from .costs import training_cost
 from .estimate import duration, work_of
@@ -33,56 +35,56 @@ __all__ = ['PRECISIONS', 'Range', 'Ends', 'Device', 'read_devices', 'Timing', 't
 PRECISIONS = ('fp32', 'fp16', 'bf16')
 
 
-@dataclass(frozen=True)
-class Device:
+def _day(text: str) -> str:  # '' or year-month-day
+    return text and date.fromisoformat(text).isoformat()
+
+
+_Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Device(BaseModel):
     "What a data sheet and a price list say of a device; None: not known."
 
+    model_config = ConfigDict(frozen=True)
+
     device: str  # as CUDA, or a record of a CPU, calls it
-    memory_gb: float | None = None
-    fp32_tflops: float | None = None
-    fp16_tflops: float | None = None
-    bf16_tflops: float | None = None
-    bandwidth_gb_s: float | None = None  # of its memory
-    power_w: float | None = None  # that it may draw
-    price_per_hour: float | None = None  # list price; 0: one's own
+    memory_gb: _Above0 | None = None
+    fp32_tflops: _Above0 | None = None
+    fp16_tflops: _Above0 | None = None
+    bf16_tflops: _Above0 | None = None
+    bandwidth_gb_s: _Above0 | None = None  # of its memory
+    power_w: _Above0 | None = None  # that it may draw
+    # list price; 0: one's own
+    price_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     currency: str = ''
-    priced_on: str = ''  # year-month-day
+    priced_on: Annotated[str, AfterValidator(_day)] = ''
     price_from: str = ''
 
 
-_COLUMNS = tuple(Device.__dataclass_fields__)
-_NUMBERS = _COLUMNS[1:8]
+_COLUMNS = tuple(Device.model_fields)
 _PRICE = ('price_per_hour', 'currency', 'priced_on')  # come together
 
 
-def _number(name: str, cell: str, place: str) -> float:
-    try:
-        number = float(cell)
-    except ValueError:
-        number = math.nan
-    if 0 < number < math.inf or number == 0 and name == 'price_per_hour':
-        return number
-    raise ConfigError(f'{place}: {name}={shown(cell)} is no number above 0; leave an unknown one empty')
-
-
-def _given(row: dict, place: str) -> dict[str, Any]:
-    "The cells of a line that say something."
+def _device(row: dict, place: str, known: dict[str, Device]) -> Device:
+    "A device as it was known, with the cells of a line that say something."
     if None in row or None in row.values():
         raise ConfigError(f'{place} has more or fewer cells than the first line; quote a text with a comma')
-    given: dict[str, Any] = {name: cell.strip() for name, cell in row.items() if cell.strip()}
+    given = {name: cell.strip() for name, cell in row.items() if cell.strip()}
     if 'device' not in given:
         raise ConfigError(f'{place} names no device; name it as `kdnotes show` of a run does')
-    given |= {name: _number(name, cell, place) for name, cell in given.items() if name in _NUMBERS}
     if 0 < len(given.keys() & set(_PRICE)) < len(_PRICE):
         raise ConfigError(f'{place} has a part of a price; a price needs {", ".join(_PRICE)}')
+    before = known[given['device']].model_dump() if given['device'] in known else {}
     if 'priced_on' in given:
-        try:
-            date.fromisoformat(given['priced_on'])
-        except ValueError:
-            day = shown(given['priced_on'])
-            raise ConfigError(f'{place}: priced_on={day} is no day; write it like 2026-01-31') from None
-        given.setdefault('price_from', '')
-    return given
+        before['price_from'] = ''
+    try:
+        return Device(**before | given)
+    except ValidationError as e:
+        name = e.errors()[0]['loc'][0]
+        why = 'no number above 0; leave an unknown one empty'
+        if name == 'priced_on':
+            why = 'no day; write it like 2026-01-31'
+        raise ConfigError(f'{place}: {name}={shown(given[name])} is {why}') from None
 
 
 def _merged(text: str, where: str, known: dict[str, Device]) -> dict[str, Device]:
@@ -99,11 +101,10 @@ def _merged(text: str, where: str, known: dict[str, Device]) -> dict[str, Device
             raise ConfigError(f'{where} line 1 must name the column device, and each column once')
         for row in lines:
             place = f'{where} line {lines.line_num}'
-            given = _given(row, place)
-            name = given['device']
-            if name in found:
-                raise ConfigError(f'{place} names {shown(name)} again; leave one of its lines')
-            found[name] = replace(known.get(name, Device(name)), **given)
+            device = _device(row, place, known)
+            if device.device in found:
+                raise ConfigError(f'{place} names {shown(device.device)} again; leave one of its lines')
+            found[device.device] = device
     except csv.Error as e:
         raise ConfigError(f'{where} line {lines.line_num} is no CSV ({e}); put it right') from None
     return known | found
@@ -363,19 +364,6 @@ def _ends(told: Sequence[Timing], base: Device, device: Device) -> Ends:
     return ends
 
 
-def _room(ends: Ends) -> float:
-    "The larger end over the smaller one."
-    best, worst = (_mean(told, lambda t: t.epoch_s) for told in ends)
-    return worst / best
-
-
-def _price(device: Device, hours: Range) -> dict[str, Any]:
-    if device.price_per_hour is None:
-        return dict(reasons=dict(price='the price file has no price of it'))
-    price = tuple(h * device.price_per_hour for h in hours)
-    return dict(price=price, currency=device.currency, priced_on=device.priced_on)
-
-
 def _energy(told: Sequence[Timing], device: Device, asked: Asked) -> tuple[float | None, str]:
     "Joules of a training, as read, or of a board that always draws what it may; and why it is not known."
     if told[0].device == device.device:
@@ -405,25 +393,26 @@ def _doubts(told: Sequence[Timing], device: Device) -> tuple[str, ...]:
 def _choice(ends: Ends, device: Device, asked: Asked) -> Choice:
     "A device, from what runs take on it at best and at worst."
     worst = ends[1]
-    is_measured = worst[0].device == device.device
-    training_s = tuple(_mean(told, asked.training_s) for told in ends)
-    hours = tuple(_mean(told, lambda t: t.n_devices * asked.training_s(t)) / 3600 for told in ends)
-    known = _price(device, hours)
-    reasons = known.pop('reasons', {})
     joules, why = _energy(worst, device, asked)
-    if why:
-        reasons['joules'] = why
+    reasons = dict(joules=why) if why else {}
+    known: dict[str, Any] = {}
+    if device.price_per_hour is None:
+        reasons = dict(price='the price file has no price of it') | reasons
+    else:
+        hours = (_mean(told, lambda t: t.n_devices * asked.training_s(t)) / 3600 for told in ends)
+        known['price'] = tuple(h * device.price_per_hour for h in hours)
+        known |= dict(currency=device.currency, priced_on=device.priced_on)
     if asked.trials:
         known['search_s'] = tuple(asked.searched(told, True) for told in ends)
         known['rounds_s'] = tuple(asked.searched(told, False) for told in ends)
     return Choice(
         device=device.device,
-        basis='measured' if is_measured else 'estimate',
+        basis='measured' if worst[0].device == device.device else 'estimate',
         rests_on=tuple(t.said_by for t in worst),
         works=len({t.work for t in worst}),
         measured_on=worst[0].device,
         epoch_s=tuple(_mean(told, lambda t: t.epoch_s) for told in ends),
-        training_s=training_s,
+        training_s=tuple(_mean(told, asked.training_s) for told in ends),
         joules=joules,
         reasons=reasons,
         notes=_doubts(worst, device),
@@ -438,7 +427,7 @@ def _only(devices: dict[str, Device], names: Sequence[str]) -> dict[str, Device]
             near = get_close_matches(name, devices, 1)
             advice = f'is it {near[0]}?' if near else 'add a line for it to a file of your own'
             raise ConfigError(f'no price file and no run of these has a device {shown(name)}; {advice}')
-    return {name: devices[name] for name in names} if names else devices
+    return {name: devices[name] for name in names or devices}
 
 
 def choices(
@@ -459,7 +448,7 @@ def choices(
     if not measured:
         raise ConfigError('no device made all of these runs; name one of them, or an arm of the study')
     precisions = {t.precision for t in wanted}
-    known = {name: Device(name) for name in measured} | devices
+    known = {name: Device(device=name) for name in measured} | devices
     found = []
     for name, device in _only(known, only).items():
         if name in measured:
@@ -468,8 +457,8 @@ def choices(
         lacks = {base: lacking(known[base], precisions) or lacking(device, precisions) for base in measured}
         moved = [_ends(told, known[base], device) for base, told in measured.items() if not lacks[base]]
         if moved:
-            closest = min(moved, key=_room)
-            found.append(_choice(closest, device, asked))
+            made = [_choice(ends, device, asked) for ends in moved]
+            found.append(min(made, key=lambda c: c.epoch_s[1] / c.epoch_s[0]))  # the least room
         else:
             found.append(Choice(name, 'unknown', reasons=dict(epoch_s=next(iter(lacks.values())))))
     order = ('measured', 'estimate', 'unknown')
@@ -491,15 +480,12 @@ def _long(seconds: float) -> str:
     return duration(seconds) if seconds < 2 * 24 * 3600 else f'{seconds / 24 / 3600:.1f} days'
 
 
-def _digits(price: float) -> str:
-    return '.2f' if price == 0 or price >= 0.1 else '.2g'
-
-
-def choice_rows(
-    found: Sequence[Choice],
-) -> list[dict[str, str]]:  # of the same keys
+def choice_rows(found: Sequence[Choice]) -> list[dict[str, str]]:  # of the same keys
     "A table of the devices of which something is known."
     searched = any(c.search_s for c in found)
+
+    def priced(c: Choice, price: float) -> str:
+        return f'{price:{".2f" if price == 0 or price >= 0.1 else ".2g"}} {c.currency}'
 
     def row(c: Choice) -> dict[str, str]:
         at_most = 'at most ' if c.basis == 'estimate' or c.notes else ''
@@ -508,7 +494,7 @@ def choice_rows(
             'basis': c.basis,
             'epoch': _between(c.epoch_s, _long),
             'training': _between(c.training_s, _long),
-            'list price': _between(c.price, lambda price: f'{price:{_digits(price)}} {c.currency}'),
+            'list price': _between(c.price, partial(priced, c)),
             'of': c.priced_on or '-',
             'energy': '-' if c.joules is None else f'{at_most}{c.joules / 3.6e6:.2g} kWh',
         }

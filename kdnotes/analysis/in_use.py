@@ -19,7 +19,6 @@ from kdnotes.analysis.comparable import (
 )
 from .compare import Comparison
 from kdnotes.analysis.intervals import (
-    LEVEL,
     Interval,
     checked_numbers,
     crossed_interval,
@@ -84,19 +83,18 @@ def student_arm(
 def share_interval(
     student,  # (seeds, units) or (seeds,) values of the primary metric
     teacher,  # of its teachers, in the same order; their mean is > 0
-    level: float = LEVEL,  # confidence level
 ) -> Interval:  # of the student's mean over the teacher's
     "How much of its teacher a student keeps, over seeds and units where there are units."
     ndim = np.ndim(student)
-    s = checked_numbers(student, ndim, 'student', level)
-    t = checked_numbers(teacher, ndim, 'teacher', level)
+    s = checked_numbers(student, ndim, 'student')
+    t = checked_numbers(teacher, ndim, 'teacher')
     if s.shape != t.shape:
         raise ValueError(f'student and teacher have shapes {s.shape} and {t.shape}; pair them first')
     if t.mean() <= 0:
         raise ValueError(f'the mean of teacher is {t.mean():g}; a share needs one above 0')
     share = s.mean() / t.mean()
     rest = s - share * t
-    found = crossed_interval(rest, level) if ndim == 2 else mean_interval(rest, level)
+    found = crossed_interval(rest) if ndim == 2 else mean_interval(rest)
 
     def limit(x: float | None) -> float | None:
         return None if x is None else float(share + x / t.mean())
@@ -187,9 +185,7 @@ def _teachers(e: Evidence) -> dict[str, str | None]:  # arm -> arm; None: no run
     return {arm: teacher_arm([*runs, *own]) if taught[arm] else of_study for arm, runs in e.arms.items()}
 
 
-def in_use(
-    e: Evidence,
-) -> InUse:
+def in_use(e: Evidence) -> InUse:
     "Pair the runs of a study, and compute what each arm keeps."
     teachers = _teachers(e)
     student = student_arm(e.records)
@@ -240,9 +236,7 @@ def _kept_cell(kept: Kept | None) -> str:
     return KEPT[kept.code] if kept.share is None else format(scaled(kept.share, 100.0), '.1f')
 
 
-def use_table(
-    use: InUse,
-) -> pd.DataFrame:  # one row an arm, cells are text
+def use_table(use: InUse) -> pd.DataFrame:  # one row an arm, cells are text
     "What each arm's model is for its user; the share is with its interval, times are means over runs."
     e = use.evidence
     over = f' over {use.floor.words}' if use.floor else ''
@@ -261,17 +255,35 @@ def use_table(
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis('arm')
 
 # %% ../../nbs/analysis/14_in_use.ipynb #701d8e37
+def trivial(e: Evidence) -> str:  # a clause behind a comma; '': not measured
+    "What the best of the trivial models scores."
+    if not e.trivial:
+        return ''
+    unit = unit_of(e.records[0]['task'], e.records[0]['primary']['metric'])
+    return f', {e.trivial[0].words} {unit.text(e.trivial[0].value)}'
+
+
+def _scores(
+    e: Evidence, called: dict[str, str]
+) -> str:  # arm -> its name; a sentence, '': an arm has no value
+    "What arms and the best trivial model score."
+    values = [e.values[arm].get('primary') for arm in called]
+    if None in values:
+        return ''
+    task, primary = e.records[0]['task'], e.records[0]['primary']
+    unit = unit_of(task, primary['metric'])
+    name = metric_on(primary, task)
+    percent = ' in percent' if unit.factor != 1 else ''
+    said = [f'{words} {unit.text(value)}' for words, value in zip(called.values(), values)]
+    return f'{name[0].upper()}{name[1:]}{percent}: {", ".join(said)}{trivial(e)}.'
+
+
 def _keeps(use: InUse, student: str) -> str:
     e = use.evidence
-    teacher = use.teacher
-    name = _named_metric(e)
-    values = [e.values[arm].get('primary') for arm in (student, teacher)]
-    if None in values:
-        return f'What {student} keeps of {teacher} is not known, since there is no {name}.'
-    s, t = (_in_unit(e, v) for v in values)
-    values = (
-        f'{name[0].upper()}{name[1:]}{_in_percent(e)}: {student} {s}, its teacher {teacher} {t}{trivial(e)}.'
-    )
+    values = _scores(e, {student: student, use.teacher: f'its teacher {use.teacher}'})
+    if not values:
+        name = metric_on(e.records[0]['primary'], e.records[0]['task'])
+        return f'What {student} keeps of {use.teacher} is not known, since there is no {name}.'
     kept = use.kept[student]
     return values if kept is None else f'{_kept_in_words(use, student, kept)} {values}'
 
@@ -321,36 +333,6 @@ def _kept_in_words(use: InUse, student: str, kept: Kept) -> str:
     return f'{student} keeps {in_percent(kept.share)} of what its teacher gains over {floor}{alone}.'
 
 
-def trivial(
-    e: Evidence,
-) -> str:  # a clause behind a comma; '': not measured
-    "What the best of the trivial models scores."
-    if not e.trivial:
-        return ''
-    unit = _unit_of_metric(e)
-    best = e.trivial[0]
-    return f', {best.words} {unit.factor * best.value:{unit.spec}}'
-
-
-def _unit_of_metric(e: Evidence):
-    "How values of the primary metric are written."
-    return unit_of(e.records[0]['task'], e.records[0]['primary']['metric'])
-
-
-def _named_metric(e: Evidence) -> str:
-    "The primary metric, as sentences name it."
-    return metric_on(e.records[0]['primary'], e.records[0]['task'])
-
-
-def _in_percent(e: Evidence) -> str:
-    return ' in percent' if _unit_of_metric(e).factor != 1 else ''
-
-
-def _in_unit(e: Evidence, value: Interval) -> str:
-    unit = _unit_of_metric(e)
-    return format(scaled(value, unit.factor), unit.spec)
-
-
 def _trained_as(use: InUse, pairs: Sequence[tuple[dict, dict]], other: str) -> str:
     "How fast students were trained beside other runs, and in how many epochs each; '': not comparable."
     e = use.evidence
@@ -371,13 +353,11 @@ def _in_one_format(use: InUse, student: str) -> str:
     precision = e.arms[student][0]['factors']['precision']
     if precision == e.arms[use.teacher][0]['factors']['precision']:
         return ''
-    alike = [
-        arm
-        for arm, runs in e.arms.items()
-        if (runs[0]['factors']['network'], runs[0]['factors']['precision']) == ('teacher', precision)
-    ]
-    for arm in alike:
-        by_seed = {r['seed']: r for r in e.arms[arm]}
+    for arm, runs in e.arms.items():
+        factors = runs[0]['factors']
+        if (factors['network'], factors['precision']) != ('teacher', precision):
+            continue
+        by_seed = {r['seed']: r for r in runs}
         pairs = [(r, by_seed[r['seed']]) for r in e.arms[student] if r['seed'] in by_seed]
         if told := _trained_as(use, pairs, arm):
             return f'; in one number format, {told}'
@@ -419,10 +399,7 @@ def _effect_of_kd(e: Evidence, student: str) -> Comparison | None:
     return next((c for c in found if c.b == student), found[0] if found else None)
 
 
-def rests_on(
-    e: Evidence,
-    arm: str,
-) -> str:  # a sentence
+def rests_on(e: Evidence, arm: str) -> str:  # a sentence
     "What an arm's numbers are a sample of."
     interval = e.values[arm].get('primary')
     n = len(e.arms[arm])
@@ -449,18 +426,13 @@ def _how_sure(e: Evidence, student: str) -> str:
 def _alone(use: InUse, arm: str) -> tuple[str, ...]:
     "A study without a teacher beside a student: its score, if that is learnt, and how sure it is."
     e = use.evidence
-    name = _named_metric(e)
-    value = e.values[arm].get('primary')
-    if value is None:
-        return (f'{arm} has no {name}.',)
+    values = _scores(e, {arm: arm})
+    if not values:
+        return (f'{arm} has no {metric_on(e.records[0]["primary"], e.records[0]["task"])}.',)
     early = unconverged_words(e.arms[arm]) if arm == use.teacher else ''
     other = 'a student' if arm == use.teacher else 'a teacher'
-    said = (
-        f'{name[0].upper()}{name[1:]}{_in_percent(e)}: {arm} {_in_unit(e, value)}{trivial(e)}.'
-        f'{_learnt(e, arm)}',
-        f'{rests_on(e, arm)} What is kept and what is saved shows {other} beside it.',
-    )
-    return (early, *said) if early else said
+    beside = f'{rests_on(e, arm)} What is kept and what is saved shows {other} beside it.'
+    return tuple(filter(None, (early, f'{values}{_learnt(e, arm)}', beside)))
 
 
 def _learnt(e: Evidence, arm: str) -> str:  # a sentence behind a blank; '': no trivial model was scored
@@ -479,9 +451,7 @@ SMOKE_STUDY = (
 )
 
 
-def headline(
-    use: InUse,
-) -> tuple[str, ...]:  # sentences
+def headline(use: InUse) -> tuple[str, ...]:  # sentences
     "What the student keeps, what it saves, and how sure that is; without a pair, what is known of an arm."
     records = use.evidence.records
     warned = (SMOKE_STUDY,) if records[0]['settings'].get('smoke') else ()
@@ -489,5 +459,5 @@ def headline(
     if student is None or use.teacher is None:
         return *warned, *_alone(use, student or use.teacher)
     early = unconverged_words([teacher for _, teacher in use.pairs[student]])
-    warned = (*warned, early) if early else warned
-    return *warned, _keeps(use, student), saves(use, student), _how_sure(use.evidence, student)
+    said = (early, _keeps(use, student), saves(use, student), _how_sure(use.evidence, student))
+    return *warned, *filter(None, said)

@@ -85,17 +85,14 @@ def no_interval(
     n: int,  # runs it rests on
     method: str,  # in words
     reason: str,  # why no more is known
-    level: float = LEVEL,
     units: int | None = None,  # per run
 ) -> Interval:
     "An estimate of which nobody can say how sure it is."
-    return Interval(float(estimate), None, None, n, level, method, units=units, reason=reason)
+    return Interval(float(estimate), None, None, n, LEVEL, method, units=units, reason=reason)
 
 # %% ../../nbs/analysis/01_intervals.ipynb #2bf6ca9f
-def checked_numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
+def checked_numbers(values, ndim: int, name: str) -> np.ndarray:
     "Finite float64 numbers of the given dimension, or a `StatsError`."
-    if not 0 < level < 1:
-        raise StatsError(f'level={level} must lie between 0 and 1; use 0.95')
     try:
         values = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -117,6 +114,8 @@ def checked_numbers(values, ndim: int, name: str, level: float) -> np.ndarray:
 
 def _t_interval(estimate, variance, df, level, **more) -> Interval:
     "estimate +- t(df) * sqrt(variance)."
+    if not 0 < level < 1:
+        raise StatsError(f'level={level} must lie between 0 and 1; use 0.95')
     half = float(stdtrit(df, (1 + level) / 2) * np.sqrt(variance)) if variance > 0 else 0.0
     return Interval(
         float(estimate),
@@ -134,9 +133,9 @@ def mean_interval(
     level: float = LEVEL,  # confidence level
 ) -> Interval:  # of the mean
     "Student's t interval of a mean (needs about normal values)."
-    x = checked_numbers(values, 1, 'values', level)
+    x = checked_numbers(values, 1, 'values')
     if len(x) == 1:
-        return no_interval(x[0], 1, 'one value', 'one value has no spread; run more seeds', level)
+        return no_interval(x[0], 1, 'one value', 'one value has no spread; run more seeds')
     return _t_interval(
         x.mean(), x.var(ddof=1) / len(x), len(x) - 1, level, n=len(x), method='Student t over runs'
     )
@@ -145,21 +144,20 @@ def mean_interval(
 def cluster_interval(
     values,  # (n,) numbers
     clusters,  # (n,) what each belongs to
-    level: float = LEVEL,  # confidence level
 ) -> Interval:  # of the mean over all values; its `n` is the number of clusters
     "The interval of a mean whose values come in clusters (linearised ratio, Student t over clusters)."
-    y = checked_numbers(values, 1, 'values', level)
+    y = checked_numbers(values, 1, 'values')
     names, which = np.unique(np.asarray(clusters), return_inverse=True)
     if len(which) != len(y):
         raise StatsError(f'{len(y)} values have {len(which)} clusters; give one for each')
     n = len(names)
     mean = y.mean()
     if n == 1:
-        return no_interval(mean, 1, 'one cluster', 'one cluster tells nothing about others', level, len(y))
+        return no_interval(mean, 1, 'one cluster', 'one cluster tells nothing about others', len(y))
     apart = np.bincount(which, weights=y - mean)
     variance = n / (n - 1) * (apart**2).sum() / len(y) ** 2
     return _t_interval(
-        mean, variance, n - 1, level, n=n, units=len(y), method='linearised ratio, Student t over clusters'
+        mean, variance, n - 1, LEVEL, n=n, units=len(y), method='linearised ratio, Student t over clusters'
     )
 
 
@@ -210,7 +208,7 @@ def variance_components(
     matrix,  # (seeds, units), both >= 2
 ) -> Components:
     "Variance between seeds, between units, and of the rest, by the method of moments."
-    y = checked_numbers(matrix, 2, 'matrix', 0.5)
+    y = checked_numbers(matrix, 2, 'matrix')
     S, U = y.shape
     if min(S, U) < 2:
         raise StatsError(
@@ -255,11 +253,11 @@ def crossed_interval(
     level: float = LEVEL,  # confidence level
 ) -> Interval:  # of the mean over all seeds and units there could be
     "The mean's interval with seeds and units both random (Satterthwaite's t)."
-    y = checked_numbers(matrix, 2, 'matrix', level)
+    y = checked_numbers(matrix, 2, 'matrix')
     S, U = y.shape
     mean = y.mean()
     if S == U == 1:
-        return no_interval(mean, 1, 'one value', 'one seed and one unit have no spread', level, 1)
+        return no_interval(mean, 1, 'one value', 'one seed and one unit have no spread', 1)
     if 1 in (S, U):
         over, single = ('units', 'seed') if S == 1 else ('seeds', 'unit')
         method = f'Student t over {over} only: one {single} tells nothing about other {single}s'
@@ -313,10 +311,7 @@ class BoundedMean:
         "The upper limit."
         return self.estimate + self._distance(np.quantile(self.above, level) - self.estimate, level)
 
-    def low(
-        self,
-        level: float,
-    ) -> float:
+    def low(self, level: float) -> float:
         "The lower limit."
         return self.estimate - self._distance(self.estimate - np.quantile(self.below, 1 - level), level)
 
@@ -328,7 +323,7 @@ def bounded_mean(
     n_draws: int = 20_000,  # of weights
 ) -> BoundedMean:
     "What is known of a mean from few units that differ."
-    y = checked_numbers(matrix, 2, 'matrix', LEVEL)
+    y = checked_numbers(matrix, 2, 'matrix')
     if np.abs(y).max() > reach + SAME:
         raise StatsError(f'a difference of {np.abs(y).max():g} is beyond reach={reach:g}; give its bound')
     S, U = y.shape
@@ -351,12 +346,9 @@ def bounded_mean(
     )
 
 
-def bounded_interval(
-    of: BoundedMean,
-    level: float = LEVEL,  # confidence level
-) -> Interval:  # without a standard error, since it is not symmetric
+def bounded_interval(of: BoundedMean) -> Interval:  # without a standard error, since it is not symmetric
     "The interval of a mean of which few units differ."
-    one_sided = (1 + level) / 2
+    one_sided = (1 + LEVEL) / 2
     S, U = of.shape
     over = 'units alone: one seed tells nothing about other seeds' if S == 1 else 'units and seeds'
     return Interval(
@@ -364,7 +356,7 @@ def bounded_interval(
         of.low(one_sided),
         of.high(one_sided),
         S,
-        level,
+        LEVEL,
         f'bounded mean over {over}, since few units differ',
         units=U,
     )
@@ -389,16 +381,15 @@ MOST_TIMES = 5.0
 def ratio_interval(
     times_a,  # (n,) > 0, any unit
     times_b,  # (n,) > 0, the same unit and the same seeds
-    level: float = LEVEL,  # confidence level
 ) -> Interval:  # of a/b
     "How many times a is of b: geometric mean of the pairs' ratios, t interval on the log scale."
-    a = checked_numbers(times_a, 1, 'times_a', level)
-    b = checked_numbers(times_b, 1, 'times_b', level)
+    a = checked_numbers(times_a, 1, 'times_a')
+    b = checked_numbers(times_b, 1, 'times_b')
     if a.shape != b.shape:
         raise StatsError(f'{len(a)} and {len(b)} times cannot be paired; keep the seeds both have')
     if min(a.min(), b.min()) <= 0:
         raise StatsError(f'times must be > 0 to have a ratio, got {min(a.min(), b.min())}')
-    logs = mean_interval(np.log(a / b), level)
+    logs = mean_interval(np.log(a / b))
     ratio = exp_interval(logs)
     if logs.low is None:
         return ratio
@@ -449,7 +440,6 @@ def studentised_limits(
     matrix: np.ndarray,  # (seeds, units)
     seeds: np.ndarray,  # (draws, seeds) of `draw_counts`
     units: np.ndarray,  # (draws, units)
-    level: float = LEVEL,  # confidence level
 ) -> tuple[float, float]:  # of the mean
     "Studentised bootstrap limits for given resamples."
     center = matrix.mean()
@@ -457,7 +447,7 @@ def studentised_limits(
     own = _resampled(matrix - center, np.ones((1, matrix.shape[0])), np.ones((1, matrix.shape[1])))[1][0]
     with np.errstate(divide='ignore', invalid='ignore'):
         t = np.where(mean == 0, 0.0, mean / se)
-    low, high = np.quantile(t, [(1 - level) / 2, (1 + level) / 2], method='closest_observation')
+    low, high = np.quantile(t, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method='closest_observation')
     if own == 0:
         return float(center), float(center)
     return float(center - high * own), float(center - low * own)
@@ -467,15 +457,14 @@ def bootstrap_interval(
     matrix,  # (seeds, units)
     rng: np.random.Generator,  # the draws come from here and nowhere else
     n_draws: int = 2000,  # resamples
-    level: float = LEVEL,  # confidence level
 ) -> Interval:  # of the mean
     "Studentised bootstrap interval of the mean, seeds and units drawn again."
-    y = checked_numbers(matrix, 2, 'matrix', level)
+    y = checked_numbers(matrix, 2, 'matrix')
     S, U = y.shape
     if S == U == 1:
-        return no_interval(y.mean(), 1, 'one value', 'one seed and one unit have no spread', level, 1)
+        return no_interval(y.mean(), 1, 'one value', 'one seed and one unit have no spread', 1)
     # infinite where a tail has no spread
-    limits = studentised_limits(y, *draw_counts((S, U), rng, n_draws), level)
+    limits = studentised_limits(y, *draw_counts((S, U), rng, n_draws))
     method = 'studentised bootstrap over ' + (
         'units only: one seed tells nothing about other seeds' if S == 1 else 'seeds and units'
     )
@@ -484,8 +473,8 @@ def bootstrap_interval(
             f'too many resamples of {S} seed(s) and {U} unit(s) have no spread to divide by: the values '
             'differ in too few places'
         )
-        return no_interval(y.mean(), S, method, reason, level, U)
-    return Interval(float(y.mean()), *limits, S, level, method, units=U)
+        return no_interval(y.mean(), S, method, reason, U)
+    return Interval(float(y.mean()), *limits, S, LEVEL, method, units=U)
 
 # %% ../../nbs/analysis/01_intervals.ipynb #ccccf0c6
 def compact_curve(

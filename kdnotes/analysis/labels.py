@@ -4,7 +4,7 @@
 
 # %% ../../nbs/analysis/12_labels.ipynb #4546be1f
 from __future__ import annotations
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 import numpy as np
@@ -19,7 +19,7 @@ from .wording import in_percent, metric_on, unit_of
 
 # %% auto #0
 __all__ = ['STEPS', 'BEFORE', 'BEYOND', 'NO_GAP', 'Learner', 'learners', 'values_of', 'gap_closed', 'Worth', 'labels_worth',
-           'Pays', 'start_of', 'what_pays', 'pays_sentences', 'labels_figure', 'labels_caption']
+           'Pays', 'start_of', 'what_pays', 'pays_sentences', 'labels_figure']
 
 # %% ../../nbs/analysis/12_labels.ipynb #55056818
 @dataclass(frozen=True)
@@ -33,13 +33,6 @@ class Learner:
     runs: tuple[dict, ...]  # by seed
 
 
-def _role(record: dict) -> str:
-    factors = record['factors']
-    if factors['network'] == 'teacher':
-        return 'teacher'
-    return 'taught' if factors['kd'] else 'alone'
-
-
 def learners(
     arms: dict[str, list[dict]],  # of `plotting.arms_of`
 ) -> list[Learner]:  # by labels; []: the records are older, or have no value
@@ -47,12 +40,15 @@ def learners(
     found = []
     for arm, runs in arms.items():
         first = runs[0]
-        given = first['factors'].get('init') == 'given'
+        factors = first['factors']
+        given = factors.get('init') == 'given'
         rows = first.get('trained_rows') or {}
         if not (given or 'train' in rows) or any(r['primary']['value'] is None for r in runs):
             continue
         labels = None if given else first['settings'].get('labels') or rows['train']
-        found.append(Learner(arm, _role(first), labels, rows.get('unlabelled', 0), tuple(runs)))
+        taught = 'taught' if factors['kd'] else 'alone'
+        role = 'teacher' if factors['network'] == 'teacher' else taught
+        found.append(Learner(arm, role, labels, rows.get('unlabelled', 0), tuple(runs)))
     return sorted(found, key=lambda its: its.labels or 0)
 
 
@@ -176,9 +172,7 @@ class Pays:
     worth: Worth | None
 
 
-def start_of(
-    its: Learner,
-) -> tuple:  # where it starts, hash of its first weights, number of parameters
+def start_of(its: Learner) -> tuple:  # where it starts, hash of its first weights, number of parameters
     "What a student begins as."
     first = its.runs[0]
     return (
@@ -188,28 +182,29 @@ def start_of(
     )
 
 
-def _rivals(
-    taught: Learner,
-    known: Sequence[Learner],
-) -> dict[int, Learner]:  # labels -> the best without distillation that has all of its seeds
-    seeds = {r['seed'] for r in taught.runs}
-    best: dict[int, Learner] = {}
-    for its in known:
-        shared = tuple(r for r in its.runs if r['seed'] in seeds)
-        if its.role != 'alone' or start_of(its) != start_of(taught) or len(shared) < len(seeds):
-            continue
-        its = replace(its, runs=shared)
-        if its.labels not in best or _score(its) > _score(best[its.labels]):
-            best[its.labels] = its
-    return best
-
-
 def _mean_value(its: Learner) -> float:
     return float(np.mean([r['primary']['value'] for r in its.runs]))
 
 
-def _score(its: Learner) -> float:  # higher is better
-    return _mean_value(its) if its.runs[0]['primary']['higher_is_better'] else -_mean_value(its)
+def _best_alone(known: Iterable[Learner]) -> dict[int, Learner]:
+    "Of each number of labels the best student without distillation."
+    best: dict[int, Learner] = {}
+    for its in known:
+        if its.role != 'alone':
+            continue
+        sign = 1 if its.runs[0]['primary']['higher_is_better'] else -1
+        if its.labels not in best or sign * (_mean_value(its) - _mean_value(best[its.labels])) > 0:
+            best[its.labels] = its
+    return best
+
+
+def _rivals(taught: Learner, known: Sequence[Learner]) -> dict[int, Learner]:
+    "Of each number of labels the best without distillation that starts as it does and has all of its seeds."
+    seeds = {r['seed'] for r in taught.runs}
+    shared = [replace(its, runs=tuple(r for r in its.runs if r['seed'] in seeds)) for its in known]
+    return _best_alone(
+        its for its in shared if start_of(its) == start_of(taught) and len(its.runs) == len(seeds)
+    )
 
 
 def _numbers(known: Sequence[Learner]) -> list[int]:  # of labels, ascending
@@ -227,18 +222,6 @@ def _teacher_of(taught: Learner, known: Sequence[Learner]) -> Learner | None:
     return None
 
 
-def _closed(
-    alone: Learner, taught: Learner, teacher: Learner | None, units: pd.DataFrame | None
-) -> tuple[Interval | None, str | None]:
-    "The share of the gap, or of NO_GAP why there is none."
-    if teacher is None:
-        return None, 'no_teacher'
-    if len(taught.runs) < 2:
-        return None, 'no_seeds'
-    found = gap_closed(*values_of([alone, taught, teacher], units))
-    return found, None if found else 'not_above'
-
-
 def what_pays(
     e: Evidence,  # of one study
 ) -> list[Pays]:  # by labels; []: all runs have the same rows, or no distilled arm has one to be held against
@@ -253,8 +236,11 @@ def what_pays(
             continue
         alone = best[taught.labels]
         teacher = _teacher_of(taught, known)
-        closed, why = _closed(alone, taught, teacher, e.units)
-        worth = None
+        closed = worth = None
+        why = 'no_teacher' if teacher is None else 'no_seeds' if len(taught.runs) < 2 else None
+        if why is None:
+            closed = gap_closed(*values_of([alone, taught, teacher], e.units))
+            why = None if closed else 'not_above'
         if len(best) > 1:
             values, *others = values_of([taught, *best.values()], e.units)
             worth = labels_worth(values, list(zip(best, others)))
@@ -266,29 +252,26 @@ def pays_sentences(
     found: Sequence[Pays],  # of `what_pays`
 ) -> list[str]:
     "What distillation did, an arm a sentence."
-    return [_pays_sentence(p) for p in found]
-
-
-def _pays_sentence(p: Pays) -> str:
-    texts = f' and {p.taught.texts:,} rows without one' * bool(p.taught.texts)
-    seeds = f'{len(p.taught.runs)} seed{"s" * (len(p.taught.runs) > 1)}'
-    with_what = f'With {p.taught.labels:,} labels{texts} ({seeds}), {p.taught.arm}'
-    if p.closed is None:
-        why = NO_GAP[p.why].format(alone=p.alone.arm)
-        closes = f' is held against {p.alone.arm}; what it closes of a gap to its teacher is not known: {why}'
-    else:
-        closes = (
-            f' closes {in_percent(p.closed)} of the gap between {p.alone.arm} and its teacher {p.teacher.arm}'
-        )
-    told = p.worth is not None and p.worth.is_told
-    need = f'; without distillation that score takes {p.worth} labels' * told
-    return f"{with_what}{closes}{need}."
+    said = []
+    for p in found:
+        texts = f' and {p.taught.texts:,} rows without one' * bool(p.taught.texts)
+        seeds = f'{len(p.taught.runs)} seed{"s" * (len(p.taught.runs) > 1)}'
+        with_what = f'With {p.taught.labels:,} labels{texts} ({seeds}), {p.taught.arm}'
+        if p.closed is None:
+            why = NO_GAP[p.why].format(alone=p.alone.arm)
+            unknown = f'what it closes of a gap to its teacher is not known: {why}'
+            closes = f'is held against {p.alone.arm}; {unknown}'
+        else:
+            gap = f'the gap between {p.alone.arm} and its teacher {p.teacher.arm}'
+            closes = f'closes {in_percent(p.closed)} of {gap}'
+        told = p.worth is not None and p.worth.is_told
+        need = f'; without distillation that score takes {p.worth} labels' * told
+        said.append(f'{with_what} {closes}{need}.')
+    return said
 
 # %% ../../nbs/analysis/12_labels.ipynb #81f88b12
 @pt.drawing
-def labels_figure(
-    e: Evidence,
-) -> Figure:
+def labels_figure(e: Evidence) -> Figure:
     "The primary metric against the number of labels."
     known = learners(e.arms)
     if len(_numbers(known)) < 2:
@@ -297,7 +280,10 @@ def labels_figure(
     unit = unit_of(task, primary['metric'])
     figure = Figure(figsize=(pt.WIDTH, 3.4))
     axes = figure.subplots()
-    for best in _lines(known):
+    for start in dict.fromkeys(map(start_of, known)):
+        best = _best_alone(its for its in known if start_of(its) == start)
+        if len(best) < 2:
+            continue
         line = [(n, unit.factor * _mean_value(its)) for n, its in best.items()]
         pt.put_lines(axes, pd.DataFrame(line, columns=['x', 'y']), color=pt.LINE, linewidth=1, zorder=1)
     given = [its for its in known if its.labels is None]
@@ -314,16 +300,6 @@ def labels_figure(
     axes.set_ylabel(metric_on(primary, task))
     figure.legend(loc='outside right upper')
     return figure
-
-
-def _lines(known: Sequence[Learner]) -> list[dict[int, Learner]]:
-    "The best without distillation of each number of labels, by what they start from."
-    lines: dict[tuple, dict[int, Learner]] = {}
-    for its in known:
-        best = lines.setdefault(start_of(its), {})
-        if its.role == 'alone' and (its.labels not in best or _score(its) > _score(best[its.labels])):
-            best[its.labels] = its
-    return [best for best in lines.values() if len(best) > 1]
 
 
 def _apart(labels: Sequence[int]) -> list[float]:
@@ -346,17 +322,3 @@ def _looks(its: Learner, known: Sequence[Learner]) -> tuple[str, str]:
     place = among.index(its)
     colour = _COLOURS.get(its.role) or _TAUGHT[place % len(_TAUGHT)]
     return colour, _MARKERS[place % len(_MARKERS)]
-
-
-def labels_caption(
-    e: Evidence,
-) -> str:
-    "What the figure shows."
-    p = e.records[0]['primary']
-    seeds = len({r['seed'] for r in e.records})
-    return (
-        f'{metric_on(p, e.records[0]["task"])} of {e.records[0]["corpus"]} '
-        'against the rows with a label, with 95 % intervals over seeds and units. Hollow: students without '
-        'distillation, the best of each number joined. Black: teachers, dashed models that were given. '
-        f'{seeds} seeds.'
-    )

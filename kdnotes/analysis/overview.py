@@ -32,11 +32,6 @@ __all__ = ['run_state', 'RunLine', 'value_in_words', 'studies', 'evidence_studie
            'when_in_words', 'find_run', 'run_folders', 'in_words', 'record_in_words', 'run_table']
 
 # %% ../../nbs/analysis/18_overview.ipynb #1d78e89d
-def _is_alive(pid: object) -> bool:
-    "Does a process of this number run? A file may say anything."
-    return type(pid) is int and 0 < pid < 2**31 and psutil.pid_exists(pid)
-
-
 def run_state(
     folder: RunFolder,
 ) -> str:  # 'done', 'done, without weights', 'running', 'interrupted', 'failed', 'begun', or 'damaged'
@@ -49,7 +44,9 @@ def run_state(
     except KdnotesError:
         return 'damaged'
     status = state.get('status', 'begun')
-    if status == 'running' and not _is_alive(state.get('pid')):
+    pid = state.get('pid')  # a file may say anything
+    alive = type(pid) is int and 0 < pid < 2**31 and psutil.pid_exists(pid)
+    if status == 'running' and not alive:
         return 'interrupted'
     return status
 
@@ -62,16 +59,14 @@ class RunLine:
     run_id: str
     mode: str  # '': its record cannot be read
     seed: int | None
-    metric: str  # 'test MAP'; '': not done
-    value: float | None  # of the metric
-    result: str  # the value in words: '71.2 %'
-    state: str  # of `run_state`
-    at_s: float | None  # unix time of its last change of state
+    metric: str = ''  # 'test MAP'; '': not done
+    value: float | None = None  # of the metric
+    result: str = ''  # the value in words: '71.2 %'
+    state: str = ''  # of `run_state`
+    at_s: float | None = None  # unix time of its last change of state
 
 
-def value_in_words(
-    record: dict,
-) -> str:  # '0.712', or '71.2 %' where the metric is a share
+def value_in_words(record: dict) -> str:  # '0.712', or '71.2 %' where the metric is a share
     "The primary metric's value as people read it."
     primary = record['primary']
     if primary['value'] is None:
@@ -90,31 +85,21 @@ def _folders(study: str) -> list[RunFolder]:
 def _line(folder: RunFolder) -> RunLine:
     "What a list says of a run."
     state = run_state(folder)
-    record = None
-    at_s = None
-    if state != 'damaged':
-        record = folder.record()
-        at_s = (folder.state() or {}).get('at_s')
+    readable = state != 'damaged'
+    record = folder.record() if readable else None
+    at_s = (folder.state() or {}).get('at_s') if readable else None
     if record is not None:
         return _line_of(folder.study, record, state, at_s)
     name = re.fullmatch(r'(.+)-s(\d+)-[0-9a-f]+', folder.run_id)
     mode, seed = (name[1], int(name[2])) if name else ('', None)
-    return RunLine(folder.study, folder.run_id, mode, seed, '', None, '', state, at_s)
+    return RunLine(folder.study, folder.run_id, mode, seed, state=state, at_s=at_s)
 
 
 def _line_of(study: str, record: dict, state: str, at_s: float | None = None) -> RunLine:
     "A run whose record is there."
-    return RunLine(
-        study=study,
-        run_id=record['run_id'],
-        mode=record['mode'],
-        seed=record['seed'],
-        metric=score_name(record),
-        value=record['primary']['value'],
-        result=value_in_words(record),
-        state=state,
-        at_s=at_s,
-    )
+    known = {name: record[name] for name in ('run_id', 'mode', 'seed')}
+    known |= dict(metric=score_name(record), value=record['primary']['value'], result=value_in_words(record))
+    return RunLine(study=study, state=state, at_s=at_s, **known)
 
 # %% ../../nbs/analysis/18_overview.ipynb #7a86c769
 def studies() -> list[str]:  # sorted
@@ -168,9 +153,7 @@ def _kept(study: str | None) -> list[dict]:
         return []
 
 
-def list_as_dict(
-    lines: list[RunLine],
-) -> dict:  # JSON-able
+def list_as_dict(lines: list[RunLine]) -> dict:  # JSON-able
     "A listing for programs."
     return dict(runs=[asdict(line) for line in lines], evidence=evidence_studies())
 
@@ -252,11 +235,12 @@ def in_words(
     return key.replace('_', ' '), f'{value:.4f}' if isinstance(value, float) else f'{value:,}'
 
 
-def _figures(record: dict, place: str) -> dict[str, str]:
-    "The figures of one key of a record that are known."
+def _figures(record: dict, *places: str) -> dict[str, str]:
+    "The figures of some keys of a record that are known."
+    known = {key: value for place in places for key, value in (record.get(place) or {}).items()}
     return dict(
         in_words(key, value)
-        for key, value in (record.get(place) or {}).items()
+        for key, value in known.items()
         if isinstance(value, (int, float, str)) and not isinstance(value, bool)
     )
 
@@ -293,21 +277,13 @@ def _origin(record: dict) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
-def _surroundings(record: dict) -> dict[str, str]:
-    environment = record['environment']
-    names = ('device', 'cpu', 'torch', 'transformers', 'python', 'git')
-    return {name: str(environment[name]) for name in names if environment.get(name)}
-
-
-def _setting(record: dict) -> dict[str, str]:
-    known = {name: value for name, value in record['settings'].items() if value is not None}
-    return {name: str(value) for name, value in sorted(known.items())}
-
-
 def record_in_words(
     record: dict,
 ) -> dict[str, dict[str, str]]:  # group -> name -> text; groups without a known figure are left out
     "A record for people."
+    environment = record['environment']
+    surroundings = ('device', 'cpu', 'torch', 'transformers', 'python', 'git')
+    setting = {name: str(value) for name, value in sorted(record['settings'].items()) if value is not None}
     groups = {
         'the run': _origin(record),
         'scores': _scores(record),
@@ -316,10 +292,10 @@ def record_in_words(
         'time of an answer': _figures(record, 'latency'),
         'memory': _figures(record, 'memory'),
         'energy': _figures(record, 'energy'),
-        'use of the machine': _figures(record, 'utilisation') | _figures(record, 'machine'),
+        'use of the machine': _figures(record, 'utilisation', 'machine'),
         'losses at the end': _figures(record, 'losses'),
-        'setting': _setting(record),
-        'made with': _surroundings(record),
+        'setting': setting,
+        'made with': {name: str(environment[name]) for name in surroundings if environment.get(name)},
         'not known': dict(record.get('reasons') or {}),
     }
     return {name: group for name, group in groups.items() if group}

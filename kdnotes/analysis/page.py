@@ -10,6 +10,7 @@ import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.resources import files
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +18,7 @@ from jinja2 import Environment
 
 from .figures import draw_evidence
 from .plotting import FigureFile
-from .report import Report, report_of
+from .report import report_of
 from .evidence import Evidence, ReportError, evidence
 from ..core.config import score_name, taught_by
 from ..core.files import atomic_write, figures_path, runs_path
@@ -63,11 +64,6 @@ def _table(df: pd.DataFrame, caption: str, index: bool = True) -> Table:
     return Table(tuple(map(str, df.columns)), rows, caption)
 
 
-def _tables(by_caption: dict[str, pd.DataFrame], index: bool = True) -> tuple[Table, ...]:
-    "Those that hold something."
-    return tuple(_table(df, caption, index) for caption, df in by_caption.items() if len(df))
-
-
 def _turned(df: pd.DataFrame, caption: str) -> Table:
     "Arms side by side: a column is a row, and what all arms have in common is said once, in the caption."
     same = [c for c in df.columns if len(df) > 1 and df[c].nunique() == 1]
@@ -98,17 +94,6 @@ def runs_table(
         )
     return pd.DataFrame(rows)
 
-
-def _left_out(found: Report, figures: Sequence[FigureFile], e: Evidence) -> tuple[str, ...]:
-    "Sentences on what a reader might miss."
-    said = [f'The figure {f.name} is not drawn: {f.reason}.' for f in figures if not f.path]
-    said += [
-        f'{c.a} and {c.b} are not compared: {c.reasons["comparison"]}.'
-        for _, c in e.comparisons
-        if 'comparison' in c.reasons
-    ]
-    return (*(f'{note[0].upper()}{note[1:]}.' for note in found.notes), *said)
-
 # %% ../../nbs/analysis/16_page.ipynb #e87c21d2
 def page_of(
     e: Evidence,
@@ -117,142 +102,54 @@ def page_of(
     "What has been read and drawn, in the order in which a reader asks for it."
     found = report_of(e, {f.name: f.path for f in figures if f.path})
     where = e.records[0]['primary']['set']
-    differ = {f'Settings that differ: {name}.': t for name, t in found.differences.items()}
-    compared = {'Arms compared on the same seeds and units.': found.comparisons}
+    left_out = [f'The figure {f.name} is not drawn: {f.reason}.' for f in figures if not f.path]
+    for _, c in e.comparisons:
+        if 'comparison' in c.reasons:
+            left_out.append(f'{c.a} and {c.b} are not compared: {c.reasons["comparison"]}.')
+
+    def tables(by_caption: dict[str, pd.DataFrame], index: bool = True) -> tuple[Table, ...]:
+        return tuple(_table(df, caption, index) for caption, df in by_caption.items() if len(df))
+
+    differ = {f'Settings that differ: {name}.': table for name, table in found.differences.items()}
+    metrics = {
+        f'Every metric of the {where} set.': found.metrics,
+        'Every evaluation set.': found.sets,
+        'The primary metric on the way, means over seeds.': found.progress,
+    }
+    floors = tables({'Models that have learnt nothing, on the same units.': found.floors})
+    compared = tables({'Arms compared on the same seeds and units.': found.comparisons}, index=False)
+    runs = tables({'One a row.': runs_table(e.records), **differ}, index=False)
+    notes = (f'{note[0].upper()}{note[1:]}.' for note in found.notes)
+    use = _turned(found.use, 'Means over runs; shares with their intervals.')
     parts = (
-        Part(
-            'What each model is for its user',
-            tables=(
-                _turned(found.use, 'Means over runs; shares with their intervals.'),
-                *_tables({'Models that have learnt nothing, on the same units.': found.floors}),
-            ),
-        ),
+        Part('What each model is for its user', tables=(use, *floors)),
         Part('What it took to train', tables=(_turned(found.arms, 'Mean ± half of the interval.'),)),
         Part('How it was trained', found.setting),
-        Part('What each factor does', found.sentences, _tables(compared, index=False)),
+        Part('What each factor does', found.sentences, compared),
         Part('Figures', figures=tuple(f for f in figures if f.path)),
-        Part(
-            'All metrics',
-            tables=_tables(
-                {
-                    f'Every metric of the {where} set.': found.metrics,
-                    'Every evaluation set.': found.sets,
-                    'The primary metric on the way, means over seeds.': found.progress,
-                }
-            ),
-        ),
-        Part('What was left out, and what to know', _left_out(found, figures, e)),
-        Part('The runs', tables=_tables({'One a row.': runs_table(e.records), **differ}, index=False)),
+        Part('All metrics', tables=tables(metrics)),
+        Part('What was left out, and what to know', (*notes, *left_out)),
+        Part('The runs', tables=runs),
     )
     return Page(f'Study {e.study}', found.about, found.headline, parts)
 
 # %% ../../nbs/analysis/16_page.ipynb #1024a531
-_STYLE = """
-:root { color-scheme: light dark;
-  --ink: #1c2024; --soft: #5b6570; --line: #d9dee3; --paper: #fff; --card: #f6f8fa; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6e9ec; --soft: #9aa5b1; --line: #38414a; --paper: #14171a; --card: #1d2226; }
-  figure img { filter: invert(0.91) hue-rotate(180deg); } }
-body { font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 60rem; margin: 0 auto; padding: 1.2rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
-.headline { background: var(--card); border-left: 4px solid #0072b2; border-radius: 4px;
-  padding: .6rem 1rem; }
-.about, figcaption, caption { color: var(--soft); font-size: .85rem; text-align: left; }
-caption { caption-side: bottom; padding-top: .4rem; }
-.scroll { overflow-x: auto; margin: 1rem 0; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
-td { white-space: nowrap; }
-td:last-child { white-space: normal; min-width: 7rem; }
-th { font-weight: 600; }
-figure { margin: 1.2rem 0; }
-figure img { width: 100%; max-width: 46rem; background: #fff; border-radius: 4px; }
-li { margin: .35rem 0; }
-"""
+def _asset(name: str) -> str:
+    "A template that comes with the package."
+    return files('kdnotes').joinpath('assets', name).read_text(encoding='utf-8')
 
 
-_HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
-<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"/>
-<meta name="viewport" content="width=device-width, initial-scale=1"/>
-<title>{{ page.title }}</title><style>{{ style|safe }}</style></head><body>
-<h1>{{ page.title }}</h1>
-{% if page.headline %}
-<div class="headline">{% for s in page.headline %}<p>{{ s }}</p>{% endfor %}</div>
-{% endif %}
-<p class="about">{{ page.about }}</p>
-{% for part in page.parts %}
-<section><h2>{{ part.heading }}</h2>
-{% for t in part.tables %}
-<div class="scroll"><table><caption>{{ t.caption }}</caption>
-<thead><tr>{% for x in t.columns %}<th>{{ x }}</th>{% endfor %}</tr></thead>
-<tbody>
-{% for row in t.rows %}
-<tr>{% for x in row %}<td>{{ x }}</td>{% endfor %}</tr>
-{% endfor %}
-</tbody></table></div>
-{% endfor %}
-{% if part.sentences %}
-<ul>{% for s in part.sentences %}<li>{{ s }}</li>{% endfor %}</ul>
-{% endif %}
-{% for f in part.figures %}
-<figure><img src="data:image/svg+xml;base64,{{ drawn(f) }}" alt="{{ f.caption }}"/>
-<figcaption>{{ f.caption }}</figcaption></figure>
-{% endfor %}
-</section>
-{% endfor %}
-</body></html>
-""")
-
-
-def as_html(
-    page: Page,
-) -> str:  # a whole document; well-formed XML, too
+def as_html(page: Page) -> str:  # a whole document; well-formed XML, too
     "A page as HTML."
 
     def drawn(f: FigureFile) -> str:
         return base64.b64encode(f.path.read_bytes()).decode()
 
-    return _HTML.render(page=page, style=_STYLE, drawn=drawn)
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_asset('report.html')).render(page=page, drawn=drawn)
 
 # %% ../../nbs/analysis/16_page.ipynb #048e1397
-_TYPST = """
-#let page-of = json("page.json")
-#set document(title: page-of.title, date: none)
-#set page(paper: "a4", margin: (x: 1.8cm, y: 2cm), numbering: "1")
-#set text(size: 9.5pt)
-#set heading(numbering: none)
-#let shown(t) = block(above: 1em, below: 1em, {
-  set text(size: if t.columns.len() > 6 { 6.8pt } else { 7.5pt })
-  table(
-    columns: t.columns.len() * (auto,),
-    stroke: none,
-    inset: (x: 2.5pt, y: 2.5pt),
-    align: left,
-    table.header(..t.columns.map(strong)),
-    table.hline(stroke: 0.5pt),
-    ..t.rows.flatten(),
-  )
-  text(size: 7.5pt, fill: luma(90), t.caption)
-})
-= #page-of.title
-#block(fill: luma(243), inset: 9pt, radius: 3pt, width: 100%, page-of.headline.map(s => par(s)).join())
-#text(size: 8pt, fill: luma(90), page-of.about)
-#for part in page-of.parts [
-  == #part.heading
-  #for t in part.tables { shown(t) }
-  #list(..part.sentences)
-  #for f in part.figures {
-    block(breakable: false, image(f.path, width: 92%) + text(size: 7.5pt, fill: luma(90), f.caption))
-  }
-]
-"""
-
-
-def as_pdf(
-    page: Page,
-) -> bytes:
+def as_pdf(page: Page) -> bytes:
     "A page as PDF; needs the package typst."
     try:
         import typst
@@ -260,18 +157,11 @@ def as_pdf(
         raise ReportError('a PDF is set by typst, which is not installed: pip install typst') from None
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / 'page.json').write_text(
-            json.dumps(_for_typst(page, folder), default=lambda path: path.name)
-        )
-        (folder / 'page.typ').write_text(_TYPST)
+        for figure in (f for part in page.parts for f in part.figures):
+            (folder / figure.path.name).write_bytes(figure.path.read_bytes())
+        (folder / 'page.json').write_text(json.dumps(asdict(page), default=lambda path: path.name))
+        (folder / 'page.typ').write_text(_asset('report.typ'))
         return typst.compile(str(folder / 'page.typ'), root=name, ignore_system_fonts=True)
-
-
-def _for_typst(page: Page, folder: Path) -> dict:
-    "A page as typst reads it, its figures copied into a folder."
-    for f in (f for part in page.parts for f in part.figures):
-        (folder / f.path.name).write_bytes(f.path.read_bytes())
-    return asdict(page)
 
 # %% ../../nbs/analysis/16_page.ipynb #147af53e
 @dataclass(frozen=True)
@@ -303,6 +193,5 @@ def save_page(
     "Write a page as files."
     printed = as_pdf(page) if pdf else None
     html_file = atomic_write(folder / 'report.html', as_html(page))
-    return SavedReport(
-        page, html_file, None if printed is None else atomic_write(folder / 'report.pdf', printed)
-    )
+    pdf_file = atomic_write(folder / 'report.pdf', printed) if pdf else None
+    return SavedReport(page, html_file, pdf_file)

@@ -10,10 +10,10 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 import matplotlib
-import numpy as np
 import pandas as pd
 import seaborn as sns
 from PIL import Image
@@ -62,33 +62,8 @@ ORDER = tuple(LOOKS)  # of the chain
 _OWN_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
 WIDTH = 6.2  # inches: the text width of the thesis, so that a letter is printed as large as it is drawn
 SMALLEST = 7  # points
-STYLE = sns.axes_style('ticks') | {
-    'font.family': 'DejaVu Sans',
-    'font.size': 9,
-    'axes.titlesize': 8,
-    'axes.titlecolor': LINE,
-    'axes.titlelocation': 'left',
-    'axes.labelsize': 9,
-    'figure.labelsize': 9,
-    'xtick.labelsize': 8,
-    'ytick.labelsize': 8,
-    'legend.fontsize': 8,
-    'legend.frameon': False,
-    'axes.spines.top': False,
-    'axes.spines.right': False,
-    'axes.grid': True,
-    'grid.color': '#DDDDDD',
-    'grid.linewidth': 0.6,
-    'axes.linewidth': 0.8,
-    'lines.linewidth': 1.4,
-    'lines.markersize': 5.5,
-    'errorbar.capsize': 2,
-    'figure.constrained_layout.use': True,
-    'text.hinting': 'none',  # letters are as wide at any resolution, so that places found at one hold at all
-    'svg.fonttype': 'path',
-    'svg.hashsalt': 'kdnotes',
-    'path.simplify': True,
-}
+_FILE = files('kdnotes').joinpath('assets', 'figures.mplstyle')
+STYLE = sns.axes_style('ticks') | matplotlib.rc_params_from_file(_FILE, use_default_template=False)
 
 
 def look(
@@ -128,15 +103,12 @@ def figure_bytes(
     return buffer.getvalue()
 
 
-def notebook_png(
-    figure: Figure,
-    colours: int = 256,  # of the palette, 2 to 256
-) -> bytes:  # of a PNG file
+def notebook_png(figure: Figure) -> bytes:  # of a PNG file
     "A figure as a notebook stores it: with a palette, in about a third of the room."
     picture = Image.open(io.BytesIO(figure_bytes(figure, 'png'))).convert('RGB')
     buffer = io.BytesIO()
     # the other methods give up thin lines' colours for those of areas
-    reduced = picture.quantize(colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    reduced = picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     reduced.save(buffer, 'png', optimize=True)
     return buffer.getvalue()
 
@@ -211,9 +183,7 @@ def put_marks(
             drawn.lines[2][0].set_linestyle(BOUNDED)
 
 
-def explain_bounded(
-    figure: Figure,
-) -> None:
+def explain_bounded(figure: Figure) -> None:
     "Say what dashed bars are, below a figure that has some."
     kinds = {'interval from the variance': '-', 'bound, since few units differ': BOUNDED}
     lines = [Line2D([], [], color=LINE, linestyle=dashes, linewidth=1.1) for dashes in kinds.values()]
@@ -358,9 +328,7 @@ def log_axis(
     axis.set_ticks(ticks, [f'{t:,.0f}' if t >= 1000 else f'{t:g}' for t in ticks])
 
 
-def number_words(
-    x: Any,
-) -> str:  # of a float '14 M', '0.05', '3e-5'
+def number_words(x: Any) -> str:  # of a float '14 M', '0.05', '3e-5'
     "A number of an axis, or what else there is to choose."
     if not isinstance(x, float):
         return str(x)
@@ -495,24 +463,19 @@ def make_figures(
 ) -> list[FigureFile]:  # one for each name, made or with a reason
     "Draw and save figures with their captions, or keep in the manifest why there is none."
     ids = tuple(sorted(run_ids))
-    return [_made(name, picture, shown, folder, ids, smoke) for name, picture in pictures.items()]
-
-
-def _made(
-    name: str, picture: Picture, shown: Any, folder: Path, ids: tuple[str, ...], smoke: bool
-) -> FigureFile:
-    "One of them."
-    producer = f'{picture.of.__module__}.{picture.of.__name__}'
-    try:
-        figure = picture.draw(shown)
-    except NotDrawn as why:
-        reason = str(why)
-    else:
-        path = save_figure(mark_smoke(figure, smoke), folder, name, ids, producer)
-        warned = 'Smoke runs: these numbers mean nothing. ' * smoke
-        return FigureFile(name, path, warned + picture.caption(shown), ids)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f'{name}.svg').unlink(missing_ok=True)
-    entry = dict(producer=producer, run_ids=list(ids), sha256=None, reason=reason)
-    bind_figures(folder, {f'{name}.svg': entry})
-    return FigureFile(name, None, '', ids, reason)
+    found = []
+    for name, picture in pictures.items():
+        producer = f'{picture.of.__module__}.{picture.of.__name__}'
+        try:
+            figure = mark_smoke(picture.draw(shown), smoke)
+        except NotDrawn as why:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f'{name}.svg').unlink(missing_ok=True)
+            entry = dict(producer=producer, run_ids=list(ids), sha256=None, reason=str(why))
+            bind_figures(folder, {f'{name}.svg': entry})
+            found.append(FigureFile(name, None, '', ids, str(why)))
+        else:
+            path = save_figure(figure, folder, name, ids, producer)
+            warned = 'Smoke runs: these numbers mean nothing. ' * smoke
+            found.append(FigureFile(name, path, warned + picture.caption(shown), ids))
+    return found

@@ -12,12 +12,12 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 from . import plotting as pt
-from .steptime import calibrate, curve, held_out, step_of, total_s, untold
+from .steptime import calibrate, curve, held_out, step_of, total_s
 
 # %% auto #0
-__all__ = ['GPUS_PER_MACHINE', 'ACCUMULATION', 'GRADIENT_BYTES', 'TABLE', 'CLAIMED', 'PATH', 'OTHER_PATH', 'MODELS', 'DRAWN',
-           'BATCHES', 'Published', 'batches', 'factors', 'decomposition', 'super_linear', 'measured', 'fit',
-           'unpredicted', 'figure_1', 'carried_on', 'figure_2']
+__all__ = ['GPUS_PER_MACHINE', 'ACCUMULATION', 'GRADIENT_BYTES', 'TABLE', 'CLAIMED', 'PATH', 'MODELS', 'DRAWN', 'BATCHES',
+           'Published', 'batches', 'factors', 'decomposition', 'super_linear', 'measured', 'fit', 'figure_1',
+           'carried_on', 'figure_2']
 
 # %% ../../nbs/analysis/22_published_scaling.ipynb #822c8e1c
 GPUS_PER_MACHINE = 8
@@ -103,7 +103,6 @@ def factors() -> pd.DataFrame:
 
 # %% ../../nbs/analysis/22_published_scaling.ipynb #f98c0857
 PATH = (('memory and batch', 1, 2), ('synchronisation', 2, 3), ('machines', 3, 6), ('rings', 6, 7))
-OTHER_PATH = (*PATH[:2], ('machines', 3, 4), ('rings', 4, 5), ('machines', 5, 7))
 
 
 def decomposition(
@@ -145,9 +144,7 @@ MODELS = {  # free constants of `steptime.Machine`
 DRAWN = {'bytes': pt.BLUE, 'waits': pt.RED}  # the models of four numbers -> their colour
 
 
-def measured(
-    r: Published,
-) -> dict:  # as `steptime.calibrate` reads it
+def measured(r: Published) -> dict:  # as `steptime.calibrate` reads it
     "A published row as a measured step of a training that has one sequence."
     syncs = ACCUMULATION if r.sync == 'every' else 1
     return dict(
@@ -182,20 +179,6 @@ def fit() -> pd.DataFrame:
             found.append(said)
     return pd.DataFrame(found)
 
-
-def unpredicted(
-    model: str,  # of MODELS
-) -> list[tuple[int, ...]]:  # one row, or two of which each is predicted from the other alone
-    "The rows without which a constant of the model is told by no other row."
-    machine = calibrate([measured(r) for r in TABLE], MODELS[model])
-    found: list[tuple[int, ...]] = []
-    for out in [*combinations(TABLE, 1), *combinations(TABLE, 2)]:
-        numbers = tuple(r.number for r in out)
-        if not any(set(known) < set(numbers) for known in found):
-            if untold([measured(r) for r in TABLE if r not in out], MODELS[model], machine):
-                found.append(numbers)
-    return found
-
 # %% ../../nbs/analysis/22_published_scaling.ipynb #90e80a55
 @pt.drawing
 def figure_1(
@@ -224,9 +207,7 @@ def figure_1(
 BATCHES = ('of a GPU', 'of an update')  # what stays the same as on one machine
 
 
-def carried_on(
-    devices: Sequence[int] = (8, 16, 32, 64, 128, 256, 512),
-) -> pd.DataFrame:
+def carried_on() -> pd.DataFrame:
     # batch (of BATCHES), devices, sequences (of an update), minutes, low, high, efficiency
     "The published training on more GPUs, several rings between machines; no row beyond 64 checks it."
     rows = [measured(r) for r in TABLE]
@@ -239,7 +220,7 @@ def carried_on(
     base = replace(step_of(measured(TABLE[2])), rings=math.inf)
     found = []
     for batch in BATCHES:
-        table = curve(machines, base, devices, GPUS_PER_MACHINE, equal_batch=batch == 'of an update')
+        table = curve(machines, base, per_node=GPUS_PER_MACHINE, equal_batch=batch == 'of an update')
         minutes = table[['step_s', 'least_s', 'most_s']].div(60 * table['batch'], axis=0)
         minutes.columns = ['minutes', 'low', 'high']
         own = pd.DataFrame(dict(batch=batch, devices=table['devices'], sequences=table['batch']))

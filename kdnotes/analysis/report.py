@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 import pandas as pd
-from .comparable import timed
 from .compare import commits
 from .evidence import chain_table, difference_table
 from .figures import draw_evidence
@@ -68,19 +67,16 @@ class Report:
     kept: dict[str, Kept | None] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        tables = [self.use, self.floors, self.arms, self.metrics, self.sets, self.progress]
+        compared = 'one arm, so nothing is compared'
+        if len(self.comparisons):
+            compared = self.comparisons.to_string(index=False)
         parts = [
             '\n'.join(self.headline),
             self.about,
             '\n'.join(self.setting),
-            self.use.to_string(),
-            self.floors.to_string() if len(self.floors) else '',
-            self.arms.to_string(),
-            self.metrics.to_string(),
-            '' if self.sets.empty else self.sets.to_string(),
-            '' if self.progress.empty else self.progress.to_string(),
-            self.comparisons.to_string(index=False)
-            if len(self.comparisons)
-            else 'one arm, so nothing is compared',
+            *(table.to_string() for table in tables if len(table)),
+            compared,
             '\n'.join(self.sentences),
             '\n'.join(f'note: {n}' for n in self.notes),
             '\n'.join(f'figure: {p}' for p in self.figures.values()),
@@ -94,26 +90,19 @@ def _setting(e: Evidence) -> tuple[str, ...]:
     "How the arms were trained, and on how much they were scored."
     found = [runs[0] for runs in e.arms.values()]
     task = found[0]['task']
-    how = by_arm((r['arm'], setting_in_words(r['settings'])) for r in found)
-    changed = by_arm((r['arm'], changes_in_words(r['settings'], task, r['mode'], r['corpus'])) for r in found)
-    kept = by_arm((arm, kept_words(runs)) for arm, runs in e.arms.items())
-    given = dict.fromkeys(
-        r['models']['teacher'] for r in found if r['settings'].get('teacher_mode') == 'given'
-    )
-    return (
-        *(f'Teacher: {name}, given: fine-tuned already.' for name in given),
-        *(f'Teacher: {words}.' for words in _teachers_words(found)),
-        *(f'Setting: {words}.' for words in how),
-        *(f'Not default: {words}.' for words in changed),
-        *(f'Kept: {words}.' for words in kept),
-        *_trained_on(found),
-        *_scored_on(e),
-    )
-
-
-def _teachers_words(records: Sequence[dict]) -> list[str]:
-    "The teachers of arms that are no runs."
-    return list(dict.fromkeys(teachers_words(r['teachers'], r['task']) for r in records if r.get('teachers')))
+    teachers = [r['models']['teacher'] for r in found if r['settings'].get('teacher_mode') == 'given']
+    given = [f'{name}, given: fine-tuned already' for name in dict.fromkeys(teachers)]
+    others = dict.fromkeys(teachers_words(r['teachers'], r['task']) for r in found if r.get('teachers'))
+    changed = ((r['arm'], changes_in_words(r['settings'], task, r['mode'], r['corpus'])) for r in found)
+    said = {
+        'Teacher:': [*given, *others],
+        'Setting:': by_arm((r['arm'], setting_in_words(r['settings'])) for r in found),
+        'Not default:': by_arm(changed),
+        'Kept:': by_arm((arm, kept_words(runs)) for arm, runs in e.arms.items()),
+        'Trained on': _trained_on(found),
+        'Scored on': _scored_on(e),
+    }
+    return tuple(f'{begin} {words}.' for begin, all_words in said.items() for words in all_words)
 
 
 def _trained_on(found: Sequence[dict]) -> list[str]:  # []: on all rows of their corpus, which have a label
@@ -121,33 +110,28 @@ def _trained_on(found: Sequence[dict]) -> list[str]:  # []: on all rows of their
     found = [r for r in found if r.get('trained_rows')]
     if not any(r['trained_rows'].get('unlabelled') or r['settings'].get('labels') for r in found):
         return []
-    return [
-        f'Trained on {of}.'
-        for of in by_arm((arm, _rows_in_words(runs)) for arm, runs in arms_of(found).items())
-    ]
 
+    def words(runs: Sequence[dict]) -> str:
+        labelled = f'{_between(r["trained_rows"]["train"] for r in runs)} with a label'
+        without = [r['trained_rows'].get('unlabelled') or 0 for r in runs]
+        return f'{labelled} and {_between(without)} without' if any(without) else labelled
 
-def _rows_in_words(runs: Sequence[dict]) -> str:
-    "The rows of an arm: from the fewest of a seed to the most."
-    rows = [r['trained_rows'] for r in runs]
-    words = f'{_between(of["train"] for of in rows)} with a label'
-    without = [of.get('unlabelled') or 0 for of in rows]
-    return f'{words} and {_between(without)} without' if any(without) else words
+    return by_arm((arm, words(runs)) for arm, runs in arms_of(found).items())
 
 
 def _between(numbers: Iterable[int]) -> str:
-    numbers = sorted(numbers)
-    fewest, most = numbers[0], numbers[-1]
+    "From the fewest of a seed to the most."
+    fewest, *_, most = sorted([*numbers] * 2)
     return counted(most, 'row') if fewest == most else f'{fewest:,} to {counted(most, "row")}'
 
 
-def _scored_on(e: Evidence) -> tuple[str, ...]:
-    "How much the evaluation sets hold, where there are units of the primary metric."
+def _scored_on(e: Evidence) -> list[str]:  # []: there are no units of the primary metric
+    "How much the evaluation sets hold."
     r = e.records[0]
     own = e.units[(e.units['run_id'] == r['run_id']) & (e.units['metric'] == r['primary']['metric'])]
     name = task_info(r['task']).unit_name[:-1]
     parts = [f'{counted(n, name)} of {split}' for split, n in own.groupby('split')['unit'].nunique().items()]
-    return (f'Scored on {" and ".join(parts)}.',) if parts else ()
+    return [' and '.join(parts)] if parts else []
 
 
 def _about(study: str, found: Sequence[dict]) -> str:
@@ -162,70 +146,56 @@ def _about(study: str, found: Sequence[dict]) -> str:
     )
 
 # %% ../../nbs/analysis/15_report.ipynb #7f09a06d
-def starts_made_again(
-    records: Sequence[dict],
-    of: str = 'seed',  # what runs are named by: seed | arm
-) -> list[str]:  # clauses
+def starts_made_again(records: Sequence[dict]) -> list[str]:  # clauses
     """Starts meant to be shared that were not: a run whose weights were lost was made again,
     and came out otherwise.
     """
-    # (run, layers taken from it) -> hash of the first weights -> seeds, or arms
+    # (run, layers taken from it) -> hash of the first weights -> seeds
     made: dict[tuple, dict[str, set]] = {}
     for r in records:
         i = r['initial'].get('transfer_run_id')
         sha = r['initial'].get('start_sha256')
         if i and sha:
-            made.setdefault((i, tuple(r['initial'].get('layers', ()))), {}).setdefault(sha, set()).add(r[of])
+            of_start = made.setdefault((i, tuple(r['initial'].get('layers', ()))), {})
+            of_start.setdefault(sha, set()).add(r['seed'])
 
-    def named(found):
-        return f"{of}{'s' * (len(found) > 1)} {', '.join(map(str, sorted(found)))}"
+    def named(seeds: set) -> str:
+        return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))}"
 
     return [
-        (
-            f"{i} was made {len(by)} times, and runs start from other weights of it: "
-            f"{'; '.join(map(named, by.values()))}"
-        )
+        f'not all seeds start from the same weights, since {i} was made again: '
+        f'{"; ".join(map(named, by.values()))}'
         for (i, _), by in made.items()
         if len(by) > 1
     ]
 
 
-def _notes(found: Sequence[dict]) -> tuple[str, ...]:
+def _notes(e: Evidence, arms: pd.DataFrame) -> tuple[str, ...]:  # arms: of `arms_table`
     "What a reader of a study should know."
-    notes = [timed(found).note, energy_note(found), *starts_made_again(found)]
+    found = e.records
+    notes = [e.times.note, energy_note(found), *starts_made_again(found)]
     if len(c := commits(found)) > 1:
         notes.append(f"the runs stem from more than one git commit: {', '.join(c)}")
-    if alone := [arm for arm, runs in arms_of(found).items() if len(runs) == 1]:
+    if alone := [arm for arm, runs in e.arms.items() if len(runs) == 1]:
         notes.append(f"a single seed, so nothing is known about other seeds: {', '.join(alone)}")
     for r in found:
         if r['primary']['value'] is None:
-            notes.append(
-                f"{r['arm']} has no {primary_name(r)}: "
-                f"{r['reasons'].get('primary.value', 'no reason recorded')}"
-            )
+            why = r['reasons'].get('primary.value', 'no reason recorded')
+            notes.append(f"{r['arm']} has no {primary_name(r)}: {why}")
     if len({r['parallel']['ranks'] for r in found}) == 1:
         notes.append(f"the number of ranks was not varied: {found[0]['parallel']['ranks']} in every run")
-    return tuple(dict.fromkeys(n for n in notes if n))
-
-
-def _no_interval(e: Evidence, arms: pd.DataFrame) -> tuple[str, ...]:
-    "Why a ratio of times, or the cost of an arm, stands alone, where it does."
-    reasons = [i.reason for _, c in e.comparisons for i in c.speedup.values() if i.n > 1 and i.low is None]
+    if marked := [f'{c.a} -> {c.b}' for _, c in e.comparisons if c.difference and c.few_differ]:
+        notes.append(
+            f'{BOUNDED}: so few units differ that no variance is known; the interval allows for one more '
+            'that changes as much as the metric can; it is not to be read beside the others, which may be '
+            f'narrower where more has changed: {", ".join(marked)}'
+        )
+    ratios = [i for _, c in e.comparisons for i in c.speedup.values()]
+    notes += [f'[no interval]: {i.reason}' for i in ratios if i.n > 1 and i.low is None]
     if arms.astype(str).map(lambda cell: '[no interval]' in cell).any(axis=None):
-        reasons.append('the seeds of an arm differ so much that it would reach below 0; run more seeds')
-    return tuple(dict.fromkeys(f'[no interval]: {reason}' for reason in reasons))
-
-
-def _bounded(e: Evidence) -> tuple[str, ...]:
-    "What the mark behind a change means, where it stands."
-    marked = [f'{c.a} -> {c.b}' for _, c in e.comparisons if c.difference and c.few_differ]
-    if not marked:
-        return ()
-    return (
-        f'{BOUNDED}: so few units differ that no variance is known; the interval allows for one more that '
-        'changes as much as the metric can; it is not to be read beside the others, which may be narrower '
-        f'where more has changed: {", ".join(marked)}',
-    )
+        why = 'the seeds of an arm differ so much that it would reach below 0; run more seeds'
+        notes.append(f'[no interval]: {why}')
+    return tuple(dict.fromkeys(n for n in notes if n))
 
 # %% ../../nbs/analysis/15_report.ipynb #73e16142
 FIRST_LOOK = ('accuracy_time', 'throughput', 'curves')  # of `figures.FIGURES`
@@ -235,13 +205,6 @@ def _figures(e: Evidence) -> dict[str, Path]:
     "Draw and save what the runs have numbers for; of the others the manifest says why they are missing."
     made = draw_evidence(e, figures_path(e.study), FIRST_LOOK)
     return {f.name: f.path for f in made if f.path}
-
-
-def _nearness(e: Evidence) -> tuple[str, ...]:
-    "Whether students learnt from their teachers, a sentence an arm."
-    found = nearer_to_teacher(e)
-    units = task_info(e.records[0]['task']).unit_name
-    return tuple(nearer_sentence(one, len(found), units) for one in found)
 
 
 def report(
@@ -258,35 +221,37 @@ def report_of(
     figures: dict[str, Path],  # that are drawn, by name
 ) -> Report:
     "Tables and comparisons of what has been read already."
-    study = e.study
     use = in_use(e)
     arms = arms_table(e.records, e.values)
+    nearer = nearer_to_teacher(e)
+    units = task_info(e.records[0]['task']).unit_name
     return Report(
-        study,
-        _about(study, e.records),
-        (*headline(use), *pays_sentences(what_pays(e))),
-        use_table(use),
-        floors_table(e),
-        arms,
-        metrics_table(e.records),
-        sets_table(e),
-        progress_table(e.records),
-        comparison_table(e.comparisons),
-        (*(explain(c) for _, c in e.comparisons), *_nearness(e)),
-        {f'{c.a} -> {c.b}': difference_table(c) for _, c in e.comparisons},
-        (*_notes(e.records), *_bounded(e), *_no_interval(e, arms)),
-        figures,
-        e.values,
-        chain_table(e.comparisons),
-        _setting(e),
-        {floor.name: floor.record['metrics'] for floor in e.trivial},
-        use.kept,
+        study=e.study,
+        about=_about(e.study, e.records),
+        headline=(*headline(use), *pays_sentences(what_pays(e))),
+        use=use_table(use),
+        floors=floors_table(e),
+        arms=arms,
+        metrics=metrics_table(e.records),
+        sets=sets_table(e),
+        progress=progress_table(e.records),
+        comparisons=comparison_table(e.comparisons),
+        sentences=(
+            *(explain(c) for _, c in e.comparisons),
+            *(nearer_sentence(one, len(nearer), units) for one in nearer),
+        ),
+        differences={f'{c.a} -> {c.b}': difference_table(c) for _, c in e.comparisons},
+        notes=_notes(e, arms),
+        figures=figures,
+        values=e.values,
+        numbers=chain_table(e.comparisons),
+        setting=_setting(e),
+        trivial={floor.name: floor.record['metrics'] for floor in e.trivial},
+        kept=use.kept,
     )
 
 # %% ../../nbs/analysis/15_report.ipynb #4bfb3743
-def report_as_dict(
-    found: Report,
-) -> dict:  # JSON-able; a number that is not known is null
+def report_as_dict(found: Report) -> dict:  # JSON-able; a number that is not known is null
     "A report for programs: what is said, and the comparisons as numbers."
 
     def numbers(i: Interval | None) -> dict | None:

@@ -5,7 +5,7 @@
 # %% ../../nbs/analysis/23_scaling_results.ipynb #e16b03bc
 from __future__ import annotations
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -128,12 +128,6 @@ def draw(
     return figure
 
 # %% ../../nbs/analysis/23_scaling_results.ipynb #8161ce4a
-def _joined(machine: steptime.Machine, gbit_per_s: float, delay_ms: float) -> steptime.Machine:
-    "Machines joined by a link, which comes on top of what sending takes inside of them."
-    alpha_s = machine.alpha_s + delay_ms / 1e3
-    return replace(machine, alpha_between_s=alpha_s, link_byte_s=machine.byte_s + 8 / (gbit_per_s * 1e9))
-
-
 def more_machines(
     row: dict,  # of `measured`: the step that is divided
     predicted: Predicted,
@@ -142,7 +136,12 @@ def more_machines(
     "What the model predicts of machines like this one, joined by each link of `LINKS`."
     found = []
     for gbit, delay_ms in LINKS:
-        machines = [_joined(m, gbit, delay_ms) for m in (predicted.machine, *predicted.machines)]
+        # the link comes on top of what sending takes inside of a machine
+        delay_s, byte_s = delay_ms / 1e3, 8 / (gbit * 1e9)
+        machines = [
+            replace(m, alpha_between_s=m.alpha_s + delay_s, link_byte_s=m.byte_s + byte_s)
+            for m in (predicted.machine, *predicted.machines)
+        ]
         table = steptime.curve(machines, steptime.step_of(row), devices, per_node=int(row['cores']))
         found.append(table.assign(link=f'{gbit:g} Gbit/s, {delay_ms:g} ms'))
     return pd.concat(found, ignore_index=True)

@@ -131,10 +131,7 @@ def exposed_s(
     return max(each, buckets * each - machine.overlap * compute_s * (buckets - 1) / buckets)
 
 
-def step_s(
-    step: Step,
-    machine: Machine,
-) -> dict[str, float]:  # seconds by part, which add up to the step
+def step_s(step: Step, machine: Machine) -> dict[str, float]:  # seconds by part, which add up to the step
     "What a step takes, by what it is spent on."
     alone = (machine.fixed_s + machine.per_example_s * step.examples) / step.cores
     compute = alone * (1 + machine.crowding * step.beside)
@@ -148,10 +145,7 @@ def step_s(
     )
 
 
-def total_s(
-    step: Step,
-    machine: Machine,
-) -> float:
+def total_s(step: Step, machine: Machine) -> float:
     "Seconds of a whole step."
     return sum(step_s(step, machine).values())
 
@@ -185,9 +179,7 @@ def step_of(
     )
 
 
-def observed_s(
-    row: Mapping[str, Any],
-) -> float:
+def observed_s(row: Mapping[str, Any]) -> float:
     "The median of a row's turns."
     seconds = float(np.median(row.get('step_s', math.nan)))
     if not 0 < seconds < math.inf:
@@ -271,7 +263,6 @@ def told(
 def calibrate(
     rows: Sequence[Mapping[str, Any]],  # of one task on one machine, see above
     free: Sequence[str] = FREE,  # constants of a `Machine` that are fitted
-    known: Machine = Machine(),  # the others
 ) -> Machine:
     "The constants with which the model comes closest to measured steps."
     if len({row.get('task') for row in rows}) > 1:
@@ -280,13 +271,13 @@ def calibrate(
     most = [2 / 3 / s if name == 'overlap' and s else math.inf for name, s in zip(free, scales)]
     start = np.ones(len(free))
     how = dict(bounds=(0, most), jac='3-point', xtol=1e-15, ftol=1e-15, gtol=1e-15)
-    fit = least_squares(lambda x: _misses(rows, _with(known, free, x * scales)), start, **how)
+    fit = least_squares(lambda x: _misses(rows, _with(Machine(), free, x * scales)), start, **how)
     # digits that processors do not agree on are left out, and a constant at its bound is 0
-    machine = _with(known, free, fit.x.round(4) * scales)
+    machine = _with(Machine(), free, fit.x.round(4) * scales)
     if names := untold(rows, free, machine):
         text = ' and '.join(names)
         raise ConfigError(
-            f'the rows do not tell {text}; measure steps that differ in it, or give it as known'
+            f'the rows do not tell {text}; measure steps that differ in it, or leave it out of the fit'
         )
     return machine
 
@@ -294,7 +285,6 @@ def calibrate(
 def held_out(
     rows: Sequence[Mapping[str, Any]],
     free: Sequence[str] = FREE,
-    known: Machine = Machine(),
 ) -> tuple[pd.DataFrame, list[Machine]]:
     # by row: name, observed_s, predicted_s, error_percent, waited_s and predicted_wait_s (nan: not known),
     # and why there is no prediction; the machines of the fits
@@ -306,7 +296,7 @@ def held_out(
         result = dict(name=row.get('name', ''), observed_s=observed_s(row), predicted_s=math.nan)
         result |= dict(waited_s=waited, predicted_wait_s=math.nan, why='')
         try:
-            machine = calibrate([r for r, s in zip(rows, steps) if s != step], free, known)
+            machine = calibrate([r for r, s in zip(rows, steps) if s != step], free)
             parts = step_s(step, machine)
             result['predicted_s'] = sum(parts.values())
             result['predicted_wait_s'] = parts['communication'] + parts['waiting']
@@ -352,14 +342,10 @@ def curve(
     return pd.DataFrame(found)
 
 
-def what_next(
-    machine: Machine,
-    base: Step,
-    per_node: int = 8,
-) -> str:
+def what_next(machine: Machine, base: Step) -> str:
     "One sentence: what gains most, a faster link, more devices or more accumulation."
     faster = {name: getattr(machine, name) / 2 for name in ('byte_s', 'ring_byte_s', 'link_byte_s')}
-    more = _spread_out(base, 2 * base.ranks, per_node, True)
+    more = _spread_out(base, 2 * base.ranks, 8, True)
     longer = replace(base, micro_batches=2 * base.micro_batches)
     choices = {
         'twice the bandwidth': (base, replace(machine, **faster)),

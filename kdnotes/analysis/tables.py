@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from .calibration import NOT_CALIBRATED, TauGain, agreement, reliability, tau_gain
-from .comparable import label, timed
+from .comparable import timed
 from .compare import Comparison, verdict_on
-from .evidence import QUANTITIES, Evidence, above_rest, evidence, primary_interval
+from .evidence import QUANTITIES, Evidence, above_rest, primary_interval
 from kdnotes.analysis.intervals import (
     LEVEL,
     Interval,
@@ -117,9 +117,7 @@ def metrics_table(
 BOUNDED = '(bounded)'
 
 
-def epochs_cell(
-    c: Comparison,
-) -> str:  # '3, 2': of a and of b; '-' where one was not trained
+def epochs_cell(c: Comparison) -> str:  # '3, 2': of a and of b; '-' where one was not trained
     "What a time says little without."
     return ', '.join('-' if n is None else f'{n:g}' for n in c.epochs)
 
@@ -131,35 +129,27 @@ def comparison_table(
     found = [c for _, c in comparisons]
     primary = next((c.primary for c in found if c.primary), None)
     unit = unit_of(found[0].task, primary['metric']) if primary else PLAIN
-    metric = 'primary metric'
-    if primary:
-        metric = f"{primary['set']} {metric_name(primary['metric'], found[0].task)}"
-    title = f'change of {metric}{"," * bool(unit.words)}{unit.words}'
-
-    def change(interval):
-        return cell(interval and scaled(interval, unit.factor), f'+{unit.spec}')
-
-    def cell(interval, spec):
-        return '-' if interval is None else f'{interval:{spec}}'
-
-    def mark(c):
-        return f' {BOUNDED}' * bool(c.difference is not None and c.few_differ)
+    metric = (
+        f"{primary['set']} {metric_name(primary['metric'], found[0].task)}" if primary else 'primary metric'
+    )
 
     def times(c, key):
         its = c.speedup.get(key)
-        fewer = its is not None and its.n != c.n_seeds
-        return cell(its, '.2f') + (f' (n={its.n})' if fewer else '')
+        fewer = f' (n={its.n})' if its and its.n != c.n_seeds else ''
+        return f'{its:.2f}{fewer}' if its else '-'
 
     def row(c):
+        d = c.difference
+        change = f'{scaled(d, unit.factor):+{unit.spec}}{f" {BOUNDED}" * c.few_differ}' if d else '-'
         return {
             'comparison': f'{c.a} -> {c.b}',
             'pairs': len(c.seeds),
-            title: change(c.difference) + mark(c),
+            f'change of {metric}{"," * bool(unit.words)}{unit.words}': change,
             'verdict': verdict_on(c).words,
             'epochs': epochs_cell(c),
             'training, times as fast': times(c, 'train_s'),
             'in all, times as fast': times(c, 'total_s'),
-            'what it is': label(c.attribution, len(c.seeds) == 1) if c.attribution else 'not compared',
+            'what it is': c.called,
         }
 
     return pd.DataFrame([row(c) for c in found])
@@ -182,8 +172,7 @@ def floors_table(
     )
 
     def cell(value: float | None, metric: str) -> str:
-        unit = unit_of(task, metric)
-        return '-' if value is None else format(unit.factor * value, unit.spec)
+        return '-' if value is None else unit_of(task, metric).text(value)
 
     table = {
         words: {
@@ -195,9 +184,7 @@ def floors_table(
     return pd.DataFrame(table).rename_axis('models that learnt nothing')
 
 # %% ../../nbs/analysis/11_tables.ipynb #5b0c5e32
-def sets_of(
-    runs: Sequence[dict],
-) -> list[str]:  # in the order of the records
+def sets_of(runs: Sequence[dict]) -> list[str]:  # in the order of the records
     "The evaluation sets of runs."
     return list(dict.fromkeys(where for r in runs for where in r['metrics']))
 
@@ -275,7 +262,7 @@ def progress_table(
     table = pd.DataFrame(points).drop_duplicates(['arm', 'set', 'step', 'seed'], keep='last')
     means = table.pivot_table(index='step', columns=['arm', 'set'], values='value', sort=False)
     unit = unit_of(records[0]['task'], records[0]['primary']['metric'])
-    return means.sort_index().map(lambda x: '' if pd.isna(x) else format(unit.factor * x, unit.spec))
+    return means.sort_index().map(lambda x: '' if pd.isna(x) else unit.text(x))
 
 # %% ../../nbs/analysis/11_tables.ipynb #e4954b7d
 def why_none(
@@ -390,9 +377,7 @@ class Taught:
     runs: tuple[tuple[dict, dict], ...]  # (taught, control) of each seed
 
 
-def taught_and_not(
-    e: Evidence,
-) -> list[Taught]:  # in the order of the comparisons
+def taught_and_not(e: Evidence) -> list[Taught]:  # in the order of the comparisons
     "The arms of a study that tell distillation from everything else."
     found = {}
     for _, c in e.comparisons:
@@ -403,12 +388,6 @@ def taught_and_not(
         seeds = sorted(taught.keys() & others.keys())
         found[arm, control] = Taught(arm, control, tuple((taught[s], others[s]) for s in seeds))
     return list(found.values())
-
-
-def _with_teachers(runs: Sequence[dict], scored: dict[str, pd.DataFrame]) -> list[tuple[str, str]]:
-    "run_ids of those whose teacher's predictions are there, and of that teacher."
-    pairs = [(r['run_id'], r['teacher_run_id']) for r in runs]
-    return [pair for pair in pairs if scored.keys() >= set(pair)]
 
 
 def agreement_table(
@@ -423,13 +402,16 @@ def agreement_table(
     measures = MEASURES | {
         'top_1': {'logits': 'same class', 'answerable': 'same span'}.get(kind, MEASURES['top_1'])
     }
-    pairs = {arm: _with_teachers(runs, scored) for arm, runs in e.arms.items()}
     controls = {}
     for both in taught_and_not(e):
         controls[both.control] = [(r['run_id'], t['teacher_run_id']) for t, r in both.runs]
     rows = []
-    for arm in e.arms:
-        held = pairs[arm] or [pair for pair in controls.get(arm, ()) if scored.keys() >= set(pair)]
+    for arm, runs in e.arms.items():
+        own = [(r['run_id'], r['teacher_run_id']) for r in runs]
+        own, others = (
+            [p for p in pairs if scored.keys() >= set(p)] for pairs in (own, controls.get(arm, ()))
+        )
+        held = own or others
         if not held:
             continue
         students, teachers = ([scored[i] for i in ids] for ids in zip(*held))
@@ -445,9 +427,7 @@ def agreement_table(
     return pd.DataFrame(rows, columns=['arm', 'measure', 'estimate', 'low', 'high', 'control'])
 
 
-def reliability_table(
-    e: Evidence,
-) -> pd.DataFrame:  # as `reliability_figure` takes it
+def reliability_table(e: Evidence) -> pd.DataFrame:  # as `reliability_figure` takes it
     "Ten bins of equal width an arm, all its runs together."
     scored = _scored(e)
     tables = []

@@ -8,10 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 import numpy as np
-import pandas as pd
 from scipy import stats as distributions
 from scipy.optimize import brentq
-from statsmodels.stats.contingency_tables import mcnemar
 from kdnotes.analysis.intervals import (
     LEVEL,
     SAME,
@@ -28,9 +26,9 @@ from kdnotes.analysis.intervals import (
 
 # %% auto #0
 __all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'INTERACTIONS', 'PValue', 'interval_test', 'crossed_test',
-           'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'difference_test', 'smallest_p', 'seed_test',
-           'mcnemar_test', 'Family', 'holm', 'effect_size', 'Equivalence', 'corrected_margins', 'equivalence',
-           'bounded_equivalence', 'Effect', 'factorial']
+           'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'difference_test', 'seed_test', 'Family', 'holm',
+           'effect_size', 'Equivalence', 'corrected_margins', 'equivalence', 'bounded_equivalence', 'Effect',
+           'contrast']
 
 # %% ../../nbs/analysis/02_tests.ipynb #44f17aaa
 @dataclass(frozen=True)
@@ -90,9 +88,7 @@ def p_text(
     return number_texts([p], '.3f', ALPHA)[0]
 
 
-def p_words(
-    p: float,
-) -> str:
+def p_words(p: float) -> str:
     "A p-value as sentences print it: `p = 0.034`."
     return f'p {p_text(p)}' if p < 0.001 else f'p = {p_text(p)}'
 
@@ -130,7 +126,7 @@ def permutation_test(
     n_draws: int = 9999,  # random flips where there are too many to count
 ) -> PValue:  # statistic: the mean difference
     "Paired permutation test over units, on the means over seeds."
-    y = checked_numbers(matrix, 2, 'matrix', 0.5)
+    y = checked_numbers(matrix, 2, 'matrix')
     x = y.mean(0)
     signs = flips(int((x != 0).sum()), rng, n_draws)
     return PValue(
@@ -158,55 +154,20 @@ def difference_test(
 LEAST_SEEDS = 8  # tests over seeds alone need so many
 
 
-def smallest_p(
-    n: int,  # seeds
-) -> float:
-    "The smallest two-sided p that flips of `n` signs can give."
-    return min(1.0, 2 / 2**n)
-
-
 def seed_test(
     values,  # (n,) one difference a seed
     rng: np.random.Generator | None = None,  # needed with more than 16 seeds
-    n_draws: int = 9999,
 ) -> PValue:  # statistic: the mean
     "Flips of the seeds' signs: units fixed, seeds random; refused below 8 seeds."
-    x = checked_numbers(values, 1, 'values', 0.5)
+    x = checked_numbers(values, 1, 'values')
     method = 'paired permutation over seeds; these units only'
-    if len(x) < LEAST_SEEDS:
-        return PValue(
-            None,
-            float(x.mean()),
-            method,
-            len(x),
-            reason=(
-                f'{len(x)} seed(s) cannot reach a p below 2/2^{len(x)} = {smallest_p(len(x)):.4g}; tests by '
-                f'seed need {LEAST_SEEDS}'
-            ),
-        )
-    signs = flips(len(x), rng, n_draws)
-    return PValue(float(flip_p(x, signs)), float(x.mean()), f'{method}, {len(signs)} flips', len(x))
-
-# %% ../../nbs/analysis/02_tests.ipynb #0b21a4b1
-def mcnemar_test(
-    right_a,  # (n,) bool: is arm a right on this unit
-    right_b,  # (n,) bool, the same units
-) -> PValue:  # statistic: how many more only b has right
-    "Exact test of two models' decisions on the same units."
-    a = np.asarray(right_a)
-    b = np.asarray(right_b)
-    if a.shape != b.shape or a.ndim != 1 or not a.size or {*np.unique(a), *np.unique(b)} - {False, True}:
-        raise StatsError(
-            f'decisions of shapes {a.shape} and {b.shape} must be True or False, one a unit, for the '
-            'same units'
-        )
-    a = a.astype(bool)
-    b = b.astype(bool)
-    table = [[int((a & b).sum()), int((a & ~b).sum())], [int((~a & b).sum()), int((~a & ~b).sum())]]
-    words = f"McNemar's exact test: only a right {table[0][1]}, only b right {table[1][0]}"
-    return PValue(
-        float(mcnemar(table, exact=True).pvalue), float(table[1][0] - table[0][1]), words, 1, len(a)
-    )
+    n = len(x)
+    if n < LEAST_SEEDS:
+        least = f'2/2^{n} = {min(1.0, 2 / 2**n):.4g}'
+        reason = f'{n} seed(s) cannot reach a p below {least}; tests by seed need {LEAST_SEEDS}'
+        return PValue(None, float(x.mean()), method, n, reason=reason)
+    signs = flips(n, rng)
+    return PValue(float(flip_p(x, signs)), float(x.mean()), f'{method}, {len(signs)} flips', n)
 
 # %% ../../nbs/analysis/02_tests.ipynb #e56b1c93
 @dataclass(frozen=True)
@@ -246,7 +207,7 @@ def effect_size(
     values,  # (n,) differences, one a unit or one a seed
 ) -> Interval:  # of mean / standard deviation; NaN where there is no spread, see `reason`
     "Cohen's d_z with its noncentral t interval."
-    x = checked_numbers(values, 1, 'values', LEVEL)
+    x = checked_numbers(values, 1, 'values')
     n = len(x)
     words = "Cohen's d_z, noncentral t"
     if n < 2:
@@ -403,28 +364,20 @@ class Effect:
     excluded: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds that not all arms have
 
 
-def factorial(
+def contrast(
+    name: str,  # of the effect
+    weights: dict[str, float],  # arm -> weight; they add up to 0
     matrices: dict[str, np.ndarray],  # arm -> (seeds, units), the same seeds and units in the same order
-    contrasts: dict[str, dict[str, float]] = FACTORIAL,  # effect -> arm -> weight
     reach: float | None = None,  # no difference of two values is larger; None: there is no bound
-    rng: np.random.Generator | None = None,  # of the intervals where few units differ; with `reach`
-) -> list[Effect]:
-    "Effects and interactions of factors, as contrasts of arms, each with its own interval."
-    if len({np.shape(m) for m in matrices.values()}) > 1:
+    rng: np.random.Generator | None = None,  # of the interval where few units differ; with `reach`
+) -> Effect:
+    "An effect or an interaction of factors, as a contrast of arms with its own interval."
+    if len({np.shape(matrices[arm]) for arm in weights}) > 1:
         raise StatsError('the arms have different seeds or units; keep those all have')
-    found = []
-    for name, weights in contrasts.items():
-        if abs(sum(weights.values())) > 1e-9:
-            raise StatsError(f'the weights of {name!r} must add up to 0')
-        if missing := [arm for arm in weights if arm not in matrices]:
-            found.append(Effect(name, weights, None, None, f"no runs of {', '.join(missing)}"))
-            continue
-        matrix = sum(
-            w * checked_numbers(matrices[arm], 2, f'arm {arm!r}', LEVEL) for arm, w in weights.items()
-        )
-        # of weights that add up to 0: half of their sizes times a difference of two values
-        bound = None if reach is None else reach * sum(map(abs, weights.values())) / 2
-        test = difference_test(matrix, bound)
-        interval = difference_interval(matrix, rng, bound)
-        found.append(Effect(name, weights, interval, test.p, test.reason))
-    return found
+    if abs(sum(weights.values())) > 1e-9:
+        raise StatsError(f'the weights of {name!r} must add up to 0')
+    matrix = sum(w * checked_numbers(matrices[arm], 2, f'arm {arm!r}') for arm, w in weights.items())
+    # of weights that add up to 0: half of their sizes times a difference of two values
+    bound = None if reach is None else reach * sum(map(abs, weights.values())) / 2
+    test = difference_test(matrix, bound)
+    return Effect(name, weights, difference_interval(matrix, rng, bound), test.p, test.reason)

@@ -10,14 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from ..core.arms import MODES
 from ..core.config import metric_name, task_info
-from .comparable import label
 from .compare import TIMES, Comparison, verdict_on
 from .intervals import Interval, number_texts, scaled
-from .tests import Family, p_words
+from .tests import ALPHA, Family, p_words
 
 # %% auto #0
 __all__ = ['PLAIN', 'PERCENT', 'LEFT', 'LATE', 'times_as', 'in_percent', 'Unit', 'unit_of', 'metric_on', 'epochs_beside',
-           'epochs_words', 'explain', 'sentence', 'teachers_words', 'kept_words', 'Unconverged', 'unconverged',
+           'epochs_words', 'sentence', 'explain', 'teachers_words', 'kept_words', 'Unconverged', 'unconverged',
            'unconverged_words']
 
 # %% ../../nbs/analysis/07_wording.ipynb #af110c7a
@@ -35,9 +34,7 @@ def times_as(
     return f'{longer:.2f} times as long'
 
 
-def in_percent(
-    share: Interval,
-) -> str:
+def in_percent(share: Interval) -> str:
     "A share as one writes it: 97.7 % [95.2 %, 100.2 %]."
     estimate, low, high = number_texts(
         [None if x is None else 100 * x for x in (share.estimate, share.low, share.high)], '.1f', 100.0
@@ -56,6 +53,10 @@ class Unit(NamedTuple):
     @property
     def spec(self) -> str:
         return f'.{self.digits - 1}f'  # of a value
+
+    def text(self, of: float | Interval) -> str:  # '71.2', behind a name that has the sign
+        "A value of the metric, with its interval where it has one."
+        return format(scaled(of, self.factor) if isinstance(of, Interval) else self.factor * of, self.spec)
 
 
 PLAIN = Unit()
@@ -86,37 +87,12 @@ def _p_clause(p: float | None, corrected: float | None, family: Family | None) -
     return f"; {p_words(corrected)} after Holm's correction over the {n} comparisons of '{family.name}'"
 
 
-def _one_seed(c: Comparison) -> str:
-    return f'seed {c.seeds[0]}' if len(c.seeds) == 1 else 'one seed'  # of more, when the others have no value
-
-
 def metric_on(
     primary: dict,  # of a record or a comparison: metric, set
     task: str,  # of TASKS
 ) -> str:
     "The primary metric, as every text names it."
     return f"{metric_name(primary['metric'], task)} on the {primary['set']} set"
-
-
-def _metric(c: Comparison) -> str:
-    return metric_on(c.primary, c.task)
-
-
-def _sense(c: Comparison) -> str:
-    "What a difference of the primary metric means."
-    d = c.difference
-    found = verdict_on(c)
-    direction = 'no change'
-    if d.estimate != 0:
-        direction = 'better' if (d.estimate > 0) == c.primary['higher_is_better'] else 'worse'
-    if found.code == 'significant':
-        return f'{direction}, {found.words}'
-    if found.code == 'not_significant':
-        p = 'its p' if c.p_holm is None else 'its p, corrected,'
-        why = 'its interval holds 0' if d.low <= 0 <= d.high else f'{p} is not below 0.05'
-        return f'{found.words}, since {why}'
-    where = f'{direction} in {_one_seed(c)}, ' if c.n_seeds == 1 else ''
-    return f'{where}{found.words}, since {found.reason}'
 
 
 def epochs_beside(
@@ -129,76 +105,12 @@ def epochs_beside(
     return f'{a:g} epochs each' if a == b else f'{b:g} epochs against {a:g}'
 
 
-def epochs_words(
-    c: Comparison,
-) -> str:
+def epochs_words(c: Comparison) -> str:
     "The same of two arms, behind a comma."
     said = epochs_beside(*c.epochs)
     return said and f', {said}'
 
-
-def _result(c: Comparison) -> list[str]:
-    "The clauses on accuracy and time."
-    name = _metric(c)
-    said = []
-    if c.difference is None:
-        said.append(f"{name} is not compared, since {c.reasons['difference']}")
-    else:
-        unit = _unit(c)
-        amount = f'{scaled(c.difference, unit.factor):+.{unit.digits}f}{unit.words}'
-        said.append(f'{name} {amount} ({_sense(c)}{_p_clause(c.p, c.p_holm, c.family)})')
-        if c.few_differ:
-            said.append(f'{c.n_units} {c.unit_name}{_differing(c)}')
-    if c.speedup:
-        ways = [f'training {times_as(c.speedup["train_s"])}{epochs_words(c)}'] * ('train_s' in c.speedup)
-        ways += [f'in all {times_as(c.speedup["total_s"])}'] * ('total_s' in c.speedup)
-        said.append(', and '.join(ways))
-    return said + sorted({why for k, why in c.reasons.items() if k in TIMES})
-
-# %% ../../nbs/analysis/07_wording.ipynb #b5d856f5
-def explain(
-    comparison: Comparison,
-) -> str:  # a paragraph
-    "A comparison in sentences."
-    c = comparison
-    if 'comparison' in c.reasons:
-        return f"{c.a} -> {c.b}: not compared, since {c.reasons['comparison']}."
-    x = c.attribution
-    n = len(c.seeds)
-    text = f"{c.a} -> {c.b} ({n} pair{'s' * (n > 1)}): {'; '.join(_result(c))}. {_cause(c)}"
-    if x.belongs:
-        few = len(x.belongs) <= 4
-        part = ', '.join(x.belongs) if few else f'{len(x.belongs)} settings, in the table of differences'
-        text += f' (part of it: {part})'
-    if x.factor is None and c.a in MODES and c.b in MODES and (missing := _not_varied(c)):
-        text += f"; {', '.join(missing)} was not varied on this machine"
-    return '. '.join([text, *(w.text[0].upper() + w.text[1:] for w in c.warnings)]) + '.'
-
-
-def _cause(c: Comparison) -> str:
-    "What the runs differ in; it has an effect only where one was found."
-    single = len(c.seeds) == 1
-    factor = c.attribution.factor
-    if factor is None or single:
-        said = label(c.attribution, single)
-        return f'This is {said}' if c.attribution.factors else said.capitalize()
-    if c.difference is not None and verdict_on(c).code == 'significant':
-        return f'This is the effect of {factor}'
-    return f'Only the factor {factor} differs'
-
-
-def _not_varied(c: Comparison) -> list[str]:
-    "Factors in which the modes differ and the runs do not."
-    a = MODES[c.a]
-    b = MODES[c.b]
-    names = ('network', 'precision', 'kd', 'ranks')
-    return [f for f in names if getattr(a, f) != getattr(b, f) and f not in c.attribution.factors]
-
 # %% ../../nbs/analysis/07_wording.ipynb #3354357f
-def _direction(c: Comparison) -> str:
-    return 'higher' if c.difference.estimate > 0 else 'lower'
-
-
 def _alike(c: Comparison) -> str:
     "What the margin allows to say, of precision alone: no margin calls half a network alike."
     unit = _unit(c)
@@ -221,6 +133,79 @@ def _alike(c: Comparison) -> str:
     return f'{same}; that {c.b} is not worse by {margin}{unit.words} or more is not shown either {one_sided}'
 
 # %% ../../nbs/analysis/07_wording.ipynb #f3671921
+def _differing(c: Comparison) -> str:
+    "In how few units the two differ; nothing where the interval is that of a variance."
+    if not c.few_differ:
+        return ''
+    many = {0: 'none differs', 1: '1 differs'}.get(c.differing, f'{c.differing} differ')
+    return f', of which {many} in any seed'
+
+
+class _Told(NamedTuple):
+    "The words of a comparison in one quantity."
+
+    name: str  # of b's quantity
+    noun: str  # of what may differ
+    amount: str  # of the difference
+    was: str  # b's quantity beside a's
+    alike: str = ''  # what a margin allows to say, where nothing better was found
+    better: bool = False
+
+
+_WORK = {'train_s': 'training', 'total_s': 'the whole making (teacher, signal and training)'}
+
+
+def _told(c: Comparison, about: str) -> _Told:
+    if about != 'primary':
+        how = times_as(c.speedup[about])
+        epochs = epochs_words(c)
+        work = _WORK[about]
+        return _Told(work, f'the time of {work}', f'{how}{epochs}', f'{how} as that of {c.a}{epochs}')
+    unit = _unit(c)
+    digits = f'.{unit.digits}f'
+    d = scaled(c.difference, unit.factor)
+    if c.n_seeds == 1:
+        by = number_texts([abs(d.estimate)], digits)[0]
+    else:
+        size = d if d.estimate > 0 else replace(d, estimate=-d.estimate, low=-d.high, high=-d.low)
+        by = f'{size:{digits}}'
+    better = (d.estimate > 0) == c.primary['higher_is_better']
+    direction = 'higher' if d.estimate > 0 else 'lower'
+    if not c.primary['higher_is_better']:  # not what one expects
+        direction += ' (better)' if better else ' (worse)'
+    was = (
+        f'{direction} than that of {c.a} by {by}{unit.words}' if d.estimate else f'the same as that of {c.a}'
+    )
+    name = metric_on(c.primary, c.task)
+    return _Told(name, name, f'{d:+{digits}}{unit.words}', was, _alike(c), better)
+
+
+def _claim(c: Comparison, about: str) -> str:
+    i, p, corrected = c.tested(about)
+    told = _told(c, about)
+    found = verdict_on(c, about)
+    if i.n == 1:
+        alone = f'seed {c.seeds[0]}' if len(c.seeds) == 1 else 'one seed'  # the others have no value
+        return f'With {alone} alone, {told.name} of {c.b} was {told.was}; nothing is known about other seeds'
+    level = f'{i.level:.0%} interval, ' if i.low is not None else ''
+    units = f' and {i.units} {c.unit_name}{_differing(c)}' if i.units else ''
+    rests = f'{level}{i.n} seeds{units}{_p_clause(p, corrected, c.family)}'
+    between = f'ifference between {c.a} and {c.b} in {told.noun}'
+    if found.code == 'not_tested':
+        what = f'The d{between} is {told.amount} ({rests})'
+        return f'{what}; it was {found.words}, since {found.reason}{told.alike}'
+    if found.code == 'significant':
+        whose = f', the effect of {c.attribution.factor}' if c.attribution.factor else f' ({c.called})'
+        alike = '' if told.better else told.alike
+        return f'{told.name[0].upper()}{told.name[1:]} of {c.b} was {told.was} ({rests}){whose}{alike}'
+    if i.low is None or i.low <= i.null <= i.high:
+        return f'No d{between} was detected: {told.amount} ({rests}){told.alike}'
+    return (
+        f'The d{between}, {told.amount}, is not significant: its p is not below {ALPHA:g}, though its own '
+        f'interval, uncorrected, excludes {i.null:g} ({rests}){told.alike}'
+    )
+
+
 def sentence(
     comparison: Comparison,
     about: str = 'primary',  # or one of TIMES
@@ -232,88 +217,39 @@ def sentence(
     why = c.reasons.get('comparison') or (c.reasons.get('difference') if about == 'primary' else None)
     if why:
         return f'{c.a} and {c.b} are not compared, since {why}.'
-    if about != 'primary':
-        return f'{_time_sentence(c, about)}.'
-    return f'{_metric_sentence(c)}{f"; {c.at_floor}" if c.at_floor else ""}.'
+    floor = f'; {c.at_floor}' if about == 'primary' and c.at_floor else ''
+    return f'{_claim(c, about)}{floor}.'
+
+# %% ../../nbs/analysis/07_wording.ipynb #b5d856f5
+def explain(comparison: Comparison) -> str:  # a paragraph
+    "A comparison in sentences: its claim, its times, in what the arms differ, and what to know."
+    c = comparison
+    if 'comparison' in c.reasons:
+        return f"{c.a} -> {c.b}: not compared, since {c.reasons['comparison']}."
+    n = len(c.seeds)
+    ways = {'train_s': f'training {{}}{epochs_words(c)}', 'total_s': 'in all {}'}
+    times = [way.format(times_as(c.speedup[key])) for key, way in ways.items() if key in c.speedup]
+    untimed = sorted({c.reasons[key] for key in TIMES if key in c.reasons})
+    known = [w.text for w in c.warnings if w.code not in ('at_floor', 'one_seed')]  # the sentence says these
+    more = [', and '.join(times), *untimed, _apart(c), *known]
+    said = [sentence(c), *(f'{s[0].upper()}{s[1:]}.' for s in dict.fromkeys(more) if s)]
+    return f"{c.a} -> {c.b} ({n} pair{'s' * (n > 1)}): {' '.join(said)}"
 
 
-def _differing(c: Comparison) -> str:
-    "In how few units the two differ; nothing where the interval is that of a variance."
-    if not c.few_differ:
-        return ''
-    many = {0: 'none differs', 1: '1 differs'}.get(c.differing, f'{c.differing} differ')
-    return f', of which {many} in any seed'
-
-
-def _metric_sentence(c: Comparison) -> str:
-    unit = _unit(c)
-    d = scaled(c.difference, unit.factor)
-    digits = f'.{unit.digits}f'
-    amount = f'{d:+{digits}}{unit.words}'
-    between = f'between {c.a} and {c.b} in {_metric(c)}'
-    name = _metric(c)
-    found = verdict_on(c)
-    if c.n_seeds == 1:
-        size = number_texts([abs(d.estimate)], digits)[0]
-        compared = f'{_direction(c)} by {size}{unit.words} than' if d.estimate else 'the same as'
-        return (
-            f'With {_one_seed(c)} alone, {name} of {c.b} was {compared} that of {c.a}; nothing is known '
-            'about other seeds'
-        )
-    units = f' and {d.units} {c.unit_name}{_differing(c)}' if d.units else ''
-    rests = f'{d.level:.0%} interval, {c.n_seeds} seeds{units}{_p_clause(c.p, c.p_holm, c.family)}'
-    if found.code == 'not_tested':
-        return (
-            f'The difference {between} is {amount} ({rests}); it was {found.words}, '
-            f'since {found.reason}{_alike(c)}'
-        )
-    if found.code == 'not_significant' and not d.low <= 0 <= d.high:
-        return (
-            f'The difference {between}, {amount}, is not significant: its p is not '
-            f'below 0.05, though its own interval, uncorrected, excludes 0 ({rests}){_alike(c)}'
-        )
-    if found.code == 'not_significant':
-        return f'No difference {between} was detected: {amount} ({rests}){_alike(c)}'
-    size = d if d.estimate > 0 else replace(d, estimate=-d.estimate, low=-d.high, high=-d.low)
-    worse = (d.estimate > 0) != c.primary['higher_is_better']
-    return (
-        f'{name[0].upper()}{name[1:]} of {c.b} was {_direction(c)} than that of {c.a} by '
-        f'{size:{digits}}{unit.words} '
-        f'({rests}){_called(c)}{_alike(c) if worse else ""}'
-    )
-
-
-def _called(c: Comparison) -> str:
-    "Whose effect it is."
-    return f', the effect of {c.attribution.factor}' if c.attribution.factor else f' ({label(c.attribution)})'
-
-
-_WORK = {'train_s': 'training', 'total_s': 'the whole making (teacher, signal and training)'}
-
-
-def _time_sentence(c: Comparison, about: str) -> str:
-    i = c.speedup[about]
-    name = _WORK[about]
-    found = verdict_on(c, about)
-    if i.n == 1:
-        return (
-            f'With {_one_seed(c)} alone, {name} of {c.b} was {times_as(i)} as that of {c.a}'
-            f'{epochs_words(c)}; nothing is known about other seeds'
-        )
-    p = _p_clause(c.p_times.get(about), c.p_times_holm.get(about), c.family)
-    known = f'{i.level:.0%} interval, ' if i.low is not None else ''
-    rests = f'{known}{i.n} seeds{p}'
-    if found.code == 'not_significant':
-        return (
-            f'No difference between {c.a} and {c.b} in the time of {name} was detected: '
-            f'{times_as(i)}{epochs_words(c)} ({rests})'
-        )
-    said = (
-        f'{name[0].upper()}{name[1:]} of {c.b} was {times_as(i)} as that of {c.a}{epochs_words(c)} ({rests})'
-    )
-    if found.code == 'not_tested':
-        return f'{said}; the difference was {found.words}, since {found.reason}'
-    return f'{said}{_called(c)}'
+def _apart(c: Comparison) -> str:
+    "In what the runs of two arms differ."
+    x = c.attribution
+    said = f'only the factor {x.factor} differs' if x.factor and len(c.seeds) > 1 else c.called
+    if x.belongs:
+        few = len(x.belongs) <= 4
+        part = ', '.join(x.belongs) if few else f'{len(x.belongs)} settings, in the table of differences'
+        said += f' (part of it: {part})'
+    if x.factor is None and c.a in MODES and c.b in MODES:
+        a, b = MODES[c.a], MODES[c.b]
+        varied = [f for f in ('network', 'precision', 'kd', 'ranks') if getattr(a, f) != getattr(b, f)]
+        if same := [f for f in varied if f not in x.factors]:
+            said += f'; {", ".join(same)} was not varied on this machine'
+    return said
 
 # %% ../../nbs/analysis/07_wording.ipynb #e5b595bc
 def teachers_words(

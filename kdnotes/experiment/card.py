@@ -97,8 +97,7 @@ def _score_texts(task: str, metric: str, values: list[float | None]) -> list[str
     if metric in task_info(task).exp_of:
         return ['' if value is None else f'{value:.4g}' for value in values]
     unit = unit_of(task, metric)
-    percent = ' %' if unit.factor != 1 else ''
-    return ['' if v is None else f'{unit.factor * v:.{unit.digits}f}{percent}' for v in values]
+    return ['' if v is None else f'{unit.factor * v:.{unit.digits}f}{unit.sign}' for v in values]
 
 
 def _metric_in_words(task: str, metric: str) -> str:

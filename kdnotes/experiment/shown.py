@@ -13,14 +13,10 @@ from typing import Any
 import pandas as pd
 from ..analysis.comparable import differences
 from ..analysis.in_use import KEPT, in_use, rests_on, saves, trivial, use_table
-from ..analysis.wording import in_percent
-from ..analysis.intervals import scaled
-from ..core.config import primary_name, task_info, visible
-from ..analysis.evidence import known_floors
-from ..analysis.evidence import arm_values
-from ..analysis.evidence import Evidence
+from ..core.config import task_info, visible
+from ..analysis.evidence import Evidence, arm_values, known_floors
 from ..analysis.tables import corpus_of
-from ..analysis.wording import unconverged_words, unit_of
+from ..analysis.wording import in_percent, metric_on, unconverged_words, unit_of
 from ..core.processes import Stopped
 from .cluster import make_run
 from .launch import goes_on, missing, progress
@@ -131,14 +127,13 @@ def _beside(other: dict, record: dict) -> str:
 
 
 def _metric(record: dict) -> str:
-    return f"{primary_name(record)} on the {record['primary']['set']} set"
+    return metric_on(record['primary'], record['task'])
 
 
 def _value(record: dict) -> str:
     "The primary value, in its unit."
     unit = unit_of(record['task'], record['primary']['metric'])
-    percent = ' %' if unit.factor != 1 else ''
-    return f'{unit.factor * record["primary"]["value"]:.{unit.digits - 1}f}{percent}'
+    return f'{unit.text(record["primary"]["value"])}{unit.sign}'
 
 # %% ../../nbs/experiment/15_shown.ipynb #e3573ab9
 SMOKE_RUN = 'Smoke run of a few steps: it shows that everything works, and its numbers mean nothing.'
@@ -176,8 +171,9 @@ def _column(e: Evidence, arm: str) -> dict[str, str]:
     record = e.records[0]
     unit = unit_of(record['task'], record['primary']['metric'])
     value = e.values[arm].get('primary')
-    name = f"{_metric(record)}{', %' if unit.factor != 1 else ''}"
-    return {name: '-' if value is None else format(scaled(value, unit.factor), f'.{unit.digits - 1}f')}
+    return {
+        f'{_metric(record)}{"," * bool(unit.sign)}{unit.sign}': '-' if value is None else unit.text(value)
+    }
 
 
 def _of_use(use, names: dict[str, str]) -> pd.DataFrame:
