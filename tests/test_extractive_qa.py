@@ -64,7 +64,8 @@ from kdnotes.tasks.span_metrics import (
     answer_scores,
     no_answer_probability,
     normalised,
-    squad_evaluation,
+    span_metrics,
+    span_scores,
 )
 
 TASK = 'extractive_qa'
@@ -149,6 +150,15 @@ def assert_same_scores(found: dict, expected: dict) -> None:
         assert found[name] == pytest.approx(value, abs=1e-12) if value is not None else found[name] is None
 
 
+def squad_evaluation(answers: dict, predicted: dict, no_answer: dict, threshold: float = 1.0) -> dict:
+    "What the library says of a file of predictions; questions that it lacks are left out."
+    known = [id for id in answers if id in predicted]
+    of_none = np.array([no_answer[id] for id in known])
+    answered, some = (np.array([bool(of[id]) for id in known]) for of in (answers, predicted))
+    scores = span_scores({id: answers[id] for id in known}, predicted)
+    return span_metrics(scores, answered, of_none, some, of_none > threshold) | dict(total=len(known))
+
+
 # answers, the prediction, exact, f1: worked out by hand
 CASES = [
     (['the Nile'], 'Nile', 1, 1),
@@ -194,7 +204,7 @@ def test_a_file_of_predictions():
     for threshold in (0.0, 0.5, 0.6, 1.0):
         found = squad_evaluation(answers, predicted, no_answer, threshold)
         assert_same_scores(found, plain_evaluation(answers, predicted, no_answer, threshold))
-    assert squad_evaluation(answers, predicted)['total'] == 5
+    assert found['total'] == 5
     # c costs nothing, a is right: 3 of 5; b is not, d is: 2 of 5 and so on; f is right again
     assert squad_evaluation(answers, predicted, no_answer)['best_exact'] == 3 / 5
     assert squad_evaluation(answers, predicted, no_answer)['best_exact_thresh'] == 0.5
