@@ -130,16 +130,19 @@ def records(home: Path) -> dict[str, dict]:  # mode -> record
     return {record['mode']: record for record in found}
 
 
-@pytest.fixture(params=['apart', 'localhost'])
+@pytest.fixture(params=['apart or localhost', pytest.param('localhost', marks=pytest.mark.exhaustive)])
 def machines(request, tmp_path, small_teacher):
     "Two in networks of their own, where the kernel permits it; and two on the loopback interface."
     with ExitStack() as stack:
-        if request.param == 'apart':
+        apart = request.param != 'localhost'
+        if apart:
             try:
                 stack.enter_context(networks())
             except (OSError, subprocess.CalledProcessError) as e:
-                pytest.skip(f'no networks of their own here, which need the rights of root: {e}')
-        found = Machines(tmp_path, small_teacher, request.param == 'apart')
+                if request.param == 'apart':
+                    pytest.skip(f'no networks of their own here, which need the rights of root: {e}')
+                apart = False
+        found = Machines(tmp_path, small_teacher, apart)
         stack.callback(found.close)
         yield found
 
@@ -183,13 +186,12 @@ def test_two_machines_leave_the_run_that_one_machine_leaves(machines, tmp_path, 
 STUDENT = ('student_init=teacher_pretrained',)  # which stands on no other run
 
 
-def test_srun_says_how_many_machines_there_are_and_where_they_meet(machines, tmp_path, small_teacher):
-    settings = [*STUDENT, f'teacher={small_teacher}']
-    one = on_one_machine(tmp_path, 'mixed_student', 'ranks=2', *settings)
-    machines.start(*settings[:1], mode='mixed_student', several=['launcher=slurm'], told=machines.by_srun())
+def test_srun_says_how_many_machines_there_are_and_where_they_meet(machines):
+    machines.start(*STUDENT, mode='mixed_student', several=['launcher=slurm'], told=machines.by_srun())
     ends = machines.ends()
     assert [code for code, _ in ends] == [0, 0], ends
-    assert [results(home) for home in machines.homes] == [one, one]
+    one, other = (records(home)['mixed_student'] for home in machines.homes)
+    assert one == other and one['parallel']['reason'] == '2 ranks on cpu, 2 machines'
 
 
 @pytest.mark.parametrize('machines', ['localhost'], indirect=True)
