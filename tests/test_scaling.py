@@ -4,7 +4,9 @@ a simulated link, and results that go on where they were stopped.
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
@@ -185,10 +187,11 @@ def test_one_gpu_has_nobody_to_synchronise_with(tmp_path, monkeypatch):
         scaling.measure('c')
 
 
-def test_more_steps_than_the_corpus_has_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+def test_more_steps_than_the_corpus_has_are_refused():
+    place = SimpleNamespace(task=ranked_task(), total=8)
+    asked = tiny_config('full_student', batch_size=16).model_dump(mode='json')
     with pytest.raises(BenchError, match='more examples than the corpus has'):
-        scaling.measure('b', ('masked_lm',), (scaling.Setup(1, 2000),), turns=1)
+        scaling.train_setup(place, 0, asked, asdict(scaling.Setup(1, 2000)))
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_files_have_the_columns_of_the_benchmark(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_from_its_teacher_to_its_table(tmp_path, monkeypatch):
+def test_a_study_from_its_teacher_to_its_table(tmp_path, monkeypatch, rank_here):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
     teacher = str(write_encoder(tmp_path / 'teacher'))
