@@ -23,7 +23,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from handmade import make_record
 from faults import files_no_larger_than
-from test_doctor import write_model
+from small_runs import write_model
 from kdnotes.api import load_data
 from kdnotes.analysis.compare import study_comparisons
 from kdnotes.analysis.report import _about

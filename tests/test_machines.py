@@ -20,7 +20,7 @@ from kdnotes.core.resolve import Machine, place_of, resolve, resolve_ranks
 from kdnotes.experiment.launch import RunError, execute
 from kdnotes.experiment.plan import plan
 from processes import ranks_of
-from test_doctor import write_corpus
+from small_runs import write_corpus
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
-from test_text_classification import write_encoder
+from small_runs import write_encoder
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan

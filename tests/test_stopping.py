@@ -11,7 +11,7 @@ import pytest
 from kinds import one_of_each
 from notebooks import last_line, surroundings
 from processes import has_ended, ranks_of
-from test_doctor import write_corpus, write_model
+from small_runs import write_corpus, write_model
 from kdnotes.cli import main
 from kdnotes.core.config import ConfigError
 from kdnotes.core.processes import Ranks
