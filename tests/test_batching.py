@@ -2,7 +2,6 @@
 and what kept tokens are named by.
 """
 
-import multiprocessing
 import shutil
 from concurrent.futures import ProcessPoolExecutor
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from faults import files_no_larger_than
+from ranks import context
 from letters import CHUNK, MANY, Counted, make_tokens, of_letters
 from test_fuzz import Speller
 from kdnotes.core import files
@@ -411,7 +411,7 @@ def test_tokens_that_cannot_be_written_leave_nothing_half_used(tmp_path, chunks,
 
 
 def test_processes_that_make_the_same_tokens_do_not_harm_each_other(tmp_path):
-    with ProcessPoolExecutor(2, multiprocessing.get_context('spawn')) as pool:
+    with ProcessPoolExecutor(2, context) as pool:
         found = list(pool.map(make_tokens, [tmp_path] * 2))
     assert len({of[:3] for of in found}) == 1
     assert sum(made for *_, made in found) == 1, 'one made them, the other waited'

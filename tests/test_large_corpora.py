@@ -4,7 +4,6 @@ machine.
 
 import csv
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from faults import files_no_larger_than
+from ranks import context
 from letters import of_letters
 from synthetic import read_large, synthetic_pairs
 from kdnotes.core import files, tables
@@ -166,7 +166,7 @@ def test_a_kept_corpus_is_not_read_again(pairs, monkeypatch):
 
 
 def test_a_corpus_is_read_once_on_a_machine(pairs):
-    with ProcessPoolExecutor(2, multiprocessing.get_context('spawn')) as pool:
+    with ProcessPoolExecutor(2, context) as pool:
         found = list(pool.map(read_large, [pairs] * 2))
     assert len({sha256 for sha256, _ in found}) == 1 and sum(n for _, n in found) == 1
 
