@@ -343,18 +343,6 @@ def test_tokens_go_on_where_they_were_interrupted(tmp_path, chunks):
     assert tokenizer.rows == [3, 4, 4, 3], 'a sample, and what was missing'
 
 
-@pytest.mark.parametrize('name', ('values', 'offsets', 'second', 'meta.json'))
-def test_kept_tokens_that_were_damaged_are_made_anew(tmp_path, chunks, name):
-    right = encode_pairs(of_letters(), MANY, None, 9, tmp_path)
-    right = Ragged(*(np.array(a) for a in (right[0].values, right[0].offsets))), np.array(right[1])
-    [path] = tmp_path.glob('*.tokens')
-    data = bytearray((path / name).read_bytes())
-    data[len(data) // 2] ^= 1
-    (path / name).write_bytes(data)
-    tokenizer = Counted()
-    assert same_pairs(encode_pairs(tokenizer, MANY, None, 9, tmp_path), right) and tokenizer.rows
-
-
 @pytest.mark.parametrize('finished', (True, False))
 def test_kept_tokens_of_other_texts_are_not_taken(tmp_path, chunks, finished):
     "Whole as they are, or begun: somebody put them there."

@@ -3,11 +3,9 @@
 import functools
 import json
 import os
-import signal
 import string
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -21,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from kdnotes.core import files
 from kdnotes.core.appended import Appended, open_appended
 from kdnotes.core.config import ConfigError
-from kdnotes.core.files import FileError, is_named
+from kdnotes.core.files import FileError
 from kdnotes.tasks import text_blocks
 from kdnotes.tasks.documents import CORPORA, articles, read_document, without_marks
 from kdnotes.tasks.lm_scores import sample_positions, text_set
@@ -147,14 +145,6 @@ def same_stream(one, other) -> bool:
 # ---- kills ----
 
 ARRAYS = ('tokens', 'word_starts', 'documents')
-TOKENISE = """
-import sys
-from pathlib import Path
-from test_text_blocks import PIECE, long_documents, spelling_tokenizer
-from kdnotes.tasks import text_blocks
-text_blocks.PIECE = PIECE
-text_blocks.token_stream(spelling_tokenizer(), long_documents(), Path(sys.argv[1]))
-"""
 
 
 def environment() -> dict[str, str]:
@@ -168,37 +158,6 @@ def parts_on_disk(cache: Path) -> int:
     for ledger in cache.glob('*.stream/ledger.json'):
         return json.loads(ledger.read_text())['parts']
     return 0
-
-
-def killed_while_tokenising(cache: Path) -> None:
-    "SIGKILL, as soon as some parts are on the disk."
-    process = subprocess.Popen([sys.executable, '-c', TOKENISE, str(cache)], env=environment())
-    try:
-        while parts_on_disk(cache) < 3 and process.poll() is None:
-            time.sleep(0.001)
-    finally:
-        process.kill()
-    assert process.wait() == -signal.SIGKILL
-
-
-def test_a_killed_tokenisation_is_taken_up(tmp_path, small_pieces, tokenised):
-    tokenizer = spelling_tokenizer()
-    expected = token_stream(tokenizer, long_documents(), tmp_path / 'undisturbed')
-    total = len(tokenised)
-    tokenised.clear()
-    cache = tmp_path / 'killed'
-    killed_while_tokenising(cache)
-    done = parts_on_disk(cache)
-    assert 3 <= done < total
-    [folder] = cache.glob('*.stream')
-    assert not (folder / 'meta.json').exists()
-    (folder / '.ledger.json.0123abcd.tmp').write_text('{')  # as a kill while the ledger is written leaves it
-    with open(folder / 'tokens', 'rb') as before:
-        found = token_stream(tokenizer, long_documents(), cache)
-        assert is_named(before.fileno(), folder / 'tokens'), 'the file was made anew'
-    assert len(tokenised) == total - done
-    assert same_stream(found, expected)
-    assert stream_files(cache) == stream_files(tmp_path / 'undisturbed')
 
 
 # one process for all kills: each victim is a fork of it, and dies before or after its n-th fsync takes hold
