@@ -26,7 +26,7 @@ from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSetti
 from kdnotes.core.columns import Columns, Texts, codes, numbers
 from kdnotes.tasks.ranking_metrics import as_questions
 from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus
-from kdnotes.tasks.text_classification import TextClassification, TextClassificationSettings
+from kdnotes.tasks.text_classification import TextClassification, TextRegression
 
 ROWS = 600
 
@@ -137,15 +137,14 @@ def test_a_task_of_columns_is_that_of_lists(pairs, tmp_path, monkeypatch, questi
     assert len(whole.items) == len(whole.tie) == len(one.rows['dev'])
 
 
-@pytest.mark.parametrize('target', ('classes', 'number'))
-def test_text_classification_of_columns(reviews, tmp_path, monkeypatch, target):
+@pytest.mark.parametrize('kind', (TextClassification, TextRegression))
+def test_text_classification_of_columns(reviews, tmp_path, monkeypatch, kind):
     corpora = both('text_classification', reviews, monkeypatch)
     assert same_but_rows(*corpora) and corpora[0].contradictions
-    settings = TextClassificationSettings(target=target)
-    one, other = [TextClassification(corpus, settings=settings) for corpus in corpora]
+    one, other = map(kind, corpora)
     for task in (one, other):
         task.encode(of_letters(), tmp_path / 'tokens')
-    assert one.classes == other.classes and one.head_config == other.head_config
+    assert one.head_labels == other.head_labels and one.head_config == other.head_config
     for split in SPLITS:
         assert np.array_equal(one.labels[split], other.labels[split])
         assert np.array_equal(one.lengths(split), other.lengths(split))
