@@ -385,6 +385,7 @@ def test_parts_of_a_table_are_the_whole_of_it(pairs, monkeypatch, kind, end):
     plain = load_corpus(task, str(pairs)).sha256
     as_format(pairs, end)
     whole, found = both(task, pairs, monkeypatch)
+    assert not isinstance(found, str), found
     assert whole.sha256 == plain and same_but_rows(found, whole)
     assert {split: list(rows) for split, rows in found.splits.items()} == whole.splits
 
