@@ -24,12 +24,13 @@ own_home()  # before any test, and what it starts, looks for runs, corpora or mo
 # Files that take longest begin first, so that no worker is left alone with one at the end; the others follow
 # by name.
 LONGEST = (
-    'test_notebooks.py',
     'test_thesis.py',
-    'test_doctor.py',
-    'test_gpu_check.py',
-    'test_mutants.py',
-    'test_faults.py',
+    'test_notebooks.py',
+    'test_machines.py',
+    'test_tuning.py',
+    'test_cluster.py',
+    'test_stopping.py',
+    'test_search.py',
 )
 
 

@@ -1,12 +1,15 @@
-"""Finished runs of every task, of a random network of 32 numbers a token that reads words as MiniLM does:
-made once for all tests that use a model after its training.
+"""Corpora and models small enough to train in a blink; and a finished run of each task, of a random network
+that reads words as MiniLM does: made once for all tests that use a model after its training.
 """
 
 import contextlib
+import string
 import warnings
+from pathlib import Path
+import numpy as np
 import pytest
 import torch
-from pathlib import Path
+import transformers
 from transformers import BertModel
 from architectures import small_bert
 from kdnotes.core.config import make_config
@@ -14,6 +17,7 @@ from kdnotes.core.resolve import Machine
 from kdnotes.distill.models import MINILM, load_tokenizer, save_model
 from kdnotes.experiment import launch, worker
 from kdnotes.experiment.plan import Plan, plan
+from kdnotes.tasks.candidates import TSV_COLUMNS
 
 ON = Machine('cpu', 2)
 LENGTHS = dict(answer_selection=64, text_classification=32, masked_lm=32, extractive_qa=96, sentence_pairs=64)
@@ -29,6 +33,83 @@ def small_model(folder: Path, seed: int = 0) -> Path:
         )
     )
     return save_model(model, folder, tokenizer)
+
+
+def write_corpus(folder: Path) -> Path:
+    "Questions of made-up words; candidates from 2 to 30 words long."
+    rng = np.random.default_rng(0)
+
+    def text(n):
+        return ' '.join(''.join(rng.choice(list('abcdefgh'), rng.integers(1, 4))) for _ in range(n))
+
+    folder.mkdir(parents=True)
+    for split, questions in dict(train=16, dev=2, test=2).items():
+        rows = ['\t'.join(TSV_COLUMNS.values())]
+        for q in range(questions):
+            question = text(rng.integers(3, 8))
+            rows += [
+                '\t'.join(
+                    [
+                        f'{split}{q}',
+                        question,
+                        f'D{q}',
+                        f'title {q}',
+                        f'D{q}-{i}',
+                        text(rng.integers(2, 30)),
+                        str(int(i == 0)),
+                    ]
+                )
+                for i in range(5)
+            ]
+        (folder / f'WikiQA-{split}.tsv').write_text('\n'.join(rows) + '\n')
+    return folder
+
+
+def write_model(folder: Path, kind: str = 'bert') -> Path:
+    "A random model of two layers with a tokenizer that spells; the two segments matter to it."
+    folder.mkdir(parents=True)
+    (folder / 'vocab.txt').write_text(
+        '\n'.join(
+            [
+                '[PAD]',
+                '[UNK]',
+                '[CLS]',
+                '[SEP]',
+                '[MASK]',
+                *(mark + c for mark in ('', '##') for c in string.ascii_lowercase),
+            ]
+        )
+    )
+    tokenizer = transformers.BertTokenizerFast.from_pretrained(folder)
+    torch.manual_seed(len(kind))
+    if kind == 'bert':
+        model = transformers.BertForSequenceClassification(
+            small_bert(
+                len(tokenizer), max_position_embeddings=96, initializer_range=0.2, hidden_dropout_prob=0.3
+            )
+        )
+    else:
+        model = transformers.DistilBertForSequenceClassification(
+            transformers.DistilBertConfig(
+                vocab_size=len(tokenizer),
+                dim=32,
+                n_layers=1,
+                n_heads=2,
+                hidden_dim=64,
+                max_position_embeddings=96,
+            )
+        )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_encoder(folder: Path) -> Path:
+    "A random model without a head, as pretrained ones are: its task gives it one."
+    write_model(folder)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    model.base_model.save_pretrained(folder)
+    return folder
 
 
 def planned(task: str, mode: str, teacher: Path) -> Plan:

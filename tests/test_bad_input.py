@@ -161,36 +161,6 @@ def test_a_study_that_cannot_be(home, parameters, told):
 # ---- the parameters cell ----
 
 
-@pytest.mark.parametrize('name, value', [('run', 'baseline'), ('study', 'all')])
-def test_cells_can_be_run_again_and_again(name, value):
-    """As in JupyterLab: change a parameter and run its cells, then all cells;
-    what other cells made is no parameter, and a name they use is not taken for one.
-    """
-    imports, parameters, check = [
-        c.source for c in nbformat.read(ROOT / f'nbs/{name}.ipynb', 4).cells if c.cell_type == 'code'
-    ][:3]
-    cell = {'run': 'mode: str = ', 'study': 'arms: str = '}[name]
-    changed = re.sub(f'^{cell}.*$', f'{cell}{value!r}', parameters, flags=re.M)
-    key = cell.split(':')[0]
-
-    def given():
-        return dict(shell['config']) if name == 'run' else shell['given']
-
-    shell = {}
-    for source in (imports, parameters, check):
-        exec(source, shell)
-    assert given()[key] not in (None, value)
-    shell |= dict(plans=[], record={}, i=1)
-    for sources in ((changed, check), (imports, changed, check), (imports, check)):
-        for source in sources:
-            exec(source, shell)
-        assert given()[key] == value
-    for wrong in ('mood', 'before', 'NamesBefore'):
-        for source in (imports, parameters, f'{wrong} = 3'):
-            exec(source, shell := dict(shell) if source == imports else shell)
-        sentence(lambda: exec(check, shell), f"no parameter '{wrong}'")
-
-
 @pytest.mark.parametrize('again', ['the parameters cell', 'all cells'])
 @pytest.mark.parametrize('name', ['run', 'study', 'search', 'tune', 'bench'])
 def test_a_parameter_that_is_deleted_from_its_cell_is_gone(name, again):

@@ -2,7 +2,6 @@
 and what kept tokens are named by.
 """
 
-import multiprocessing
 import shutil
 from concurrent.futures import ProcessPoolExecutor
 from types import SimpleNamespace
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from faults import files_no_larger_than
+from ranks import context
 from letters import CHUNK, MANY, Counted, make_tokens, of_letters
 from test_fuzz import Speller
 from kdnotes.core import files
@@ -343,18 +343,6 @@ def test_tokens_go_on_where_they_were_interrupted(tmp_path, chunks):
     assert tokenizer.rows == [3, 4, 4, 3], 'a sample, and what was missing'
 
 
-@pytest.mark.parametrize('name', ('values', 'offsets', 'second', 'meta.json'))
-def test_kept_tokens_that_were_damaged_are_made_anew(tmp_path, chunks, name):
-    right = encode_pairs(of_letters(), MANY, None, 9, tmp_path)
-    right = Ragged(*(np.array(a) for a in (right[0].values, right[0].offsets))), np.array(right[1])
-    [path] = tmp_path.glob('*.tokens')
-    data = bytearray((path / name).read_bytes())
-    data[len(data) // 2] ^= 1
-    (path / name).write_bytes(data)
-    tokenizer = Counted()
-    assert same_pairs(encode_pairs(tokenizer, MANY, None, 9, tmp_path), right) and tokenizer.rows
-
-
 @pytest.mark.parametrize('finished', (True, False))
 def test_kept_tokens_of_other_texts_are_not_taken(tmp_path, chunks, finished):
     "Whole as they are, or begun: somebody put them there."
@@ -411,7 +399,7 @@ def test_tokens_that_cannot_be_written_leave_nothing_half_used(tmp_path, chunks,
 
 
 def test_processes_that_make_the_same_tokens_do_not_harm_each_other(tmp_path):
-    with ProcessPoolExecutor(2, multiprocessing.get_context('spawn')) as pool:
+    with ProcessPoolExecutor(2, context) as pool:
         found = list(pool.map(make_tokens, [tmp_path] * 2))
     assert len({of[:3] for of in found}) == 1
     assert sum(made for *_, made in found) == 1, 'one made them, the other waited'

@@ -4,22 +4,18 @@ mistakes put into a copy of the package, as in test_mutants.py.
 
 import os
 import re
-import string
 import subprocess
 import sys
 from pathlib import Path
-import numpy as np
 import pytest
 import torch
 import transformers
-from architectures import small_bert
 from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from kdnotes.checks import doctor as D, examination as E
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import make_config
 from kdnotes.distill.teacher_cache import teacher_signal
 from kdnotes.losses.targets import hard_target_ce, soft_target_kl
-from kdnotes.tasks.candidates import TSV_COLUMNS
 from kdnotes.tasks.base import SignalSpec
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.loop import schedule_steps
@@ -28,78 +24,10 @@ from kdnotes.checks.verdicts import CHECKS, RESULTS, Finding
 from kinds import one_of_each
 from notebooks import last_line, surroundings
 from ranks import launch
+from small_runs import write_corpus, write_model
 from test_mutants import MUTANTS, Mutant, copy_package
 
 pytestmark = pytest.mark.slow
-
-
-def write_corpus(folder: Path) -> Path:
-    "Questions of made-up words; candidates from 2 to 30 words long."
-    rng = np.random.default_rng(0)
-
-    def text(n):
-        return ' '.join(''.join(rng.choice(list('abcdefgh'), rng.integers(1, 4))) for _ in range(n))
-
-    folder.mkdir(parents=True)
-    for split, questions in dict(train=16, dev=2, test=2).items():
-        rows = ['\t'.join(TSV_COLUMNS.values())]
-        for q in range(questions):
-            question = text(rng.integers(3, 8))
-            rows += [
-                '\t'.join(
-                    [
-                        f'{split}{q}',
-                        question,
-                        f'D{q}',
-                        f'title {q}',
-                        f'D{q}-{i}',
-                        text(rng.integers(2, 30)),
-                        str(int(i == 0)),
-                    ]
-                )
-                for i in range(5)
-            ]
-        (folder / f'WikiQA-{split}.tsv').write_text('\n'.join(rows) + '\n')
-    return folder
-
-
-def write_model(folder: Path, kind: str = 'bert') -> Path:
-    "A random model of two layers with a tokenizer that spells; the two segments matter to it."
-    folder.mkdir(parents=True)
-    (folder / 'vocab.txt').write_text(
-        '\n'.join(
-            [
-                '[PAD]',
-                '[UNK]',
-                '[CLS]',
-                '[SEP]',
-                '[MASK]',
-                *(mark + c for mark in ('', '##') for c in string.ascii_lowercase),
-            ]
-        )
-    )
-    tokenizer = transformers.BertTokenizerFast.from_pretrained(folder)
-    torch.manual_seed(len(kind))
-    if kind == 'bert':
-        model = transformers.BertForSequenceClassification(
-            small_bert(
-                len(tokenizer), max_position_embeddings=96, initializer_range=0.2, hidden_dropout_prob=0.3
-            )
-        )
-    else:
-        model = transformers.DistilBertForSequenceClassification(
-            transformers.DistilBertConfig(
-                vocab_size=len(tokenizer),
-                dim=32,
-                n_layers=1,
-                n_heads=2,
-                hidden_dim=64,
-                max_position_embeddings=96,
-            )
-        )
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope='module')

@@ -22,15 +22,13 @@ from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from handmade import make_record
-from faults import files_no_larger_than
-from test_doctor import write_model
+from small_runs import write_model
 from kdnotes.api import load_data
 from kdnotes.analysis.compare import study_comparisons
 from kdnotes.analysis.report import _about
 from kdnotes.analysis.evidence import arm_values
 from kdnotes.analysis.tables import arms_table, comparison_table, metrics_table
 from kdnotes.core.config import make_config
-from kdnotes.core.files import FileError
 from kdnotes.distill.model_settings import head_dropout
 from kdnotes.distill.models import MINILM, ModelError, load_given, load_model, load_tokenizer
 from kdnotes.experiment.card import snippet
@@ -64,7 +62,8 @@ from kdnotes.tasks.span_metrics import (
     answer_scores,
     no_answer_probability,
     normalised,
-    squad_evaluation,
+    span_metrics,
+    span_scores,
 )
 
 TASK = 'extractive_qa'
@@ -149,6 +148,15 @@ def assert_same_scores(found: dict, expected: dict) -> None:
         assert found[name] == pytest.approx(value, abs=1e-12) if value is not None else found[name] is None
 
 
+def squad_evaluation(answers: dict, predicted: dict, no_answer: dict, threshold: float = 1.0) -> dict:
+    "What the library says of a file of predictions; questions that it lacks are left out."
+    known = [id for id in answers if id in predicted]
+    of_none = np.array([no_answer[id] for id in known])
+    answered, some = (np.array([bool(of[id]) for id in known]) for of in (answers, predicted))
+    scores = span_scores({id: answers[id] for id in known}, predicted)
+    return span_metrics(scores, answered, of_none, some, of_none > threshold) | dict(total=len(known))
+
+
 # answers, the prediction, exact, f1: worked out by hand
 CASES = [
     (['the Nile'], 'Nile', 1, 1),
@@ -194,7 +202,7 @@ def test_a_file_of_predictions():
     for threshold in (0.0, 0.5, 0.6, 1.0):
         found = squad_evaluation(answers, predicted, no_answer, threshold)
         assert_same_scores(found, plain_evaluation(answers, predicted, no_answer, threshold))
-    assert squad_evaluation(answers, predicted)['total'] == 5
+    assert found['total'] == 5
     # c costs nothing, a is right: 3 of 5; b is not, d is: 2 of 5 and so on; f is right again
     assert squad_evaluation(answers, predicted, no_answer)['best_exact'] == 3 / 5
     assert squad_evaluation(answers, predicted, no_answer)['best_exact_thresh'] == 0.5
@@ -510,34 +518,27 @@ def test_questions_and_tokenizers_that_windows_do_not_hold(tokenizer, asked, oth
     assert encode_windows(tokenizer, corpus.splits['dev'], 64, 16).ids.lengths.max() <= 64
 
 
-@pytest.mark.parametrize('damage', ['flip', 'cut', 'empty', 'remove', 'of others', 'no room'])
+@pytest.mark.parametrize('damage', ['flip', 'of others'])
 def test_kept_windows_are_whole_or_made_anew(tokenizer, tmp_path, damage):
+    "As all arrays that are kept: test_text_blocks.py has the damages."
     rows = [corpus_of_one(i).splits['dev'][0] | dict(id=f'q{i}') for i in range(1, 9)]
     others = encode_windows(tokenizer, rows[::-1], 64, 16, tmp_path)
     [other] = tmp_path.glob('*.tokens')
     right = encode_windows(tokenizer, rows, 64, 16)
-    for name in ('values', 'offsets', 'second', 'row', 'context', 'places', 'meta.json'):
-        encode_windows(tokenizer, rows, 64, 16, tmp_path)
-        [folder] = [path for path in tmp_path.glob('*.tokens') if path != other]
-        path = folder / name
-        data = path.read_bytes()
-        path.unlink()  # what is mapped stays as it is
-        if damage == 'flip':
-            path.write_bytes(
-                data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
-            )
-        elif damage in ('cut', 'empty'):
-            path.write_bytes(data[:-2] if damage == 'cut' else b'')
-        elif damage == 'of others':
-            shutil.rmtree(folder)
-            shutil.copytree(other, folder)
-        elif damage == 'no room':
-            with files_no_larger_than(40), pytest.raises(FileError, match='larger than a file may be'):
-                encode_windows(tokenizer, rows, 64, 16, tmp_path)
-        found = encode_windows(tokenizer, rows, 64, 16, tmp_path)
-        assert found.ids.values.tolist() == right.ids.values.tolist() != others.ids.values.tolist()
-        for array in ('second', 'row', 'context', 'places'):
-            assert np.array_equal(getattr(found, array), getattr(right, array)), (name, array)
+    encode_windows(tokenizer, rows, 64, 16, tmp_path)
+    [folder] = [path for path in tmp_path.glob('*.tokens') if path != other]
+    if damage == 'flip':
+        data = bytearray((folder / 'places').read_bytes())
+        data[len(data) // 2] ^= 1
+        (folder / 'places').unlink()  # what is mapped stays as it is
+        (folder / 'places').write_bytes(data)
+    else:
+        shutil.rmtree(folder)
+        shutil.copytree(other, folder)
+    found = encode_windows(tokenizer, rows, 64, 16, tmp_path)
+    assert found.ids.values.tolist() == right.ids.values.tolist() != others.ids.values.tolist()
+    for array in ('second', 'row', 'context', 'places'):
+        assert np.array_equal(getattr(found, array), getattr(right, array)), array
 
 
 def test_a_packed_file_is_not_unpacked_to_its_end(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 from faults import EVERY
 from kinds import one_of_each
 from ranks import HERE, RankError, launch
-from test_doctor import write_corpus, write_model
+from small_runs import write_corpus, write_model
 from kdnotes.train.checkpoint import checkpoints
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.experiment.launch import execute

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 import pytest
 import torch
-from small_runs import train_here
-from test_doctor import write_corpus, write_model
+from small_runs import train_here, write_corpus, write_model
 from test_teacher_signal import KEY, Counted, Pairs, tiny_teacher
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.distill.models import load_tokenizer

@@ -20,7 +20,7 @@ from kdnotes.tasks.ranking_metrics import (
     threshold_metrics,
 )
 from kdnotes.tasks.sources import Corpus, corpus_of
-from kdnotes.tasks.text_classification import TextClassification, TextClassificationSettings
+from kdnotes.tasks.text_classification import TextClassification, TextRegression
 from tiny_lm import tiny_corpus, tiny_lm_config, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -104,9 +104,7 @@ def test_classes_have_the_largest_one_and_pairs_what_they_share():
 
 
 def test_numbers_have_their_mean_and_pairs_that_of_what_they_share():
-    found = TextClassification(
-        corpus_of_pairs(('1', '0')), settings=TextClassificationSettings(target='number')
-    ).floors()
+    found = TextRegression(corpus_of_pairs(('1', '0'))).floors()
     train = np.array([1.0] * 7 + [0.0] * 6)
     right = ((np.array([1.0, 0.0]) - train.mean()) ** 2).mean() / train.var()
     assert found['mean'].metrics['test']['mse'] == pytest.approx(right, rel=1e-5)

@@ -30,9 +30,9 @@ from kdnotes.train.checkpoint import (
 from kdnotes.commands.parameters import configurations, parse_parameters
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, KdnotesError, make_config, parameters
+from kdnotes.tasks.text_classification import TextClassification, TextRegression
 from kdnotes.core.resolve import Machine, resolve, run_id
 from kdnotes.tasks.candidates import TSV_COLUMNS
-from kdnotes.tasks.text_classification import TextClassification, TextClassificationSettings
 from kdnotes.tasks.labelled_texts import check_labels
 from kdnotes.tasks.sources import SPLITS, Corpus, CorpusError, load_corpus, read_split, resolve_corpus
 from kdnotes.tasks.batching import encode_pairs
@@ -465,7 +465,7 @@ def test_corpora_with_overlaps_and_odd_names(splits, target):
         config = make_config(task='text_classification', corpus=folder, target=target, mode='baseline')
         if ours(lambda: check_labels(corpus, config), CorpusError) is REFUSED:
             return
-        task = TextClassification(corpus, settings=TextClassificationSettings(target=target))
+        task = (TextRegression if target == 'number' else TextClassification)(corpus)
     texts = {s: [(r['text'].strip(), r['second'].strip()) for r in rows] for s, rows in corpus.splits.items()}
     for split in ('dev', 'test'):
         assert corpus.overlap.get(split, 0) == sum(pair in texts['train'] for pair in texts[split])

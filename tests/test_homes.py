@@ -22,8 +22,8 @@ BEFORE = ('core/01_arms', 'core/02_config', 'core/03_resolve', 'core/04_files')
 # quick ones that look for runs and evidence; `make test-all` takes all
 QUICK = (
     'experiment/06_launch',
-    'experiment/18_study',
     'analysis/18_overview',
+    'experiment/18_study',
 )
 
 
@@ -116,15 +116,13 @@ def test_all_lessons_beside_finished_and_damaged_runs(user, home):
     assert theirs(user) == before
 
 
-@pytest.mark.parametrize('path', LIBRARY, ids=lambda p: f'{p.parent.name}/{p.stem}')
-def test_a_notebook_has_a_home_before_it_imports_anything(path):
-    code = [c for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
-    sources = [''.join(c['source']) for c in code]
-    if path.relative_to(ROOT / 'nbs').with_suffix('').as_posix() not in BEFORE:
-        assert sources[1:3] == [
-            '#| hide\nfrom kdnotes.core.files import own_home',
-            '#| hide\nown_home();',
-        ], "copy the two cells after another notebook's `default_exp`"
+def test_a_notebook_has_a_home_before_it_imports_anything():
+    own = ['#| hide\nfrom kdnotes.core.files import own_home', '#| hide\nown_home();']
+    for path in LIBRARY:
+        code = [c for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
+        if path.relative_to(ROOT / 'nbs').with_suffix('').as_posix() not in BEFORE:
+            found = [''.join(c['source']) for c in code[1:3]]
+            assert found == own, f"{path}: copy the two cells after another notebook's `default_exp`"
 
 
 def test_this_test_has_a_home_too():

@@ -22,7 +22,7 @@ from kdnotes.experiment.plan import make_task, plan
 from kdnotes.records.store import find_record
 from kdnotes.tasks.sources import load_corpus
 from kinds import one_of_each
-from test_doctor import write_corpus, write_model
+from small_runs import write_corpus, write_model
 from test_run_ids import initial_of, named_under
 
 ON = Machine('cpu', 2)

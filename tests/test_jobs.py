@@ -14,8 +14,7 @@ import psutil
 import pytest
 from notebooks import surroundings
 from processes import command_line, descendants
-from test_doctor import write_corpus
-from test_doctor import write_model
+from small_runs import write_corpus, write_model
 from kdnotes.cli import main
 
 ARMS = 'baseline,mixed_baseline,full_student'  # the second dies

@@ -4,7 +4,6 @@ machine.
 
 import csv
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from faults import files_no_larger_than
+from ranks import context
 from letters import of_letters
 from synthetic import read_large, synthetic_pairs
 from kdnotes.core import files, tables
@@ -26,7 +26,7 @@ from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSetti
 from kdnotes.core.columns import Columns, Texts, codes, numbers
 from kdnotes.tasks.ranking_metrics import as_questions
 from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus
-from kdnotes.tasks.text_classification import TextClassification, TextClassificationSettings
+from kdnotes.tasks.text_classification import TextClassification, TextRegression
 
 ROWS = 600
 
@@ -137,15 +137,14 @@ def test_a_task_of_columns_is_that_of_lists(pairs, tmp_path, monkeypatch, questi
     assert len(whole.items) == len(whole.tie) == len(one.rows['dev'])
 
 
-@pytest.mark.parametrize('target', ('classes', 'number'))
-def test_text_classification_of_columns(reviews, tmp_path, monkeypatch, target):
+@pytest.mark.parametrize('kind', (TextClassification, TextRegression))
+def test_text_classification_of_columns(reviews, tmp_path, monkeypatch, kind):
     corpora = both('text_classification', reviews, monkeypatch)
     assert same_but_rows(*corpora) and corpora[0].contradictions
-    settings = TextClassificationSettings(target=target)
-    one, other = [TextClassification(corpus, settings=settings) for corpus in corpora]
+    one, other = map(kind, corpora)
     for task in (one, other):
         task.encode(of_letters(), tmp_path / 'tokens')
-    assert one.classes == other.classes and one.head_config == other.head_config
+    assert one.head_labels == other.head_labels and one.head_config == other.head_config
     for split in SPLITS:
         assert np.array_equal(one.labels[split], other.labels[split])
         assert np.array_equal(one.lengths(split), other.lengths(split))
@@ -166,7 +165,7 @@ def test_a_kept_corpus_is_not_read_again(pairs, monkeypatch):
 
 
 def test_a_corpus_is_read_once_on_a_machine(pairs):
-    with ProcessPoolExecutor(2, multiprocessing.get_context('spawn')) as pool:
+    with ProcessPoolExecutor(2, context) as pool:
         found = list(pool.map(read_large, [pairs] * 2))
     assert len({sha256 for sha256, _ in found}) == 1 and sum(n for _, n in found) == 1
 
@@ -386,6 +385,7 @@ def test_parts_of_a_table_are_the_whole_of_it(pairs, monkeypatch, kind, end):
     plain = load_corpus(task, str(pairs)).sha256
     as_format(pairs, end)
     whole, found = both(task, pairs, monkeypatch)
+    assert not isinstance(found, str), found
     assert whole.sha256 == plain and same_but_rows(found, whole)
     assert {split: list(rows) for split, rows in found.splits.items()} == whole.splits
 

@@ -14,13 +14,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 import psutil
 import pytest
+from kdnotes.cli import main
 from kdnotes.core.config import ConfigError, make_config
 from kdnotes.core.processes import EXIT_STOPPED, Meeting, MeetingError
 from kdnotes.core.resolve import Machine, place_of, resolve, resolve_ranks
 from kdnotes.experiment.launch import RunError, execute
 from kdnotes.experiment.plan import plan
 from processes import ranks_of
-from test_doctor import write_corpus
+from small_runs import write_corpus
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,16 +131,19 @@ def records(home: Path) -> dict[str, dict]:  # mode -> record
     return {record['mode']: record for record in found}
 
 
-@pytest.fixture(params=['apart', 'localhost'])
+@pytest.fixture(params=['apart or localhost', pytest.param('localhost', marks=pytest.mark.exhaustive)])
 def machines(request, tmp_path, small_teacher):
     "Two in networks of their own, where the kernel permits it; and two on the loopback interface."
     with ExitStack() as stack:
-        if request.param == 'apart':
+        apart = request.param != 'localhost'
+        if apart:
             try:
                 stack.enter_context(networks())
             except (OSError, subprocess.CalledProcessError) as e:
-                pytest.skip(f'no networks of their own here, which need the rights of root: {e}')
-        found = Machines(tmp_path, small_teacher, request.param == 'apart')
+                if request.param == 'apart':
+                    pytest.skip(f'no networks of their own here, which need the rights of root: {e}')
+                apart = False
+        found = Machines(tmp_path, small_teacher, apart)
         stack.callback(found.close)
         yield found
 
@@ -183,13 +187,12 @@ def test_two_machines_leave_the_run_that_one_machine_leaves(machines, tmp_path, 
 STUDENT = ('student_init=teacher_pretrained',)  # which stands on no other run
 
 
-def test_srun_says_how_many_machines_there_are_and_where_they_meet(machines, tmp_path, small_teacher):
-    settings = [*STUDENT, f'teacher={small_teacher}']
-    one = on_one_machine(tmp_path, 'mixed_student', 'ranks=2', *settings)
-    machines.start(*settings[:1], mode='mixed_student', several=['launcher=slurm'], told=machines.by_srun())
+def test_srun_says_how_many_machines_there_are_and_where_they_meet(machines):
+    machines.start(*STUDENT, mode='mixed_student', several=['launcher=slurm'], told=machines.by_srun())
     ends = machines.ends()
     assert [code for code, _ in ends] == [0, 0], ends
-    assert [results(home) for home in machines.homes] == [one, one]
+    one, other = (records(home)['mixed_student'] for home in machines.homes)
+    assert one == other and one['parallel']['reason'] == '2 ranks on cpu, 2 machines'
 
 
 @pytest.mark.parametrize('machines', ['localhost'], indirect=True)
@@ -483,17 +486,24 @@ def small_disk(folder: Path):
         subprocess.run(['umount', folder], check=True)
 
 
-def staging(home: Path, stage: str, *more: str) -> subprocess.Popen:
-    home.mkdir(exist_ok=True)
-    return started(command('baseline', [f'stage={stage}', *more]), home, {})
+@pytest.fixture
+def staged(tmp_path, monkeypatch, capfd):
+    "What a run says whose data cannot be staged: it ends before any rank is started."
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
+    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+
+    def run(stage: str, *more: str) -> str:
+        assert main(command('baseline', [f'stage={stage}', *more])[3:]) == 1
+        assert not any((tmp_path / 'home').glob('runs/*/*/config.json'))
+        return ' '.join(capfd.readouterr().err.split())
+
+    return run
 
 
-def test_a_disk_that_is_full_while_staging_is_a_sentence(tmp_path):
+def test_a_disk_that_is_full_while_staging_is_a_sentence(tmp_path, staged):
     with small_disk(tmp_path / 'disk') as disk:
         fills = 'sleep 300 & head -c 5000000 /dev/zero > $KDNOTES_STAGE/corpus'
-        process = staging(tmp_path / 'home', fills, f'node_cache={disk}')
-        said = process.communicate(timeout=100)[0]
-        assert process.returncode == 1
+        said = staged(fills, f'node_cache={disk}')
         assert 'ended with exit code 1' in said and 'No space left on device; put that right' in said, said
     assert not [p for p in psutil.process_iter(['cmdline']) if p.info['cmdline'] == ['sleep', '300']]
 
@@ -510,21 +520,19 @@ def test_a_disk_that_is_full_while_staging_is_a_sentence(tmp_path):
         ),  # it stays
     ],
 )
-def test_a_stage_that_fails_is_a_sentence(tmp_path, stage, words):
-    process = staging(tmp_path / 'home', stage)
-    said = process.communicate(timeout=100)[0]
-    assert process.returncode == 1 and words in ' '.join(said.split()), said
-    assert not any((tmp_path / 'home').glob('runs/*/*/config.json'))
+def test_a_stage_that_fails_is_a_sentence(staged, stage, words):
+    assert words in staged(stage)
 
 
-def test_of_an_endless_line_of_a_stage_the_end_is_told(tmp_path):
-    process = staging(tmp_path / 'home', "head -c 3000000 /dev/zero | tr '\\0' x; false")
-    said = process.communicate(timeout=100)[0]
-    assert process.returncode == 1 and 500 < len(said) < 3000 and 'xxx; put that right' in said
+def test_of_an_endless_line_of_a_stage_the_end_is_told(staged):
+    said = staged("head -c 3000000 /dev/zero | tr '\\0' x; false")
+    assert 500 < len(said) < 3000 and 'xxx; put that right' in said
 
 
 def test_a_stop_while_staging_ends_what_the_user_has_started(tmp_path):
-    process = staging(tmp_path / 'home', 'sleep 271 & sleep 272; true')
+    home = tmp_path / 'home'
+    home.mkdir()
+    process = started(command('baseline', ['stage=sleep 271 & sleep 272; true']), home, {})
     asleep = wait_for(
         lambda: [p for p in psutil.Process(process.pid).children(recursive=True) if p.name() == 'sleep']
     )
@@ -541,15 +549,11 @@ def test_a_staged_corpus_is_trained_on_and_its_run_has_the_name_it_has_without(t
     common = ['max_length=64', f'teacher={small_teacher}']
     one = on_one_machine(tmp_path, 'baseline', f'corpus={corpus}', *common)
     stage = f'cp -r "{corpus}" $KDNOTES_STAGE/'
-    process = staging(
-        tmp_path / 'home',
-        stage,
-        f'node_cache={disk}',
-        f'corpus={disk}/staged/corpus',
-        'threads_per_rank=1',
-        *common,
-    )
+    settings = [f'stage={stage}', f'node_cache={disk}', f'corpus={disk}/staged/corpus', 'threads_per_rank=1']
+    home = tmp_path / 'home'
+    home.mkdir()
+    process = started(command('baseline', [*settings, *common]), home, {})
     said = process.communicate(timeout=400)[0]
     assert process.returncode == 0, said
-    assert results(tmp_path / 'home') == one
-    assert os.listdir(disk / 'tokens') and not (tmp_path / 'home/runs/.cache').exists()
+    assert results(home) == one
+    assert os.listdir(disk / 'tokens') and not (home / 'runs/.cache').exists()

@@ -30,11 +30,11 @@ def rising(settings: list[dict], stage: str = 'training') -> bool:
 @pytest.mark.parametrize(
     'name,values',
     [
-        ('layers', [1, 2, 3, 4, 5, 9, 12]),
-        ('heads', [1, 6, 12]),
-        ('feed_forward', [64, 1536, 3000]),
-        ('batch_size', [4, 16, 64]),
-        ('max_length', [12, 24, 36]),
+        ('layers', [1, 6, 12]),
+        ('heads', [1, 12]),
+        ('feed_forward', [64, 3000]),
+        ('batch_size', [4, 64]),
+        ('max_length', [12, 36]),
     ],
 )
 def test_it_grows_with_what_costs_memory(name, values):
@@ -42,7 +42,7 @@ def test_it_grows_with_what_costs_memory(name, values):
 
 
 def test_a_micro_batch_bounds_it():
-    assert rising([dict(batch_size=256, micro_batch_tokens=tokens) for tokens in (64, 512, 8192)])
+    assert rising([dict(batch_size=256, micro_batch_tokens=tokens) for tokens in (64, 8192)])
 
 
 def test_it_does_not_change_with_a_rate_or_a_temperature():
@@ -64,7 +64,7 @@ def test_parameters_are_those_of_the_network_that_is_trained():
     assert needs.encoder_params == needs.params - count_parameters(model.bert.embeddings)
 
 
-@pytest.mark.parametrize('layers', [2, 6])
+@pytest.mark.parametrize('layers', [2, pytest.param(6, marks=pytest.mark.exhaustive)])
 def test_it_is_the_doctors_where_a_training_leaves_nothing_out(layers):
     # the output layer of a language model reads every position and touches every row of the table
     planned = plan_of(task='masked_lm', layers=layers)

@@ -14,8 +14,7 @@ from kdnotes.experiment.launch import RunError, execute, make_runs, run
 from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.records.store import RunFolder
 from kdnotes.tasks.base import SEQUENCE_HEAD
-from small_runs import train_here
-from test_doctor import write_corpus, write_model
+from small_runs import train_here, write_corpus, write_model
 
 slow = pytest.mark.slow
 

@@ -4,7 +4,9 @@ a simulated link, and results that go on where they were stopped.
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
@@ -48,25 +50,35 @@ def final_weights(task: str, here, **parameters) -> np.ndarray:
     return end
 
 
-def train_ways(task: str) -> dict[str, np.ndarray]:
-    "What a rank does: the same training in one batch, and in micro-batches of an example or two."
+TASKS = ('masked_lm', 'answer_selection')
+
+
+def train_ways() -> dict[str, dict[str, np.ndarray]]:
+    "What a rank does, for each task: one training in one batch, and in micro-batches of an example or two."
     from kdnotes.train import distributed as runtime
 
     here = runtime.start(tiny_config('full_student', ranks=int(os.environ.get('WORLD_SIZE', 1))))
     ways = {sync: dict(micro_batch_tokens=2 * LENGTH, gradient_sync=sync) for sync in ('delayed', 'every')}
-    found = {name: final_weights(task, here, **way) for name, way in dict(ways, at_once={}).items()}
+    ways['at_once'] = {}
+    found = {task: {name: final_weights(task, here, **way) for name, way in ways.items()} for task in TASKS}
     runtime.stop(here)
     return found
 
 
-@pytest.mark.parametrize('task', ['masked_lm', 'answer_selection'])
-def test_delayed_and_every_are_one_large_batch_on_any_number_of_ranks(task):
-    found = {ranks: launch('test_scaling:train_ways', task, ranks=ranks) for ranks in (1, 2, 4)}
-    expected = found[1][0]['at_once']
-    for ranks, notes in found.items():
-        for name, weights in notes[0].items():
-            np.testing.assert_allclose(weights, expected, rtol=0, atol=TOLERANCE, err_msg=f'{ranks} {name}')
-            assert all((rank[name] == weights).all() for rank in notes), 'ranks end alike'
+@pytest.fixture(scope='module')
+def alone() -> dict[str, dict[str, np.ndarray]]:
+    "What one rank ends with."
+    return launch('test_scaling:train_ways')[0]
+
+
+@pytest.mark.parametrize('ranks', [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+def test_delayed_and_every_are_one_large_batch_on_any_number_of_ranks(alone, ranks):
+    notes = launch('test_scaling:train_ways', ranks=ranks)
+    for task in TASKS:
+        for name, weights in (alone[task] | notes[0][task]).items():
+            found = [alone[task][name], weights]
+            np.testing.assert_allclose(found, [alone[task]['at_once']] * 2, rtol=0, atol=TOLERANCE)
+            assert all((rank[task][name] == weights).all() for rank in notes), 'ranks end alike'
 
 
 def over_a_link(gbit: float, delay_ms: float) -> tuple[list[float], float]:
@@ -175,10 +187,11 @@ def test_one_gpu_has_nobody_to_synchronise_with(tmp_path, monkeypatch):
         scaling.measure('c')
 
 
-def test_more_steps_than_the_corpus_has_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+def test_more_steps_than_the_corpus_has_are_refused():
+    place = SimpleNamespace(task=ranked_task(), total=8)
+    asked = tiny_config('full_student', batch_size=16).model_dump(mode='json')
     with pytest.raises(BenchError, match='more examples than the corpus has'):
-        scaling.measure('b', ('masked_lm',), (scaling.Setup(1, 2000),), turns=1)
+        scaling.train_setup(place, 0, asked, asdict(scaling.Setup(1, 2000)))
 
 
 @pytest.mark.slow

@@ -178,11 +178,15 @@ def parts_done(home: Path) -> int:
 
 
 @pytest.mark.parametrize('how', one_of_each([signal.SIGKILL, signal.SIGTERM]))
-def test_an_interrupted_call_goes_on_to_the_same_figures(how, model, tmp_path):
+def test_an_interrupted_call_goes_on_to_the_same_figures(how, model, tmp_path, monkeypatch, capsys):
     texts = books(tmp_path / 'texts', words=9 * PART // 3)
-    undisturbed = subprocess.run(
-        command(model, texts), env=environment(tmp_path / 'a'), capture_output=True, text=True, check=True
-    )
+
+    def in_this_process(home: Path):
+        monkeypatch.setenv('KDNOTES_HOME', str(home))
+        assert main(command(model, texts)[3:]) == 0
+        return capsys.readouterr()
+
+    undisturbed = in_this_process(tmp_path / 'a')
     home = tmp_path / 'b'
     process = subprocess.Popen(
         command(model, texts),
@@ -199,11 +203,9 @@ def test_an_interrupted_call_goes_on_to_the_same_figures(how, model, tmp_path):
         assert process.returncode == 75
         assert said.splitlines()[-1].startswith('kdnotes: stopped; what is done is kept')
     assert 2 <= parts_done(home) < 9
-    again = subprocess.run(
-        command(model, texts), env=environment(home), capture_output=True, text=True, check=True
-    )
-    assert 'tokens were scored by an earlier call' in again.stderr
-    assert again.stdout == undisturbed.stdout
+    again = in_this_process(home)
+    assert 'tokens were scored by an earlier call' in again.err
+    assert again.out == undisturbed.out
 
 
 def test_a_changed_model_or_text_is_scored_anew(model, tmp_path):

@@ -191,7 +191,7 @@ def test_the_curve_rule_keeps_the_front_of_a_recorded_search():
 
 
 def small_search(teacher, **more):
-    "Six small trials of smoke runs, in the test's own process."
+    "Four small trials of smoke runs, in the test's own process."
     common = dict(
         space=SMALL,
         corpus='embedded',
@@ -203,7 +203,7 @@ def small_search(teacher, **more):
         smoke=True,
         threshold='none',
         study='found',
-        n_trials=6,
+        n_trials=4,
         front_seeds=1,
     )
     return search(**common | more)
@@ -212,13 +212,13 @@ def small_search(teacher, **more):
 @pytest.mark.slow
 def test_a_search_ends_goes_on_and_is_read_again(home, small_teacher, rank_here):
     said = []
-    part = small_search(small_teacher, n_trials=3, front_seeds=0, say=said.append)
+    part = small_search(small_teacher, n_trials=2, front_seeds=0, say=said.append)
     records = sorted(runs_path().glob('found-smoke/*/record.json'))
     times = [path.stat().st_mtime_ns for path in records]
     whole = small_search(small_teacher, say=said.append)
     assert [t.params for t in whole.trials[:2]] == [t.params for t in part.trials[:2]]
     assert [path.stat().st_mtime_ns for path in records] == times, 'what is done is not made again'
-    assert [t.number for t in whole.trials] == list(range(6))
+    assert [t.number for t in whole.trials] == list(range(4))
     assert all(t.state == 'complete' and t.values['params'] > 0 for t in whole.trials)
     assert whole.trials[0].params['layers'] == 1 and whole.front
     assert load_found('found-smoke') == whole, 'as it is kept'

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
-from test_text_classification import write_encoder
+from small_runs import write_encoder
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan
@@ -81,7 +81,7 @@ def test_files_have_the_columns_of_the_benchmark(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_from_its_teacher_to_its_table(tmp_path, monkeypatch):
+def test_a_study_from_its_teacher_to_its_table(tmp_path, monkeypatch, rank_here):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
     teacher = str(write_encoder(tmp_path / 'teacher'))

@@ -159,15 +159,17 @@ def test_left_out_steps_are_predicted():
 def test_a_left_out_row_is_not_seen():
     made = rows()
     made[7] = made[7] | dict(step_s=[3 * made[7]['step_s'][0]])
-    table, _ = s.held_out(made)
+    fitted = ('per_example_s', 'byte_s'), CPU
+    table, _ = s.held_out(made, *fitted)
     assert table['error_percent'][7] == pytest.approx(100 * (1 / 3 - 1), abs=1)
-    twice, _ = s.held_out([*made, made[7] | dict(name='again')])  # the same configuration is left out with it
+    again = made[7] | dict(name='again')  # the same configuration is left out with it
+    twice, _ = s.held_out([*made, again], *fitted)
     assert twice['error_percent'][7] == pytest.approx(100 * (1 / 3 - 1), abs=1)
 
 
 def test_steps_that_the_model_could_not_have_made_show_in_the_errors():
     odd = [r | dict(step_s=[r['step_s'][0] * (2.0 if r['ranks'] == 4 else 1.0)]) for r in rows()]
-    table, _ = s.held_out(odd)
+    table, _ = s.held_out(odd, ('per_example_s', 'byte_s'), CPU)
     assert table['error_percent'].abs().median() > 10
 
 

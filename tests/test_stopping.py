@@ -11,7 +11,7 @@ import pytest
 from kinds import one_of_each
 from notebooks import last_line, surroundings
 from processes import has_ended, ranks_of
-from test_doctor import write_corpus, write_model
+from small_runs import write_corpus, write_model
 from kdnotes.cli import main
 from kdnotes.core.config import ConfigError
 from kdnotes.core.processes import Ranks
@@ -81,7 +81,7 @@ STOPS = {
 @pytest.mark.parametrize('how', one_of_each(STOPS))
 def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs, monkeypatch, capsys):
     number, to_all = STOPS[how]
-    process = study(home, '--seeds', str(jobs), '--jobs', str(jobs))
+    process = study(home, '--seeds', str(jobs), '--jobs', str(jobs), epochs=12)
     wait_for(lambda: steps(home) > 5)
     ranks = ranks_of(process.pid)
     if to_all:
@@ -103,7 +103,7 @@ def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs, monkeypatc
 
     monkeypatch.setenv('KDNOTES_HOME', str(home))
     monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
-    assert main(words(home, '--seeds', str(jobs))) == 0, capsys.readouterr().err
+    assert main(words(home, '--seeds', str(jobs), epochs=12)) == 0, capsys.readouterr().err
     records = [json.loads(path.read_text()) for path in home.glob('runs/stopped/*/record.json')]
     assert len(records) == jobs and any(record['resumed_at'] for record in records)
 

@@ -15,7 +15,7 @@ from architectures import write_teacher
 from helpers import CPU, SameWord, one_sentence, tiny_bert, tiny_config, trained
 from kinds import one_of_each
 from parity import Run, World
-from test_doctor import write_corpus, write_model
+from small_runs import write_corpus, write_model
 from kdnotes.core.arms import MODES, PRESETS
 from kdnotes.core.config import (
     RunConfig,

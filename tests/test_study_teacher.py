@@ -151,8 +151,9 @@ def test_a_corpus_learnt_first_is_learnt_once_whatever_the_study_is_given(tmp_pa
     first = corpus.__wrapped__(tmp_path, monkeypatch)
     for init in ('transferred', 'teacher_finetuned'):
         shared = {'transfer': first, 'student_init': init}
-        plain = by_mode(study(**shared))
-        shorter = by_mode(study(epochs=1, **shared))
+        arms = 'baseline,full_kd'
+        plain = by_mode(study(arms, **shared))
+        shorter = by_mode(study(arms, epochs=1, **shared))
         assert shorter['full_kd'].teacher.run_id == shorter['baseline'].run_id != plain['baseline'].run_id
         assert shorter['full_kd'].transfer == plain['full_kd'].transfer
         assert shorter['baseline'].transfer == plain['baseline'].transfer

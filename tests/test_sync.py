@@ -1,6 +1,7 @@
 "Notebooks, modules and README say the same, and the notebooks are clean and small enough to explain."
 
 import ast
+import functools
 import importlib.util
 import json
 import re
@@ -16,10 +17,9 @@ NOTEBOOKS = [p for of in PLACES for p in sorted(of.rglob('*.ipynb')) if '.ipynb_
 LIBRARY = [p for p in NOTEBOOKS if re.match(r'\d\d_', p.name)]
 HOW_TO = [p for p in NOTEBOOKS if p.parent.name == 'howto']
 EXPERIMENTS = [p for p in NOTEBOOKS if p not in LIBRARY + HOW_TO and p.stem != 'index']
-# room for one statement a line
-CELLS = 120
 
 
+@functools.cache
 def cells(path: Path) -> list[dict]:
     "The cells, their source as one string."
     return [
@@ -31,14 +31,16 @@ def title(path: Path) -> str:
     return path.relative_to(ROOT).with_suffix('').as_posix()
 
 
+def name_of(path: Path) -> str:
+    "The module that a library notebook exports."
+    code = '\n'.join(c['source'] for c in cells(path))
+    return re.search(r'^#\| *default_exp +([\w.]+)', code, re.M)[1]
+
+
 def module_of(path: Path) -> Path:
-    "The file a library notebook exports."
-    return ROOT.joinpath(
-        'bench' if PLACES[1] in path.parents else 'kdnotes',
-        *re.search(r'^#\| *default_exp +([\w.]+)', '\n'.join(c['source'] for c in cells(path)), re.M)[
-            1
-        ].split('.'),
-    ).with_suffix('.py')
+    "Its file."
+    folder = ROOT / ('bench' if PLACES[1] in path.parents else 'kdnotes')
+    return folder.joinpath(*name_of(path).split('.')).with_suffix('.py')
 
 
 def exported(path: Path) -> list[str]:
@@ -86,21 +88,15 @@ def test_modules_are_what_the_notebooks_export(copy):
 
 
 def test_every_module_has_its_notebook():
-    names = {
-        p: re.search(r'^#\| *default_exp +([\w.]+)', '\n'.join(c['source'] for c in cells(p)), re.M)[1]
-        for p in LIBRARY
-    }
     # a package's __init__ holds its docstring alone
     modules = [p for name in ('kdnotes', 'bench') for p in (ROOT / name).rglob('*.py')]
     assert sorted(map(module_of, LIBRARY)) == sorted(
         p for p in modules if p.stem not in ('__init__', '_modidx')
     )
-    for path, name in names.items():
-        *package, module = name.split('.')
+    for path in LIBRARY:
+        *package, module = name_of(path).split('.')
         own = next(of for of in PLACES if of in path.parents)
-        assert (path.parent, path.stem[3:]) == (own.joinpath(*package), module.strip('_')), (
-            f'{path} exports {name}'
-        )
+        assert (path.parent, path.stem[3:]) == (own.joinpath(*package), module.strip('_')), path
 
 
 def test_notebooks_are_clean(copy):
@@ -152,12 +148,12 @@ def statements(function: ast.FunctionDef) -> int:
     return sum(isinstance(node, ast.stmt) for node in ast.walk(function)) - 1
 
 
-@pytest.mark.parametrize('path', LIBRARY, ids=title)
-def test_a_function_is_one_idea(path):
-    tree = ast.parse(module_of(path).read_text(encoding='utf-8'))
-    functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
-    long = {f.name: statements(f) for f in functions if statements(f) > STATEMENTS}
-    assert not long, f'more than {STATEMENTS} statements: {long}'
+def test_a_function_is_one_idea():
+    for path in map(module_of, LIBRARY):
+        tree = ast.parse(path.read_text(encoding='utf-8'))
+        functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        long = {f.name: statements(f) for f in functions if statements(f) > STATEMENTS}
+        assert not long, f'{path}: more than {STATEMENTS} statements: {long}'
 
 
 @pytest.mark.parametrize('path', LIBRARY, ids=title)
@@ -195,15 +191,10 @@ def test_an_experiment_holds_no_outputs(path):
     )
 
 
-@pytest.mark.parametrize('path', NOTEBOOKS, ids=title)
-def test_stored_outputs_tell_nothing_of_the_machine_they_were_made_on(path):
-    outputs = [
-        json.dumps(o)
-        for c in json.loads(path.read_text(encoding='utf-8'))['cells']
-        for o in c.get('outputs', [])
-    ]
+def test_stored_outputs_tell_nothing_of_the_machine_they_were_made_on():
+    outputs = [(path, json.dumps(o)) for path in NOTEBOOKS for c in cells(path) for o in c.get('outputs', [])]
     for told in (str(ROOT), str(Path.home()) + '/', 'site-packages'):
-        assert not [o[:200] for o in outputs if told in o], told
+        assert not [(path, o[:200]) for path, o in outputs if told in o], told
 
 
 def test_every_notebook_that_a_text_names_is_there():

@@ -3,11 +3,9 @@
 import functools
 import json
 import os
-import signal
 import string
 import subprocess
 import sys
-import time
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -21,11 +19,11 @@ from transformers import PreTrainedTokenizerFast
 from kdnotes.core import files
 from kdnotes.core.appended import Appended, open_appended
 from kdnotes.core.config import ConfigError
-from kdnotes.core.files import FileError, is_named
+from kdnotes.core.files import FileError
 from kdnotes.tasks import text_blocks
 from kdnotes.tasks.documents import CORPORA, articles, read_document, without_marks
 from kdnotes.tasks.lm_scores import sample_positions, text_set
-from kdnotes.tasks.sources import SPLITS, CorpusError, load_by_rules, load_corpus
+from kdnotes.tasks.sources import CorpusError, load_by_rules, load_corpus
 from kdnotes.tasks.text_blocks import (
     Masking,
     TextError,
@@ -147,14 +145,6 @@ def same_stream(one, other) -> bool:
 # ---- kills ----
 
 ARRAYS = ('tokens', 'word_starts', 'documents')
-TOKENISE = """
-import sys
-from pathlib import Path
-from test_text_blocks import PIECE, long_documents, spelling_tokenizer
-from kdnotes.tasks import text_blocks
-text_blocks.PIECE = PIECE
-text_blocks.token_stream(spelling_tokenizer(), long_documents(), Path(sys.argv[1]))
-"""
 
 
 def environment() -> dict[str, str]:
@@ -168,37 +158,6 @@ def parts_on_disk(cache: Path) -> int:
     for ledger in cache.glob('*.stream/ledger.json'):
         return json.loads(ledger.read_text())['parts']
     return 0
-
-
-def killed_while_tokenising(cache: Path) -> None:
-    "SIGKILL, as soon as some parts are on the disk."
-    process = subprocess.Popen([sys.executable, '-c', TOKENISE, str(cache)], env=environment())
-    try:
-        while parts_on_disk(cache) < 3 and process.poll() is None:
-            time.sleep(0.001)
-    finally:
-        process.kill()
-    assert process.wait() == -signal.SIGKILL
-
-
-def test_a_killed_tokenisation_is_taken_up(tmp_path, small_pieces, tokenised):
-    tokenizer = spelling_tokenizer()
-    expected = token_stream(tokenizer, long_documents(), tmp_path / 'undisturbed')
-    total = len(tokenised)
-    tokenised.clear()
-    cache = tmp_path / 'killed'
-    killed_while_tokenising(cache)
-    done = parts_on_disk(cache)
-    assert 3 <= done < total
-    [folder] = cache.glob('*.stream')
-    assert not (folder / 'meta.json').exists()
-    (folder / '.ledger.json.0123abcd.tmp').write_text('{')  # as a kill while the ledger is written leaves it
-    with open(folder / 'tokens', 'rb') as before:
-        found = token_stream(tokenizer, long_documents(), cache)
-        assert is_named(before.fileno(), folder / 'tokens'), 'the file was made anew'
-    assert len(tokenised) == total - done
-    assert same_stream(found, expected)
-    assert stream_files(cache) == stream_files(tmp_path / 'undisturbed')
 
 
 # one process for all kills: each victim is a fork of it, and dies before or after its n-th fsync takes hold
@@ -713,20 +672,6 @@ def test_whole_words_are_hidden_but_for_the_last(spelt, rare_power):
     assert 0 < partly < rows
 
 
-def test_single_tokens_split_words(spelt):
-    "Else the test of whole words would say nothing."
-    blocks, (_, places, _) = masked(spelt, Masking(0.3))
-    word = np.cumsum(blocks.word_starts(np.arange(len(blocks))), axis=1)
-    hidden = np.zeros(word.shape, dtype=bool)
-    np.put_along_axis(hidden, places, True, 1)
-    cut = sum(
-        0 < hidden[row][word[row] == number].mean() < 1
-        for row in range(len(word))
-        for number in set(word[row])
-    )
-    assert cut > 2 * len(blocks)
-
-
 def test_a_word_that_begins_with_an_unknown_piece_is_no_part_of_the_one_before():
     maskable = np.array([True, True, False, True, True, True])
     # two pieces; an unknown one and two more; another word
@@ -769,19 +714,6 @@ def test_rare_tokens_are_counted_in_what_is_trained_on():
     assert len(set(used.values())) > 5
 
 
-def test_any_token_has_the_same_chance():
-    stream = token_stream(tiny_tokenizer(), ['w0 w0 w0 w1 w2 <unk> w3 w4'])
-    blocks = cut_blocks(stream, tiny_tokenizer(), 10, 1)
-    draws = 4000
-    hidden = np.zeros(10, dtype=int)
-    for epoch in range(draws):
-        places = mask_blocks(blocks, [0], Masking(0.4), 0, epoch, 4)[1][0]
-        hidden[places] += 1
-    chances = np.where(blocks.maskable([0])[0], 3 / 7, 0.0)
-    assert hidden[chances == 0].sum() == 0
-    assert within(hidden[chances > 0], chances[chances > 0], draws)
-
-
 def test_hidden_tokens_are_masked_exchanged_or_left(spelt):
     said = []
     truth = []
@@ -814,15 +746,6 @@ def test_masks_do_not_depend_on_the_batch(spelt, masking):
         _, found = masked(spelt, masking, index, seed=3, epoch=2)
         for one, other in zip(found, expected):
             np.testing.assert_array_equal(one, other[index])
-
-
-def test_masks_differ_between_epochs_seeds_and_blocks(spelt):
-    blocks, (ids, places, _) = masked(spelt, Masking())
-    for changed in (dict(epoch=1), dict(seed=1)):
-        _, (other_ids, other, _) = masked(spelt, Masking(), **changed)
-        assert (places != other).any(1).mean() > 0.95
-        assert (ids != other_ids).any(1).mean() > 0.95
-    assert len({tuple(row) for row in places.tolist()}) > 0.95 * len(blocks)
 
 
 # ---- books, articles, and files that are neither ----
@@ -945,19 +868,6 @@ def test_a_folder_without_texts_is_named(tmp_path):
         load_corpus('masked_lm', str(tmp_path))
     assert str(tmp_path) in str(e.value)
     assert '\n' not in str(e.value)
-
-
-def test_a_folder_is_dealt_out_whatever_its_files_are_called(tmp_path):
-    texts = [f'Book number {i}.' for i in range(40)]
-    for folder, names in (('a', range(40)), ('b', range(99, 59, -1))):
-        (tmp_path / folder).mkdir()
-        for name, text in zip(names, texts):
-            (tmp_path / folder / f'{name}.txt').write_text(text)
-    one, other = (load_by_rules(CORPORA, str(tmp_path / folder)) for folder in 'ab')
-    assert [len(one.splits[split]) for split in SPLITS] == [34, 2, 4]
-    for split in SPLITS:
-        assert [r['text'] for r in one.splits[split]] == [r['text'] for r in other.splits[split]]
-    assert sorted(r['text'] for rows in one.splits.values() for r in rows) == sorted(texts)
 
 
 def test_three_files_named_after_the_splits_are_those(tmp_path):

@@ -8,7 +8,6 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 import pytest
-import transformers
 from kdnotes.cli import main
 from kdnotes.core.config import KdnotesError, make_config
 from kdnotes.core.resolve import Machine
@@ -20,7 +19,7 @@ from kdnotes.tasks.sources import CorpusError, load_corpus, read_split
 from kdnotes.tasks.labelled_texts import CORPORA, class_names
 from kdnotes.tasks.embedded import embedded_text_classification
 from notebooks import papermill
-from test_doctor import write_model
+from small_runs import write_encoder
 
 slow = pytest.mark.slow
 COLUMNS = 'text=review,label=stars'
@@ -83,14 +82,6 @@ def write_reviews(folder: Path, label=None) -> Path:
             out.writerow(['review', 'stars', 'remark'])
             for row in (row for turn in zip(*by_class) for row in turn):
                 out.writerow([row['text'], label(row), 'not read'])
-    return folder
-
-
-def write_encoder(folder: Path) -> Path:
-    "A random model without a head, as pretrained ones are: its task gives it one."
-    write_model(folder)
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
-    model.base_model.save_pretrained(folder)
     return folder
 
 

@@ -10,16 +10,15 @@ from hashlib import sha256
 from pathlib import Path
 import numpy as np
 from ..core.config import shown
-from ..core.files import sha256_texts
 from .rules import MadeCorpus, UnlabelledRule, drop_in_words
 from .sources import SPLITS, CorpusError, CorpusRules, Rows
 from ..core.columns import codes, numbers, ranks
 from .embedded import embedded_answer_selection
-from .squad import SquadError, answer_sentences, from_hub, read_squad
+from .squad import answer_sentences, from_hub, read_squad
 
 # %% auto #0
 __all__ = ['TSV_COLUMNS', 'HUB_COLUMNS', 'WIKIQA_SHA256', 'SQUAD_FILES', 'CORPORA', 'make_up_ids', 'check_rows', 'check_split',
-           'fingerprint']
+           'said']
 
 # %% ../../nbs/tasks/17_candidates.ipynb #4bb50e87
 TSV_COLUMNS = dict(
@@ -143,38 +142,25 @@ def check_split(
         )
 
 # %% ../../nbs/tasks/17_candidates.ipynb #be49bc8c
-def fingerprint(
-    splits: dict[str, Rows],  # checked rows
-) -> str:  # 64 hex digits
-    "The sha256 of all that can change a number."
-    return sha256_texts(part for split in SPLITS for part in _parts(split, splits[split]))
-
-
-def _parts(split: str, rows: Rows) -> Iterator[str]:
-    "What a fingerprint is made of."
-    document, _ = codes(rows, 'document_id')
+def said(
+    rows: Rows,  # checked
+) -> Iterator[tuple[str, ...]]:  # of each row
+    "All that can change a number."
+    documents, _ = codes(rows, 'document_id')
     places = ranks(rows, 'question_id', 'sentence_id')
-    for r, number, place in zip(rows, document, places):
-        yield from (split, r['question_id'], r['question'], r['document_title'], r['sentence'])
-        yield from (str(r['label']), str(number), str(place))
+    for row, *places_of in zip(rows, documents, places):
+        texts = [row[key] for key in ('question_id', 'question', 'document_title', 'sentence')]
+        yield *texts, *map(str, (row['label'], *places_of))
 
 # %% ../../nbs/tasks/17_candidates.ipynb #cf6f7b70
 WIKIQA_SHA256 = '9e177521d2606ba5ca6c8fc68f4db1c1de2f4aae66e8858023513be024de0d57'  # WikiQA 1.0
 SQUAD_FILES = ('train-v1.1.json', 'train-v1.1.json.gz')
 
 
-def _squad_pairs(paragraphs: Callable[[], list]) -> dict[str, Rows]:
-    "Pairs made of SQuAD's paragraphs."
-    try:
-        return answer_sentences(paragraphs())
-    except SquadError as e:
-        raise CorpusError(str(e)) from None
-
-
 def _squad_folder(folder: Path) -> dict[str, Rows]:
     "Those of a local copy."
     path = next(folder / name for name in SQUAD_FILES if (folder / name).exists())
-    return _squad_pairs(lambda: read_squad(path))
+    return answer_sentences(read_squad(path))
 
 
 CORPORA = CorpusRules(
@@ -190,7 +176,7 @@ CORPORA = CorpusRules(
     complete_published=partial(make_up_ids, published=True),
     check_rows=check_rows,
     check_split=check_split,
-    fingerprint=fingerprint,
+    said=said,
     embedded=embedded_answer_selection,
     published='wikiqa',
     hub_id='microsoft/wiki_qa',
@@ -200,7 +186,7 @@ CORPORA = CorpusRules(
             'rajpurkar/squad',
             SQUAD_FILES,
             _squad_folder,
-            lambda data: _squad_pairs(lambda: from_hub(data['train'])),
+            lambda data: answer_sentences(from_hub(data['train'])),
         )
     },
     known={WIKIQA_SHA256: 'wikiqa'},

@@ -5,8 +5,9 @@
 # %% ../../nbs/tasks/10_documents.ipynb #1374f9a1
 from __future__ import annotations
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from ..core.columns import codes
 from ..core.config import counted, shown
 from ..core.files import sha256_text
 from ..core.tables import FORMATS, CorpusError, read_text
@@ -23,7 +24,7 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'MORE_SETS', 'complete', 'check_rows', 'check_split', 'fingerprint', 'document', 'without_marks',
+__all__ = ['COLUMNS', 'CORPORA', 'MORE_SETS', 'complete', 'check_rows', 'check_split', 'said', 'document', 'without_marks',
            'read_document', 'deal_out', 'text_files', 'books_of', 'articles', 'more_set']
 
 # %% ../../nbs/tasks/10_documents.ipynb #aee408ba
@@ -61,16 +62,13 @@ def check_split(
         raise CorpusError(f'{where}: there is no document; a split needs at least one')
 
 
-def fingerprint(
-    splits: dict[str, Rows],  # checked rows
-) -> str:  # 64 hex digits
-    "The sha256 of texts, their order, and which documents share a cluster; ids are left out."
-    parts = []
-    for split, rows in splits.items():
-        clusters: dict[str, int] = {}
-        for row in rows:
-            parts += [split, row['text'], str(clusters.setdefault(row['cluster'], len(clusters)))]
-    return sha256_text(*parts)
+def said(
+    rows: Rows,  # checked
+) -> Iterator[tuple[str, ...]]:  # of each row
+    "Texts, and which documents share a cluster; ids are left out."
+    clusters, _ = codes(rows, 'cluster')
+    for row, number in zip(rows, clusters):
+        yield row['text'], str(number)
 
 
 def document(id: str, text: str) -> dict:
@@ -250,7 +248,7 @@ CORPORA = CorpusRules(
     complete=complete,
     check_rows=check_rows,
     check_split=check_split,
-    fingerprint=fingerprint,
+    said=said,
     embedded=embedded_masked_lm,
     published='gutenberg',
     hub_id='',

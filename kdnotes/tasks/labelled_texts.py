@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from ..core.config import RunConfig, counted, shown
-from ..core.files import sha256_text, sha256_texts
+from ..core.files import sha256_text
 from .base import words_of
 from ..core.columns import Texts, codes
 from .embedded import embedded_text_classification
@@ -18,9 +18,9 @@ from .rules import MadeCorpus, UnlabelledRule, check_filled, drop_in_words
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, Rows, place_of, read_split
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'fingerprint', 'class_names', 'number_of',
-           'label_numbers', 'labels_of', 'check_labels', 'labels_in_words', 'class_metrics', 'number_metrics',
-           'of_group', 'shared_tenths']
+__all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'said', 'class_names', 'number_of', 'label_numbers',
+           'labels_of', 'check_labels', 'labels_in_words', 'class_metrics', 'number_metrics', 'of_group',
+           'shared_tenths']
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9dd1037e
 COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cluster')
@@ -80,18 +80,13 @@ def check_split(
         )
 
 
-def fingerprint(
-    splits: dict[str, Rows],  # checked rows
-) -> str:  # 64 hex digits
-    "The sha256 of texts, labels, order, and which examples share a cluster; ids are left out."
-    return sha256_texts(part for split in SPLITS for part in _parts(split, splits[split]))
-
-
-def _parts(split: str, rows: Rows) -> Iterator[str]:
-    "What a fingerprint is made of."
-    cluster, _ = codes(rows, 'cluster')
-    for r, number in zip(rows, cluster):
-        yield from (split, r['text'], r['second'], r['label'], str(number))
+def said(
+    rows: Rows,  # checked
+) -> Iterator[tuple[str, ...]]:  # of each row
+    "Texts, labels, and which examples share a cluster; ids are left out."
+    clusters, _ = codes(rows, 'cluster')
+    for row, number in zip(rows, clusters):
+        yield row['text'], row['second'], row['label'], str(number)
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9e55702f
 _IMDB_FILES = ('test-10pct.jsonl', 'imdb.jsonl')
@@ -139,7 +134,7 @@ CORPORA = CorpusRules(
     complete=complete,
     check_rows=check_rows,
     check_split=check_split,
-    fingerprint=fingerprint,
+    said=said,
     embedded=embedded_text_classification,
     published='imdb',
     hub_id='stanfordnlp/imdb',

@@ -5,16 +5,17 @@
 # %% ../../nbs/tasks/15_passages.ipynb #2211a454
 from __future__ import annotations
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from unicodedata import normalize
 import numpy as np
+from ..core.columns import codes
 from ..core.appended import Appended, made_once
 from ..core.config import counted, shown
 from ..core.progress import stage
-from ..core.files import check_room, sha256_text, sha256_texts
+from ..core.files import check_room, sha256_texts
 from ..core.tables import FORMATS, CorpusError
 from .batching import Ragged, groups_of, second_begins, token_dtype, tokenizer_rules
 from .embedded import embedded_extractive_qa
@@ -23,9 +24,9 @@ from .sources import SPLITS, CorpusRules, Rows
 from .squad import Paragraph, answer_spans, from_hub, read_squad
 
 # %% auto #0
-__all__ = ['COLUMNS', 'SQUAD2_SHA256', 'SQUAD1_SHA256', 'NOTES', 'CORPORA', 'complete', 'check_rows', 'check_split',
-           'fingerprint', 'question_rows', 'split_articles', 'json_files', 'Windows', 'room_for_questions',
-           'check_questions', 'check_answers', 'encode_windows']
+__all__ = ['COLUMNS', 'SQUAD2_SHA256', 'SQUAD1_SHA256', 'NOTES', 'CORPORA', 'complete', 'check_rows', 'check_split', 'said',
+           'question_rows', 'split_articles', 'json_files', 'Windows', 'room_for_questions', 'check_questions',
+           'check_answers', 'encode_windows']
 
 # %% ../../nbs/tasks/15_passages.ipynb #62a637c6
 COLUMNS = dict(
@@ -140,18 +141,13 @@ def check_split(
         )
 
 
-def fingerprint(
-    splits: dict[str, Rows],  # checked rows
-) -> str:  # 64 hex digits
-    "The sha256 of all that can change a number."
-    parts = []
-    for split in SPLITS:
-        clusters: dict[str, int] = {}
-        for row in splits[split]:
-            cluster = str(clusters.setdefault(row['cluster'], len(clusters)))
-            answers = json.dumps(row['answers'])
-            parts += [split, row['id'], row['question'], row['context'], answers, cluster]
-    return sha256_text(*parts)
+def said(
+    rows: Rows,  # checked
+) -> Iterator[tuple[str, ...]]:  # of each row
+    "All that can change a number."
+    clusters, _ = codes(rows, 'cluster')
+    for row, number in zip(rows, clusters):
+        yield row['id'], row['question'], row['context'], json.dumps(row['answers']), str(number)
 
 # %% ../../nbs/tasks/15_passages.ipynb #9d904fde
 _SEED = 0  # of all splits and draws below: the same everywhere
@@ -289,7 +285,7 @@ CORPORA = CorpusRules(
     complete=complete,
     check_rows=check_rows,
     check_split=check_split,
-    fingerprint=fingerprint,
+    said=said,
     embedded=embedded_extractive_qa,
     published='squad2',
     hub_id='rajpurkar/squad_v2',

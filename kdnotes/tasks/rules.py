@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from ..core.columns import Columns, earliest, hashes, open_columns, write_columns
 from ..core.config import TASKS, ConfigError, shown, task_info
-from ..core.files import check_room
+from ..core.files import check_room, sha256_texts
 from ..core.progress import followed
 from kdnotes.core.tables import (
     PART,
@@ -106,7 +106,8 @@ class CorpusRules:
     check_rows: Callable[[Rows, Callable[[int], str], dict[str, str]], None]
     # (split, checked rows, where): refuses a split that cannot be trained or scored on
     check_split: Callable[[str, Rows, str], None]
-    fingerprint: Callable[[dict[str, Rows]], str]  # sha256 of all that can change a number
+    # checked rows of a split -> of each row all texts that can change a number
+    said: Callable[[Rows], Iterable[tuple[str, ...]]]
     embedded: Callable[[], dict[str, Rows]]  # the project's own corpus
     published: str  # name of the task's published corpus
     hub_id: str  # and where the hub has it
@@ -139,6 +140,15 @@ class CorpusRules:
     no_label: UnlabelledRule | None = None  # None: the task has no rows without a label
     # name of an evaluation set that is no part of the corpus -> its rows
     more_sets: Callable[[str], Rows] | None = None
+
+    def fingerprint(
+        self,
+        splits: Mapping[str, Rows],  # checked rows
+    ) -> str:  # 64 hex digits
+        "The sha256 of all that can change a number in the three splits, or in another one that is alone."
+        names = [split for split in SPLITS if split in splits] or splits
+        rows = ((split, *said) for split in names for said in self.said(splits[split]))
+        return sha256_texts(chain.from_iterable(rows))
 
     @property
     def names(self) -> list[str]:

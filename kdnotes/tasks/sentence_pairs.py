@@ -15,7 +15,7 @@ from .embedded import embedded_sentence_pairs
 from .labelled_texts import labels_of, number_metrics, number_of
 from .rules import check_filled
 from .sources import Corpus, CorpusError, Rows, place_of
-from .text_classification import TextClassification, classified, worst
+from .text_classification import TextRegression, classified, worst
 
 # %% auto #0
 __all__ = ['COLUMNS', 'CORPORA', 'USE', 'TASK', 'check_rows', 'SentencePairsSettings', 'check', 'check_scores', 'spearman_units',
@@ -112,24 +112,20 @@ def spearman_units(
     return rho + moved / np.sqrt(spread_F * spread_G) - rho / 2 * (moved_F / spread_F + moved_G / spread_G)
 
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #91919e25
-class SentencePairs(TextClassification):
+class SentencePairs(TextRegression):
     "Sentence pairs as a `Task`."
 
     name = 'sentence_pairs'
     settings = SentencePairsSettings()
     primary = base.Primary('test', 'spearman', higher_is_better=True)
 
-    def classes_of(self, rows: Rows) -> list[str]:
-        "None: labels are numbers."
-        return []
-
     def scale(self, values: np.ndarray) -> tuple[float, float]:
         "Where the range begins, and how wide it is."
         return self.settings.score_low, self.settings.score_high - self.settings.score_low
 
-    def _take_numbers(self, values: np.ndarray) -> None:
+    def take_labels(self, train: Rows) -> None:
         "Scores as shares of the range; the output has a name."
-        super()._take_numbers(values)
+        super().take_labels(train)
         self.head_config |= dict(id2label={0: 'score'}, label2id={'score': 0})
 
     def measure(self, scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:

@@ -4,6 +4,7 @@
 
 # %% ../../nbs/tasks/04_sources.ipynb #1d57537e
 from __future__ import annotations
+import functools
 import importlib.util
 import json
 import os
@@ -272,7 +273,17 @@ def load_corpus(
     rules = task_info(task).corpora
     if files := _large_files(rules, name, columns):
         return _kept(task, name, columns, files)
+    if name == 'embedded' and columns is None and set(score_on) <= set(SPLITS):
+        own = _embedded(task)
+        # rows of the caller's own, which it may change
+        return replace(own, splits={split: [dict(row) for row in rows] for split, rows in own.splits.items()})
     return _read(task, name, columns, score_on)
+
+
+@functools.cache
+def _embedded(task: str) -> Corpus:
+    "The project's own corpus: it is the same in every call, and takes a tenth of a second."
+    return _read(task, 'embedded', None)
 
 
 def _read(

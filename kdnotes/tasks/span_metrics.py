@@ -16,8 +16,8 @@ from .sources import Rows
 
 # %% auto #0
 __all__ = ['UNIT_METRICS', 'EVEN', 'normalised', 'exact_match', 'word_f1', 'answer_scores', 'no_answer_probability', 'withdrawn',
-           'answer_threshold', 'best_threshold', 'span_scores', 'unit_scores', 'span_metrics', 'squad_evaluation',
-           'Predicted', 'answers_evaluated', 'near_phrase', 'near_phrases']
+           'answer_threshold', 'best_threshold', 'span_scores', 'unit_scores', 'span_metrics', 'Predicted',
+           'answers_evaluated', 'near_phrase', 'near_phrases']
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #15d94d10
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
@@ -169,23 +169,6 @@ def span_metrics(
         best, best_at = best_threshold(scores[:, i], answered, no_answer, predicted)
         found |= {f'best_{name}': best, f'best_{name}_thresh': best_at}
     return found | dict(always_unanswerable=float(np.mean(~answered)))
-
-
-def squad_evaluation(
-    answers: Mapping[str, Sequence[str]],  # question -> the answers that people gave
-    predicted: Mapping[str, str],  # question -> a text; questions that are not there are left out
-    no_answer: Mapping[str, float] | None = None,  # probability that there is none; None: of none
-    threshold: float = 1.0,
-) -> dict[str, float | None]:  # as `span_metrics`, and `total`, the number of questions
-    "The official rules for a file of predictions; questions it lacks are left out, unlike there."
-    known = [id for id in answers if id in predicted]
-    if not known:
-        raise ValueError(f'none of the {len(answers)} questions is among the predictions; compare their ids')
-    scores = span_scores({id: answers[id] for id in known}, predicted)
-    answered = np.array([bool(answers[id]) for id in known], dtype=bool)
-    of_none = np.array([(no_answer or {}).get(id, 0.0) for id in known], dtype=np.float64)
-    some = np.array([bool(predicted[id]) for id in known], dtype=bool)
-    return span_metrics(scores, answered, of_none, some, of_none > threshold) | dict(total=len(known))
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #c4316474
 @dataclass(frozen=True)

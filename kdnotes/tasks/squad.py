@@ -19,13 +19,9 @@ from ..core.tables import CorpusError, check_regular
 from ..core.progress import followed
 
 # %% auto #0
-__all__ = ['SquadError', 'LARGEST', 'Question', 'Paragraph', 'read_squad', 'answer_spans', 'from_hub', 'sentence_spans',
-           'answer_sentences']
+__all__ = ['LARGEST', 'Question', 'Paragraph', 'read_squad', 'answer_spans', 'from_hub', 'sentence_spans', 'answer_sentences']
 
 # %% ../../nbs/tasks/02_squad.ipynb #2f35fae0
-SquadError = CorpusError  # of a file that cannot be read or does not hold together
-
-
 @dataclass(frozen=True)
 class Question:
     "A question about a context, with the answers that people marked."

@@ -29,7 +29,8 @@ from kdnotes.tasks.labelled_texts import (
 from .sources import SPLITS, Corpus, Rows
 
 # %% auto #0
-__all__ = ['DEFAULTS', 'ONLY_CLASSES', 'USE', 'TASK', 'TextClassificationSettings', 'TextClassification', 'worst', 'classified']
+__all__ = ['DEFAULTS', 'ONLY_CLASSES', 'USE', 'TASK', 'TextClassificationSettings', 'LabelledTexts', 'TextClassification',
+           'TextRegression', 'worst', 'classified']
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #00f0d806
 class TextClassificationSettings(TaskSettings):
@@ -55,59 +56,116 @@ def _check(config: RunConfig) -> None:
                 )
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #f25e0b2d
-class TextClassification(Task):
-    "Text classification and regression as a `Task`."
+class LabelledTexts(Task):
+    "Texts, or pairs of them, that have a label each: what classes and numbers have in common."
 
-    name = 'text_classification'
-    settings = TextClassificationSettings()
-    primary = base.Primary('test', 'mse', False)  # of a number
+    outputs: int  # of the model
+    floor: str  # what knowing the training labels alone is called
 
     def take(self, corpus: Corpus) -> None:
-        "Rows, and labels: numbers of classes, or standardised numbers."
+        "Rows and their labels."
         self.rows = {
             split: rows[: 64 if split == 'train' else 48] if self.smoke else rows
             for split, rows in corpus.splits.items()
             if split in SPLITS
         }
-        train = corpus.splits['train']  # also in a smoke run
-        self.classes = self.classes_of(train)
-        self.head_labels = tuple(self.classes)
-        self.outputs = len(self.classes) or 1
+        self.take_labels(corpus.splits['train'])  # all of them, also in a smoke run
         self.model_kwargs = {'num_labels': self.outputs}
         self.signal_spec = {'logits': base.SignalSpec(shape=(self.outputs,))}
-        if self.classes:
-            self._take_classes()
-        else:
-            self._take_numbers(label_numbers(train))
         self.add_unlabelled(corpus)
 
-    def classes_of(self, rows: Rows) -> list[str]:  # [] where labels are numbers
-        "The classes that rows have."
-        return class_names(rows) if self.settings.target == 'classes' else []
+    def texts_of(self, rows: Rows) -> tuple[Texts, Texts | None]:
+        "Texts, and second ones where there are some."
+        return Texts(rows, 'text'), Texts(rows, 'second') if rows[0]['second'] else None
+
+    def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
+        "Metrics, units and predictions of the evaluation sets given."
+        return Evaluation.of({split: self._evaluated(split, of) for split, of in scores.items()})
+
+    def _evaluated(self, split: str, scores: np.ndarray) -> tuple[dict, pd.DataFrame, pd.DataFrame]:
+        "Those of one set."
+        metrics, values = self.measure(scores, self.labels[split])
+        ids, clusters = ([row[key] for row in self.rows[split]] for key in ('id', 'cluster'))
+        units = base.unit_table(split, 'all', ids, clusters, values)
+        return metrics, units, pd.DataFrame(dict(split=split) | self.predicted(split, ids, scores))
+
+    def floors(self) -> dict[str, Evaluation]:
+        "The training labels without a look at the texts; of pairs also those of pairs that share as much."
+        n = len(self.labels['train']) - self.unlabelled
+        train = self.labels['train'][:n]
+        alike = {split: np.zeros(len(self.rows[split]), dtype=np.int64) for split in self.evaluation_sets}
+        found = {self.floor: self._by_group(np.zeros(n, dtype=np.int64), train, alike)}
+        if self.rows['train'][0]['second']:
+            rows, index = base.some_rows(self.rows['train'][:n])
+            shared = {split: shared_tenths(self.rows[split]) for split in self.evaluation_sets}
+            found['shared_words'] = self._by_group(shared_tenths(rows), train[index], shared)
+        return found
+
+    def _by_group(self, of: np.ndarray, labels: np.ndarray, groups: dict[str, np.ndarray]) -> Evaluation:
+        "Each example gets what the training labels of its group are."
+        classes = len(self.head_labels) or None
+        return self.evaluate({split: of_group(of, labels, own, classes) for split, own in groups.items()})
+
+
+class TextClassification(LabelledTexts):
+    "The class of a text or a pair."
+
+    name = 'text_classification'
+    settings = TextClassificationSettings()
+    primary = base.Primary('test', 'accuracy', True)
+    floor = 'majority'
+
+    def take_labels(self, train: Rows) -> None:
+        "Labels as numbers of classes, and their share in the training split."
+        classes = class_names(train)
+        self.head_labels = tuple(classes)
+        self.outputs = len(classes)
+        number = {name: i for i, name in enumerate(classes)}
+        self.labels = {
+            split: np.fromiter((number[label] for label in Texts(rows, 'label')), np.int64, len(rows))
+            for split, rows in self.rows.items()
+        }
+        # one more of each: a class without an example here has no logarithm
+        counts = np.bincount(self.labels['train'], minlength=len(classes)) + 1
+        self.label_prior = counts / counts.sum()
+        self.head_config = base.labels_config(classes)
+
+    def loss_weights(self, kd: bool) -> dict[str, float]:
+        "Weights of `hard` and `soft`."
+        return self.soft.weights(kd, self.outputs)
+
+    def measure(self, scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:
+        "Metrics, and the values of the examples for those that are means."
+        return class_metrics(scores, labels)
+
+    def predicted(self, split: str, ids: list[str], scores: np.ndarray) -> dict[str, Any]:
+        "A row for each class of each example."
+        right = self.labels[split][:, None] == np.arange(self.outputs)
+        return dict(
+            unit=np.repeat(ids, self.outputs),
+            item=np.tile(self.head_labels, len(ids)),
+            label=right.astype(np.int64).ravel(),
+            score=scores.astype(np.float32).ravel(),
+        )
+
+
+class TextRegression(LabelledTexts):
+    "A number for each text or pair, learnt by its squared error."
+
+    name = 'text_classification'
+    settings = TextClassificationSettings(target='number')
+    primary = base.Primary('test', 'mse', False)
+    floor = 'mean'
+    head_labels = ()
+    outputs = 1
 
     def scale(self, values: np.ndarray) -> tuple[float, float]:
         "What is taken from a number, and by what that is divided: mean and deviation of the training split."
         return float(values.mean()), float(values.std())
 
-    def _take_classes(self) -> None:
-        "Labels as numbers of classes, and their share in the training split."
-        self.primary = base.Primary('test', 'accuracy', True)
-        number = {name: i for i, name in enumerate(self.classes)}
-        self.labels = {
-            split: np.fromiter((number[label] for label in Texts(rows, 'label')), np.int64, len(rows))
-            for split, rows in self.rows.items()
-        }
-        counts = np.bincount(self.labels['train'], minlength=len(self.classes))
-        # one more of each: a class without an example here has no logarithm
-        self.label_prior = (counts + 1) / (counts + 1).sum()
-        self.head_config = base.labels_config(self.classes)
-
-    def _take_numbers(
-        self,
-        values: np.ndarray,  # of the training split
-    ) -> None:
+    def take_labels(self, train: Rows) -> None:
         "Standardised labels."
-        self.mean, self.deviation = self.scale(values)
+        self.mean, self.deviation = self.scale(label_numbers(train))
         # the output times the deviation, plus the mean, is the number
         self.head_config = dict(
             problem_type='regression', target_mean=self.mean, target_deviation=self.deviation
@@ -117,14 +175,8 @@ class TextClassification(Task):
             for split, rows in self.rows.items()
         }
 
-    def texts_of(self, rows: Rows) -> tuple[Texts, Texts | None]:
-        "Texts, and second ones where there are some."
-        return Texts(rows, 'text'), Texts(rows, 'second') if rows[0]['second'] else None
-
     def losses(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, Tensor]:
-        "Those of labels and logits; of a number, squared errors."
-        if self.classes:
-            return super().losses(outputs, batch, signal)
+        "Squared errors, of labels and of a teacher's numbers."
         value = outputs.logits.float()[:, 0]
         error = (value - batch.labels.float()).square()
         losses = {
@@ -136,61 +188,16 @@ class TextClassification(Task):
 
     def loss_weights(self, kd: bool) -> dict[str, float]:
         "Weights of `hard` and `soft`."
-        if self.classes:
-            return self.soft.weights(kd, len(self.classes))
         return {'hard': 1 - self.soft.alpha, 'soft': self.soft.alpha} if kd else {'hard': 1.0}
-
-    def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
-        "Metrics, units and predictions of the evaluation sets given."
-        return Evaluation.of({split: self._evaluated(split, of) for split, of in scores.items()})
-
-    def _evaluated(self, split: str, scores: np.ndarray) -> tuple[dict, pd.DataFrame, pd.DataFrame]:
-        "Those of one set."
-        metrics, values = self.measure(scores, self.labels[split])
-        ids, clusters = ([row[key] for row in self.rows[split]] for key in ('id', 'cluster'))
-        units = base.unit_table(split, 'all', ids, clusters, values)
-        return metrics, units, self._predictions(split, ids, scores)
 
     def measure(self, scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:
         "Metrics, and the values of the examples for those that are means."
-        if self.classes:
-            return class_metrics(scores, labels)
         return number_metrics(scores[:, 0].astype(np.float64), labels.astype(np.float64))
 
-    def _predictions(self, split: str, ids: list[str], scores: np.ndarray) -> pd.DataFrame:
-        "One row for each class of each example, or one with the number, in the label's own unit."
-        if not self.classes:
-            score = scores[:, 0].astype(np.float64) * self.deviation + self.mean
-            label = label_numbers(self.rows[split])
-            return pd.DataFrame(dict(split=split, unit=ids, item='value', label=label, score=score))
-        right = self.labels[split][:, None] == np.arange(self.outputs)
-        return pd.DataFrame(
-            dict(
-                split=split,
-                unit=np.repeat(ids, self.outputs),
-                item=np.tile(self.classes, len(ids)),
-                label=right.astype(np.int64).ravel(),
-                score=scores.astype(np.float32).ravel(),
-            )
-        )
-
-    def floors(self) -> dict[str, Evaluation]:
-        "The training labels without a look at the texts; of pairs also those of pairs that share as much."
-        n = len(self.labels['train']) - self.unlabelled
-        train = self.labels['train'][:n]
-        alike = {split: np.zeros(len(self.rows[split]), dtype=np.int64) for split in self.evaluation_sets}
-        name = 'majority' if self.classes else 'mean'
-        found = {name: self._by_group(np.zeros(n, dtype=np.int64), train, alike)}
-        if self.rows['train'][0]['second']:
-            rows, index = base.some_rows(self.rows['train'][:n])
-            shared = {split: shared_tenths(self.rows[split]) for split in self.evaluation_sets}
-            found['shared_words'] = self._by_group(shared_tenths(rows), train[index], shared)
-        return found
-
-    def _by_group(self, of: np.ndarray, labels: np.ndarray, groups: dict[str, np.ndarray]) -> Evaluation:
-        "Each example gets what the training labels of its group are."
-        classes = self.outputs if self.classes else None
-        return self.evaluate({split: of_group(of, labels, own, classes) for split, own in groups.items()})
+    def predicted(self, split: str, ids: list[str], scores: np.ndarray) -> dict[str, Any]:
+        "A row for each example, in the label's own unit."
+        score = scores[:, 0].astype(np.float64) * self.deviation + self.mean
+        return dict(unit=ids, item='value', label=label_numbers(self.rows[split]), score=score)
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #1adfd894
 # characters of a text that are shown
@@ -278,10 +285,19 @@ USE = Use(
 )
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #bd325532
+def _made(
+    corpus: Corpus,
+    config: RunConfig,  # resolved
+) -> LabelledTexts:  # not yet encoded
+    "Classes or numbers, as the run's target says."
+    kind = TextRegression if config.task_settings.target == 'number' else TextClassification
+    return kind.made(corpus, config)
+
+
 TASK = base.TaskInfo(
     name='text_classification',
     settings=TextClassificationSettings,
-    make=TextClassification.made,
+    make=_made,
     corpora=CORPORA,
     defaults=DEFAULTS,
     auto_class=base.SEQUENCE_HEAD,
