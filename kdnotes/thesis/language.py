@@ -29,7 +29,9 @@ __all__ = ['ONE_RANK_STEPS', 'FAR', 'SMALLER', 'MILLIONS', 'of_one_rank', 'work_
 # %% ../../nbs/thesis/04_language.ipynb #8140401d
 ONE_RANK_STEPS = {name: pair for name, pair in STEPS.items() if name != 'ranks'}
 ONE_RANK_STEPS['network'] = ('baseline', 'full_student')
-_KINDS = dict(network='chain', kd='chain', precision='chain', procedure_2='procedures', procedure_3='procedures')
+_KINDS = dict(
+    network='chain', kd='chain', precision='chain', procedure_2='procedures', procedure_3='procedures'
+)
 
 
 def of_one_rank(e: Evidence) -> Evidence:
@@ -185,7 +187,9 @@ def batch_values(found: Sequence[dict], units: pd.DataFrame) -> dict:
     return dict(smallest=smallest, largest=largest, change=c.difference, verdict=verdict(c))
 
 # %% ../../nbs/thesis/04_language.ipynb #922a8701
-SMALLER = 0.4  # claimed: the share of BERT's parameters by which DistilBERT is smaller, and elsewhere what is left
+SMALLER = (
+    0.4  # claimed: the share of BERT's parameters by which DistilBERT is smaller, and elsewhere what is left
+)
 MILLIONS = 2  # claimed: tokens of the training text
 
 
@@ -203,7 +207,9 @@ def claims_values(order: dict, batches: dict, facts: dict) -> dict:
     return {name: 'reproduced' if right else 'not_reproduced' for name, right in judged.items()} | dict(
         order=order['verdict'],
         batches=of_batches.get(batches['verdict'], 'open'),
-        tokens='consistent' if alike else 'not_reproduced',  # as many, which does not show that they are these
+        tokens='consistent'
+        if alike
+        else 'not_reproduced',  # as many, which does not show that they are these
         share=SMALLER,
         far=FAR,
     )

@@ -214,9 +214,7 @@ _CAPTIONS = dict(
 )
 
 
-def draw_scaling(
-    results: dict, predicted: Mapping[str, Predicted], folder: Path
-) -> list[pt.FigureFile]:
+def draw_scaling(results: dict, predicted: Mapping[str, Predicted], folder: Path) -> list[pt.FigureFile]:
     "The figures of scaling; they rest on no run."
     step = next(row for row in measured(results, ASKED) if row['name'] == DIVIDED.name)
     known = (DIVIDED.ranks, answer_values(results, predicted)['faster'])

@@ -147,9 +147,7 @@ def _shipped(found: Found, runs: Mapping[str, Sequence[dict]]) -> dict:
         return dict(by=chosen.by)
     own = values[chosen.trial.run_id]
     mean = {name: (sum(own[name]) / len(own[name]), sum(of) / len(of)) for name, of in base.items()}
-    return dict(
-        by=chosen.by, saved=share_saved(*mean['params']), kept=mean['score'][0] / mean['score'][1]
-    )
+    return dict(by=chosen.by, saved=share_saved(*mean['params']), kept=mean['score'][0] / mean['score'][1])
 
 
 def search_values(
