@@ -35,7 +35,8 @@ RUNS = {
 STUDY_S = 12  # that a study takes beside its run: imports, plan, export, figures
 CODE = """
 import json, sys
-from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.given import make_config
 from kdnotes.experiment.launch import run
 try:
     record = run(make_config(**json.loads(sys.argv[1])))

@@ -17,7 +17,8 @@ from kdnotes.analysis.compare import ONE_SEED
 from kdnotes.thesis import build as th
 from kdnotes.thesis.facts import flat
 from kdnotes.thesis.measured import gpu_facts
-from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.given import make_config
 from kdnotes.core.files import read_json, sha256_file, write_json
 from kdnotes.core.resolve import Machine, resolve, settings
 from kdnotes.thesis.steps import STEPS
