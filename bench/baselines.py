@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from kdnotes.checks.probes import replaced
 from kdnotes.core.config import KdnotesError, RunConfig
 from kdnotes.tasks.base import Task
-from kdnotes.distill.models import call
+from kdnotes.distill.architectures import call
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.loop import make_optimizer
 

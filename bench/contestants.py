@@ -21,7 +21,8 @@ from torch import nn
 from torch.nn import functional
 from . import baselines
 from kdnotes.core.arms import MODES
-from kdnotes.core.config import KdnotesError, RunConfig, make_config, task_info
+from kdnotes.core.config import KdnotesError, RunConfig, task_info
+from kdnotes.core.given import make_config
 from kdnotes.core.files import at_home, cache_path, read_json, root, runs_path, write_json
 from kdnotes.core.resolve import Machine, resolve, resolved_dtype
 from kdnotes.core.streams import stream, torch_seed
@@ -34,21 +35,17 @@ from kdnotes.experiment.plan import make_task
 from kdnotes.experiment.predict import load_reader
 from kdnotes.experiment.score import find_source
 from kdnotes.distill.needed_positions import left_out_flops, why_trained_whole
-from kdnotes.distill.models import (
-    choose_layers,
-    count_parameters,
-    forward_flops,
-    fresh_model,
-    load_model,
-    load_tokenizer,
-    save_model,
-)
+from kdnotes.distill.architectures import count_parameters, forward_flops
+from kdnotes.distill.models import fresh_model, load_model, save_model
+from kdnotes.distill.students import choose_layers
+from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.train.distributed import machine, start
 from kdnotes.checks.probes import matmul_rate, some_examples
 from .profiling import Stopwatch, layer_shapes
 from kdnotes.distill.teacher_cache import key_parts, make_signal, online_signal, open_signal, signal_key
 from kdnotes.train.latency import median_ms
-from kdnotes.train.loop import ModelForward, evaluate, schedule_steps, train, with_steps
+from kdnotes.train.evaluation import ModelForward, evaluate
+from kdnotes.train.loop import schedule_steps, train, with_steps
 from kdnotes.train.precision import set_matmul_precision
 from kdnotes.tasks.asked import Reader
 from kdnotes.tasks.base import Task, TaskInfo, TaskView

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from .gpu_setup import ENDING, Pair, finding, looked, make_pair
 from kdnotes.core.arms import MODES
-from kdnotes.distill.models import load_tokenizer
+from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.teacher_cache import key_parts, make_signal, open_signal
 from kdnotes.telemetry.meters import Metered, mean_power, open_meter
 from kdnotes.telemetry.sampler import Telemetry
 from kdnotes.telemetry.summary import summarise
 from kdnotes.train import loop as tr
+from kdnotes.train.evaluation import evaluate
 from kdnotes.train.distributed import Runtime, start
 
 # %% auto #0
@@ -108,7 +109,7 @@ def _train_watched(
             result = run(steps)
         watts = mean_power(here.readings, result.train_s)
         with watch.phase('evaluation'):
-            tr.evaluate(pair.student, pair.task, pair.task.evaluation_sets[:1], here)
+            evaluate(pair.student, pair.task, pair.task.evaluation_sets[:1], here)
     about = dict(mode=mode, dtype=here.dtype, examples=result.examples, seconds=result.train_s)
     return summarise(watch) | about | dict(teacher=teacher, watts=watts)
 

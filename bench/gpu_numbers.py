@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from kdnotes.train import loop as tr
+from kdnotes.train.evaluation import evaluate
 from kdnotes.core.arms import MODES
-from kdnotes.core.config import RunConfig, make_config
+from kdnotes.core.config import RunConfig
+from kdnotes.core.given import make_config
 from kdnotes.checks.doctor import doctor
 from bench.gpu_setup import (
     ENDING,
@@ -328,7 +330,7 @@ def _measure_memory(job: dict, mode: str) -> dict:  # peaks in MiB, the format, 
             ),
         )
     tr.train(task, model, config, here, lambda kind, **values: None, signal)
-    tr.evaluate(model, task, task.evaluation_sets[:1], here)
+    evaluate(model, task, task.evaluation_sets[:1], here)
     reserved = torch.cuda.max_memory_reserved(here.device) / 2**20 if here.device.type == 'cuda' else None
     return dict(
         mode=mode,

@@ -13,7 +13,8 @@ import torch
 import transformers
 from torch import nn
 from kdnotes.core.arms import PROFILES
-from kdnotes.core.config import KdnotesError, RunConfig, make_config, task_info
+from kdnotes.core.config import KdnotesError, RunConfig, task_info
+from kdnotes.core.given import make_config
 from kdnotes.core.files import cache_path
 from kdnotes.core.resolve import resolve
 from kdnotes.core.streams import torch_seed
@@ -21,7 +22,10 @@ from kdnotes.tasks.base import Task
 from kdnotes.tasks.sources import corpus_of, load_corpus, resolve_corpus
 from kdnotes.experiment.plan import make_task
 from kdnotes.telemetry.meters import open_meter
-from kdnotes.distill.models import choose_layers, find_model, fresh_model, load_tokenizer, save_model
+from kdnotes.distill.models import fresh_model, save_model
+from kdnotes.distill.students import choose_layers
+from kdnotes.distill.tokenizers import load_tokenizer
+from kdnotes.distill.weights import find_model
 from kdnotes.train.distributed import machine
 from kdnotes.telemetry.summary import environment
 

@@ -36,12 +36,13 @@ from bench.contestants import (
     contestant_job,
     trial_job,
 )
-from kdnotes.core.config import ConfigError, KdnotesError, RunConfig, make_config, names_with, task_info
+from kdnotes.core.config import ConfigError, KdnotesError, RunConfig, names_with, task_info
+from kdnotes.core.given import make_config
 from kdnotes.core.files import read_json, runs_path, write_json
 from kdnotes.tasks.sources import resolve_corpus
 from kdnotes.experiment.launch import why_ended
 from kdnotes.experiment.plan import plan
-from kdnotes.distill.model_settings import FIELDS
+from kdnotes.distill.architectures import FIELDS
 from kdnotes.records.store import find_run_model
 from kdnotes.core.processes import die_with_parent, process_environment, rank_environment
 from kdnotes.core.resolve import Machine, check_forward

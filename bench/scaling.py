@@ -25,11 +25,14 @@ from kdnotes.analysis.scaling_results import LINKS, USUAL, Predicted, Setup
 from .race import Crew, work
 from .contestants import BenchError, Contestant, Place, RaceSetting, contestant_job
 from kdnotes.checks.probes import communication, replaced
-from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.given import make_config
 from kdnotes.core.files import read_json, runs_path, write_json
 from kdnotes.core.resolve import resolve
 from kdnotes.core.streams import torch_seed
-from kdnotes.distill.models import choose_layers, count_parameters, fresh_model, save_model
+from kdnotes.distill.architectures import count_parameters
+from kdnotes.distill.models import fresh_model, save_model
+from kdnotes.distill.students import choose_layers
 from kdnotes.tasks.base import Task, TaskView
 from kdnotes.telemetry.summary import environment
 from kdnotes.train import loop as tr

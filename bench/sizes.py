@@ -17,7 +17,8 @@ from transformers import (
 )
 from kdnotes.core.arms import PROFILES
 from kdnotes.core.files import sha256_text
-from kdnotes.distill.models import count_parameters, load_config, load_tokenizer
+from kdnotes.distill.architectures import count_parameters, load_config
+from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.core.tables import CorpusError, read_text
 from kdnotes.tasks.documents import CORPORA, MORE_SETS, more_set
 from kdnotes.tasks.sources import Rows, load_by_rules, local_copy

@@ -20,11 +20,12 @@ import numpy as np
 import psutil
 import torch
 from transformers import BertConfig, BertForSequenceClassification
-from kdnotes.core.config import KdnotesError, RunConfig, make_config, task_info
+from kdnotes.core.config import KdnotesError, RunConfig, task_info
+from kdnotes.core.given import make_config
 from kdnotes.core.files import runs_path, write_json
 from kdnotes.core.progress import followed
 from kdnotes.core.resolve import resolve
-from kdnotes.distill.models import load_tokenizer
+from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.teacher_cache import key_parts, make_signal, open_signal
 from kdnotes.experiment.plan import make_task
 from kdnotes.tasks.base import Task, TaskView

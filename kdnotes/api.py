@@ -19,7 +19,8 @@ import pandas as pd
 from .analysis.compare import Comparison
 from .analysis.compare import compare as compare_records
 from .core.arms import MODES
-from .core.config import ConfigError, make_config, score_name, shown, task_info, taught_by
+from .core.config import ConfigError, score_name, shown, task_info, taught_by
+from .core.given import make_config
 from .core.files import atomic_write, cache_path, sha256_text
 from .core.streams import stream
 from .records.store import RunFolder, find_record

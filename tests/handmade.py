@@ -4,7 +4,8 @@ import hashlib
 import numpy as np
 import pandas as pd
 from kdnotes.core.arms import MODES
-from kdnotes.core.config import make_config, task_info
+from kdnotes.core.config import task_info
+from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine, factors, resolve, run_id, settings
 from kdnotes.records.store import RunFolder, keep_floors
 from kdnotes.records.schema import SCHEMA, of_this_schema

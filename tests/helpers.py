@@ -14,7 +14,8 @@ from transformers import (
     DistilBertForSequenceClassification,
 )
 from architectures import small_bert
-from kdnotes.core.config import RunConfig, make_config
+from kdnotes.core.config import RunConfig
+from kdnotes.core.given import make_config
 from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs

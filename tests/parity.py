@@ -27,7 +27,7 @@ def tiny_narrow(seed: int = 0) -> BertForSequenceClassification:
 
 def tiny_pruned(seed: int = 0) -> BertForSequenceClassification:
     "One head of two in each layer, and a third layer that is new."
-    from kdnotes.core.config import make_config
+    from kdnotes.core.given import make_config
     from kdnotes.distill.students import shape_student
 
     return shape_student(tiny_bert(seed), make_config(layers=3, heads=1))
@@ -147,7 +147,7 @@ def train_all(runs: list[Run], folder: Path) -> list[dict]:
 
 def _train(run: Run, here, folder: Path) -> dict:
     "Train a tiny student, and note what can be compared."
-    from kdnotes.train import loop as trainer
+    from kdnotes.train import evaluation, loop as trainer
 
     config = tiny_config(
         f"{'full' if run.dtype == 'fp32' else 'mixed'}_{'kd' if run.kd else 'student'}",
@@ -172,7 +172,7 @@ def _train(run: Run, here, folder: Path) -> dict:
             lambda kind, **values: rows.append(dict(kind=kind, **values)),
             teacher,
         )
-    scores = {split: trainer.predict(student, task, split, here) for split in task.evaluation_sets}
+    scores = {split: evaluation.predict(student, task, split, here) for split in task.evaluation_sets}
     return notes | dict(
         update=trained_weights(student) - start,
         losses=np.array([[r['loss'], *r['losses'].values()] for r in rows if r['kind'] == 'step']),

@@ -12,9 +12,11 @@ import torch
 import transformers
 from transformers import BertModel
 from architectures import small_bert
-from kdnotes.core.config import make_config
+from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine
-from kdnotes.distill.models import MINILM, load_tokenizer, save_model
+from kdnotes.distill.models import save_model
+from kdnotes.distill.tokenizers import load_tokenizer
+from kdnotes.distill.weights import MINILM
 from kdnotes.experiment import launch, worker
 from kdnotes.experiment.plan import Plan, plan
 from kdnotes.tasks.candidates import TSV_COLUMNS

@@ -20,9 +20,10 @@ from architectures import (
 )
 from helpers import SameWord, trained
 from kinds import one_of_each
-from kdnotes.distill import models
+from kdnotes.distill import architectures, models
 from kdnotes.core.arms import spread_layers
-from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.batching import encode_pairs, pad_pairs
 from kdnotes.tasks.sources import load_corpus
@@ -30,15 +31,10 @@ from kdnotes.experiment import export
 from kdnotes.experiment.launch import run
 from kdnotes.distill.intermediate_losses import value_projections
 from kdnotes.distill.intermediate import ModelWithIntermediate
-from kdnotes.distill.models import (
-    call,
-    check_student,
-    choose_layers,
-    load_model,
-    load_tokenizer,
-    save_model,
-    weights_sha256,
-)
+from kdnotes.distill.architectures import call, weights_sha256
+from kdnotes.distill.models import load_model, save_model
+from kdnotes.distill.students import check_student, choose_layers
+from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.experiment.plan import make_task, plan
 from kdnotes.records.store import RunFolder, find_run_model
 from kdnotes.train.cpu_fast_path import Bits, FastPath, fast_path
@@ -161,7 +157,7 @@ def test_a_saved_folder_answers_as_its_model_was_scored(kind, tmp_path):
     for at, expected in (('', scored), ('cross-encoder', scored[:, 1:] - scored[:, :1])):
         again = hf.AutoTokenizer.from_pretrained(tmp_path / 'out' / at)
         texts = again(first, second, padding=True, truncation=True, return_tensors='pt')
-        taken = models.model_inputs(model) & {'input_ids', 'attention_mask', 'token_type_ids'}
+        taken = architectures.model_inputs(model) & {'input_ids', 'attention_mask', 'token_type_ids'}
         assert set(texts) == taken, 'what a model, and so its ONNX file, is given'
         with torch.no_grad():
             by_hand = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / 'out' / at)(**texts)
@@ -319,7 +315,7 @@ def test_losses_on_intermediate_layers_fit_or_are_refused_in_the_plan(kind, teac
     assert len(value_projections(model)) == 4
     looked_at = call(ModelWithIntermediate(model, (2, 4), values=True), batch())
     plain = model(
-        **{name: value for name, value in batch().items() if name in models.model_inputs(model)},
+        **{name: value for name, value in batch().items() if name in architectures.model_inputs(model)},
         output_hidden_states=True,
     )
     for name, layer in (('hidden_0', 2), ('hidden_1', 4)):
@@ -334,15 +330,15 @@ def test_a_mask_in_its_long_form_goes_only_where_it_means_the_same(kind):
     """
     model = random_model(configs()[kind]).eval()
     short = batch()
-    if not models._takes_whole_mask(model):
+    if not architectures._takes_whole_mask(model):
         assert kind in WITHOUT_SDPA | {'modernbert'}
         return
-    long = short | dict(attention_mask=models._whole_mask(short['attention_mask']))
+    long = short | dict(attention_mask=architectures._whole_mask(short['attention_mask']))
     with torch.no_grad():
         expected = call(model, short).logits
         torch.testing.assert_close(call(model, long).logits, expected, atol=1e-5, rtol=1e-5)
         FastPath(model, None, Bits(0))  # as a training has it
-        assert models._takes_whole_mask(model)
+        assert architectures._takes_whole_mask(model)
         torch.testing.assert_close(call(model, long).logits, expected, atol=1e-5, rtol=1e-5)
 
 

@@ -12,11 +12,14 @@ from pathlib import Path
 import nbformat
 import pytest
 from kdnotes.commands.parameters import parse_parameters
-from kdnotes.core.config import KdnotesError, NamesBefore, make_config, parameters_from
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.given import make_config
+from kdnotes.core.notebook_parameters import NamesBefore, parameters_from
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study
-from kdnotes.distill.models import MINILM, MINILM_WHEEL, find_model, load_tokenizer
+from kdnotes.distill.tokenizers import load_tokenizer
+from kdnotes.distill.weights import MINILM, MINILM_WHEEL, find_model
 from handmade import make_record, write_run
 from notebooks import ROOT, contents, last_line, papermill
 from test_corpus_errors import FAULTS, write

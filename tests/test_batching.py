@@ -14,7 +14,7 @@ from letters import CHUNK, MANY, Counted, make_tokens, of_letters
 from test_fuzz import Speller
 from kdnotes.core import files
 from kdnotes.core.arms import PROFILES
-from kdnotes.distill.models import load_tokenizer
+from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.tasks import batching
 from kdnotes.tasks.base import TaskView
 from kdnotes.tasks.batching import (

@@ -19,11 +19,13 @@ from notebooks import last_line, papermill
 from tiny_lm import WORDS, tiny_lm, tiny_tokenizer as tiny_tokenizer_of_words
 from bench import baselines, race as bench, contestants
 from kdnotes.tasks.answer_selection import AnswerSelection
-from kdnotes.core.config import ConfigError, make_config
+from kdnotes.core.config import ConfigError
+from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.base import SignalSpec, TaskView
 from kdnotes.tasks.sources import load_corpus
-from kdnotes.distill.models import choose_layers, save_model
+from kdnotes.distill.models import save_model
+from kdnotes.distill.students import choose_layers
 from kdnotes.train.distributed import Runtime
 from bench.results import (
     formats_line,

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from huggingface_hub import ModelCard
 from small_runs import ON
-from kdnotes.core.config import TASKS, make_config, task_info
+from kdnotes.core.config import TASKS, task_info
+from kdnotes.core.given import make_config
 from kdnotes.core.files import read_json, runs_path, sha256_file, write_json
 from kdnotes.experiment.card import CardError, command, model_card, snippet, unit_interval, write_card
 from kdnotes.experiment.launch import execute

@@ -41,22 +41,25 @@ def unsafe(path):
 
 
 DAMAGES = {
-    'no manifest': (lambda p: (p / 'manifest.json').unlink(), 'manifest.json is missing or torn'),
+    'no manifest': (
+        lambda p: (p / 'manifest.json').unlink(),
+        'manifest.json is missing, torn or not what was written',
+    ),
     'half a manifest': (
         lambda p: (p / 'manifest.json').write_text((p / 'manifest.json').read_text()[:50]),
-        'manifest.json is missing or torn',
+        'manifest.json is missing, torn or not what was written',
     ),
     'another step': (
         lambda p: (p / 'manifest.json').write_text(
             (p / 'manifest.json').read_text().replace('"step": 3', '"step": 4')
         ),
-        'manifest.json was changed after it was written',
+        'manifest.json is missing, torn or not what was written',
     ),
     'a number that is none': (
         lambda p: (p / 'manifest.json').write_text(
             (p / 'manifest.json').read_text().replace('"loss": 0.1', '"loss": NaN')
         ),
-        'manifest.json was changed after it was written',
+        'manifest.json is missing, torn or not what was written',
     ),
     'another schema': (
         lambda p: sign(p, schema=2),

@@ -21,7 +21,8 @@ from kdnotes.commands.refusals import EXIT_CODES
 from kdnotes.core import processes
 from kdnotes.core.arms import USUAL
 from kdnotes.experiment.forecast import finished_runs
-from kdnotes.core.config import KdnotesError, NamesBefore, parameters, parameters_from
+from kdnotes.core.config import KdnotesError, parameters
+from kdnotes.core.notebook_parameters import NamesBefore, parameters_from
 from kdnotes.core.files import cache_path
 from kdnotes.experiment.clean import leftovers
 from kdnotes.records.store import RunFolder

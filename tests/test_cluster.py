@@ -19,7 +19,8 @@ from threading import Event
 import psutil
 import pytest
 from kdnotes.cli import main
-from kdnotes.core.config import ConfigError, flat, make_config
+from kdnotes.core.config import ConfigError, flat
+from kdnotes.core.given import make_config
 from kdnotes.core.files import at_home
 from kdnotes.core.processes import Stopped, stop_all
 from kdnotes.core.resolve import Machine

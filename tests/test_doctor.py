@@ -13,7 +13,7 @@ import transformers
 from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from kdnotes.checks import doctor as D, examination as E
 from kdnotes.core.arms import MODES
-from kdnotes.core.config import make_config
+from kdnotes.core.given import make_config
 from kdnotes.distill.teacher_cache import teacher_signal
 from kdnotes.losses.targets import hard_target_ce, soft_target_kl
 from kdnotes.tasks.base import SignalSpec

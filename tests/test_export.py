@@ -24,7 +24,8 @@ from faults import files_no_larger_than
 from kdnotes.cli import main
 from kdnotes.core.config import task_info
 from kdnotes.core.files import sha256_file
-from kdnotes.distill.models import load_model, save_model, weights_sha256
+from kdnotes.distill.architectures import weights_sha256
+from kdnotes.distill.models import load_model, save_model
 from kdnotes.experiment import export, onnx_files
 from kdnotes.experiment.export import ExportError, OnnxModel, export_model, write_onnx
 from kdnotes.experiment.predict import predict
@@ -82,7 +83,7 @@ def by_hand(run_id: str, path, split: str) -> tuple[float, float]:
     "Accuracy of the run's model and of an ONNX file, one text at a time."
     run = RunFolder('small', run_id)
     from kdnotes.experiment.worker import encoded_task
-    from kdnotes.core.config import make_config
+    from kdnotes.core.given import make_config
     from kdnotes.tasks.sources import corpus_of
 
     config = make_config(**run.config()['config'])

@@ -28,9 +28,11 @@ from kdnotes.analysis.compare import study_comparisons
 from kdnotes.analysis.report import _about
 from kdnotes.analysis.evidence import arm_values
 from kdnotes.analysis.tables import arms_table, comparison_table, metrics_table
-from kdnotes.core.config import make_config
-from kdnotes.distill.model_settings import head_dropout
-from kdnotes.distill.models import MINILM, ModelError, load_given, load_model, load_tokenizer
+from kdnotes.core.given import make_config
+from kdnotes.distill.architectures import head_dropout
+from kdnotes.distill.models import load_given, load_model
+from kdnotes.distill.tokenizers import load_tokenizer
+from kdnotes.distill.weights import MINILM, ModelError
 from kdnotes.experiment.card import snippet
 from kdnotes.records.store import RunFolder, read_csv
 from kdnotes.losses.targets import soft_target_kl

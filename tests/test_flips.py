@@ -10,8 +10,10 @@ import pytest
 import torch
 from small_runs import train_here, write_corpus, write_model
 from test_teacher_signal import KEY, Counted, Pairs, tiny_teacher
-from kdnotes.core.config import KdnotesError, make_config
-from kdnotes.distill.models import load_tokenizer
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.given import make_config
+from kdnotes.distill.tokenizers import load_tokenizer
+from kdnotes.distill import teacher_cache
 from kdnotes.distill.teacher_cache import make_signal, open_signal
 from kdnotes.experiment.launch import run
 from kdnotes.records import store
@@ -164,16 +166,17 @@ def test_in_a_stored_signal(tmp_path, n):
 
 
 @pytest.mark.parametrize('n', FLIPS)
-def test_in_a_half_made_signal(tmp_path, n):
+def test_in_a_half_made_signal(tmp_path, n, monkeypatch):
+    monkeypatch.setattr(teacher_cache, 'PART', 1)
     task = Pairs()
     # wrapped throughout: a bare classifier computes its last layer at one position, which rounds otherwise
     teacher = Counted(tiny_teacher())
     usual = make_signal(task, teacher, tmp_path / 'whole', KEY, tokens=64)
     with pytest.raises(KeyboardInterrupt):
         make_signal(task, Counted(teacher.inner, fail_after=4), tmp_path / 'half', KEY, tokens=64)
-    half = sorted(p.relative_to(tmp_path / 'half').as_posix() for p in (tmp_path / 'half').rglob('*partial*'))
-    names = ('_ledger.partial', 'logits.partial', 'margin.partial', 'partial.json')
-    assert half == ['partial.json', *(f'shard-0000-of-0001/{name}' for name in names)]
+    half = sorted(p.relative_to(tmp_path / 'half').as_posix() for p in (tmp_path / 'half').rglob('[!.]*.*'))
+    half += [p.relative_to(tmp_path / 'half').as_posix() for p in (tmp_path / 'half').rglob('logits')]
+    assert [Path(name).name for name in half] == ['partial.json', 'ledger.json', 'logits']
     for i in range(n):
         folder = shutil.copytree(tmp_path / 'half', tmp_path / f'half-{i}')
         flip(folder / half[i % len(half)], random.Random(i))

@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 import numpy as np
 import pytest
-from kdnotes.core.config import TASKS, make_config, metric_name, task_info
+from kdnotes.core.config import TASKS, metric_name, task_info
+from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine, resolve, settings
-from kdnotes.distill.models import load_tokenizer
+from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.experiment.plan import make_task
 from kdnotes.experiment.worker import have_floors
 from kdnotes.records.store import floors, read_csv, records

@@ -29,7 +29,8 @@ from kdnotes.train.checkpoint import (
 )
 from kdnotes.commands.parameters import configurations, parse_parameters
 from kdnotes.core.arms import MODES
-from kdnotes.core.config import ConfigError, KdnotesError, make_config, parameters
+from kdnotes.core.config import ConfigError, KdnotesError, parameters
+from kdnotes.core.given import make_config
 from kdnotes.tasks.text_classification import TextClassification, TextRegression
 from kdnotes.core.resolve import Machine, resolve, run_id
 from kdnotes.tasks.candidates import TSV_COLUMNS
@@ -39,7 +40,7 @@ from kdnotes.tasks.batching import encode_pairs
 from kdnotes.analysis.plotting import bind_figures
 from kdnotes.experiment.plan import choose_arms
 from kdnotes.core.files import read_json
-from kdnotes.distill.models import ModelError, find_model
+from kdnotes.distill.weights import ModelError, find_model
 from kdnotes.records.store import (
     TABLES,
     append_row,

@@ -19,10 +19,12 @@ from kdnotes.analysis.compare import compare
 from kdnotes.analysis.report import report
 from kdnotes.analysis.wording import explain, sentence
 from kdnotes.checks.doctor import doctor
-from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine
-from kdnotes.distill import models
-from kdnotes.distill.models import call, load_given, load_model, two_outputs, weights_sha256
+from kdnotes.distill import models, tokenizers, weights
+from kdnotes.distill.architectures import call, weights_sha256
+from kdnotes.distill.models import load_given, load_model, two_outputs
 from kdnotes.experiment.card import model_card
 from kdnotes.experiment.forecast import forecast
 from kdnotes.experiment.launch import run
@@ -40,7 +42,7 @@ CPU = Machine('cpu', 2)
 def home(tmp_path, monkeypatch):
     "Runs and caches of the test's own; no real hub is asked."
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
-    monkeypatch.setattr(models.hub_constants, 'HF_HUB_OFFLINE', True)
+    monkeypatch.setattr(weights.hub_constants, 'HF_HUB_OFFLINE', True)
 
 
 def teacher_with(folder: Path, outputs: int = 2, kind: str = 'bert', **of_config) -> Path:
@@ -66,7 +68,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def measured_by_hand(folder, config) -> dict:
     "The metrics by plain transformers, one pair at a time."
     task = make_task(config, load_corpus(config.task, 'embedded'))
-    task.encode(models.load_tokenizer(folder))
+    task.encode(tokenizers.load_tokenizer(folder))
     model = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     scores = {}
     for split in task.evaluation_sets:
@@ -350,7 +352,7 @@ def knows_the_longer(folder: Path, names: list[str], sign: int) -> Path:
     seen = [row for row in corpus.splits['train'] if row['label'] == 1][:30]
     seen += [row for row in corpus.splits['train'] if row['label'] == 0][:30]
     model = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer = models.load_tokenizer(folder)
+    tokenizer = tokenizers.load_tokenizer(folder)
     hidden = []
     for row in seen:
         texts = tokenizer(

@@ -9,7 +9,6 @@ from kdnotes.distill.intermediate_losses import (
     captured,
     hidden_cosine,
     hidden_mse,
-    hidden_state_loss,
     relation_kl,
 )
 
@@ -25,9 +24,7 @@ def states(*widths: int, seed: int = 0, n: int = 3, length: int = 4) -> list[tor
 LOSSES = {
     'mse': hidden_mse,
     'cosine': hidden_cosine,
-    'relations': lambda student, teacher, mask, reduction='mean': relation_kl(
-        student, teacher, mask, 2, reduction
-    ),
+    'relations': lambda student, teacher, mask: relation_kl(student, teacher, mask, 2),
 }
 each_loss = pytest.mark.parametrize('loss', LOSSES.values(), ids=LOSSES)
 
@@ -40,26 +37,20 @@ def test_by_hand():
     teacher = torch.tensor([[[4.0, 3.0], [0.0, 2.0]]])
     both = torch.ones(1, 2)
     one = torch.tensor([[1, 0]])
-    assert hidden_mse(student, teacher, both, 'sum').item() == pytest.approx((1 + 1) / 2 + (1 + 4) / 2)
-    assert hidden_mse(student, teacher, both).item() == pytest.approx(1.75)
-    assert hidden_cosine(student, teacher, both, 'sum').item() == pytest.approx(1 / 25 + 1, rel=1e-5)
+    assert hidden_mse(student, teacher, both).item() == pytest.approx((1 + 1) / 2 + (1 + 4) / 2)
+    assert hidden_cosine(student, teacher, both).item() == pytest.approx(1 / 25 + 1, rel=1e-5)
     assert hidden_mse(student, teacher, one).item() == pytest.approx(1) and hidden_cosine(
         student, teacher, one
     ).item() == pytest.approx(1 / 25, rel=1e-5)
 
 
 @each_loss
-def test_mean_is_the_sum_over_real_tokens_by_their_number(loss):
+def test_examples_add_up(loss):
     student, teacher = states(8, 8)
-    assert loss(student, teacher, MASK).item() == pytest.approx(
-        loss(student, teacher, MASK, 'sum').item() / 7, rel=1e-5
-    )
-    by_example = sum(loss(student[i : i + 1], teacher[i : i + 1], MASK[i : i + 1], 'sum') for i in range(3))
-    assert by_example.item() == pytest.approx(loss(student, teacher, MASK, 'sum').item(), rel=1e-5)
-    assert (
-        loss(student, teacher, MASK * 0).item() == 0
-        and loss(student, teacher, MASK, 'sum').dtype == torch.float32
-    )
+    total = loss(student, teacher, MASK)
+    by_example = sum(loss(student[i : i + 1], teacher[i : i + 1], MASK[i : i + 1]) for i in range(3))
+    assert by_example.item() == pytest.approx(total.item(), rel=1e-5)
+    assert loss(student, teacher, MASK * 0).item() == 0 and total.dtype == torch.float32
 
 
 @each_loss
@@ -70,7 +61,7 @@ def test_padding_reaches_neither_value_nor_gradient(loss, trash):
 
     def run(s, t, m):
         s = s.clone().requires_grad_()
-        value = loss(s, t, m, 'sum')
+        value = loss(s, t, m)
         value.backward()
         return value.item(), s.grad
 
@@ -120,39 +111,27 @@ def test_finite_at_zero_and_far_away(loss):
         assert value.isfinite() and student.grad.isfinite().all()
 
 
-# projections and maps
+# projections
 
 
-def test_layers_are_averaged_and_projected():
-    student = states(8, 8, 8)
-    teacher = states(6, 6, 6, 6, 6, seed=1)
-    layers = {1: 2, 2: 4}
-    projections = HiddenProjections(layers, 8, 6, seed=3)
-    by_layer = [
-        hidden_mse(projections(s, student[s]), teacher[t], MASK, 'sum').item() for s, t in layers.items()
-    ]
-    assert hidden_state_loss(
-        student, teacher, layers, MASK, projections=projections, reduction='sum'
-    ).item() == pytest.approx(sum(by_layer) / 2, rel=1e-5)
-    assert projections(1, student[1]).shape == (3, 4, 6)
+def test_a_projection_is_a_matrix():
+    [student] = states(8)
+    projections = HiddenProjections([1, 2], 8, 6, seed=3)
+    assert projections(1, student).shape == (3, 4, 6)
     # no bias
-    assert projections(1, student[1])[0, 0].tolist() == pytest.approx(
-        (projections.matrices['1'].weight @ student[1][0, 0]).tolist(), rel=1e-5
-    )
-    same = states(8, 8, 8, 8)
-    assert hidden_state_loss(same, same, {0: 0, 3: 3}, MASK, kind='cosine').item() == pytest.approx(
-        0, abs=1e-6
+    assert projections(1, student)[0, 0].tolist() == pytest.approx(
+        (projections.matrices['1'].weight @ student[0, 0]).tolist(), rel=1e-5
     )
 
 
 def test_projections_start_from_their_seed_alone():
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
-    one = HiddenProjections({1: 2, 2: 4}, 8, 6, seed=3)
+    one = HiddenProjections([1, 2], 8, 6, seed=3)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.manual_seed(2)
     for seed, equal in ((3, True), (4, False)):
-        other = HiddenProjections({2: 9, 1: 5}, 8, 6, seed=seed)
+        other = HiddenProjections([2, 1], 8, 6, seed=seed)
         assert all(torch.equal(p, q) == equal for p, q in zip(one.parameters(), other.parameters()))
     assert [name for name, _ in one.named_parameters()] == ['matrices.1.weight', 'matrices.2.weight']
 
@@ -174,7 +153,7 @@ def test_relations_by_loops():
                 )
             )
             expected += (p * (p / q).log()).sum().item() / 3
-    assert relation_kl(student, teacher, MASK, 3, 'sum').item() == pytest.approx(expected, rel=1e-4)
+    assert relation_kl(student, teacher, MASK, 3).item() == pytest.approx(expected, rel=1e-4)
 
 
 # getting at the values

@@ -11,10 +11,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from architectures import small_bert
-from kdnotes.core.config import KdnotesError, make_config, task_info
+from kdnotes.core.config import KdnotesError, task_info
+from kdnotes.core.given import make_config
 from kdnotes.core.files import cache_path
 from kdnotes.core.resolve import Machine
-from kdnotes.distill.models import load_given, load_tokenizer
+from kdnotes.distill.models import load_given
+from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.teacher_cache import key_parts, signal_key
 from kdnotes.experiment.clean import clean, leftovers, stale
 from kdnotes.experiment.launch import run

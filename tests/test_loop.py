@@ -14,12 +14,11 @@ from kdnotes.train.checkpoint import checkpoints
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.failures import TrainingError
 from kdnotes.train.gradient_stats import gradient_ranges
+from kdnotes.train.evaluation import evaluate, predict
 from kdnotes.train.loop import (
     Objective,
     accumulate,
-    evaluate,
     log_interval,
-    predict,
     rank_micro_batches,
     rate_factor,
     schedule_steps,

@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 from kdnotes.cli import main
-from kdnotes.core.config import ConfigError, make_config
+from kdnotes.core.config import ConfigError
+from kdnotes.core.given import make_config
 from kdnotes.core.processes import EXIT_STOPPED, Meeting, MeetingError
 from kdnotes.core.resolve import Machine, place_of, resolve, resolve_ranks
 from kdnotes.experiment.launch import RunError, execute

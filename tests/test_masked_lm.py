@@ -11,16 +11,19 @@ import torch.nn.functional as F
 from transformers import AutoModelForMaskedLM
 from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_lm, tiny_lm_config, tiny_task, tiny_tokenizer
 from kdnotes.checks import probes
-from kdnotes.core.config import ConfigError, make_config
+from kdnotes.core.config import ConfigError
+from kdnotes.core.given import make_config
 from kdnotes.distill.intermediate import online_teacher, open_student
-from kdnotes.distill.models import choose_layers, load_model, save_model
+from kdnotes.distill.models import load_model, save_model
+from kdnotes.distill.students import choose_layers
 from kdnotes.experiment.plan import plan
 from kdnotes.losses.targets import soft_target_kl
 from kdnotes.losses.vocabulary import OpenDecoder
 from kdnotes.tasks.sources import CorpusError
 from kdnotes.tasks.text_blocks import TextError
 from kdnotes.train import distributed as runtime
-from kdnotes.train.loop import accumulate, evaluate, loss_weights, schedule_steps, train
+from kdnotes.train.evaluation import evaluate
+from kdnotes.train.loop import accumulate, loss_weights, schedule_steps, train
 from kdnotes.train.state import Objective
 
 HERE = SimpleNamespace(config=tiny_lm_config())

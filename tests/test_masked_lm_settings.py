@@ -15,7 +15,8 @@ from kdnotes.distill.intermediate import online_teacher
 from kdnotes.distill.models import load_model
 from kdnotes.tasks.sources import Corpus
 from kdnotes.train import distributed as runtime
-from kdnotes.train.loop import accumulate, evaluate, schedule_steps, train
+from kdnotes.train.evaluation import evaluate
+from kdnotes.train.loop import accumulate, schedule_steps, train
 
 VOCABULARY = len(SPECIAL) + WORDS
 

@@ -6,8 +6,8 @@ import os
 import numpy as np
 import pytest
 import torch
-from kdnotes.core.config import make_config
-from kdnotes.distill.models import count_parameters
+from kdnotes.core.given import make_config
+from kdnotes.distill.architectures import count_parameters
 from kdnotes.experiment.forecast import memory_of
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import Plan, plan

@@ -7,9 +7,12 @@ from kinds import one_of_each
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from kdnotes.core.config import KdnotesError, flat, make_config
+from kdnotes.core.config import KdnotesError, flat
+from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine
-from kdnotes.distill.models import ModelError, load_config, load_model
+from kdnotes.distill.architectures import load_config
+from kdnotes.distill.models import load_model
+from kdnotes.distill.weights import ModelError
 from kdnotes.experiment.launch import RunError, execute, make_runs, run
 from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.records.store import RunFolder
@@ -170,7 +173,7 @@ def other_config(folder):
 )
 def test_runs_of_two_models_under_one_name_are_no_study(home, given, change, words, rank_here, monkeypatch):
     "Under schema 2 the weights alone were in a name, as now of the project's own."
-    monkeypatch.setattr('kdnotes.distill.models.is_pinned', lambda weights, reading: True)
+    monkeypatch.setattr('kdnotes.distill.weights.is_pinned', lambda weights, reading: True)
     made = run(make_config(mode='baseline', **given))
     folder = RunFolder(made['study'], made['run_id'])
     rewrite(

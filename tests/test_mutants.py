@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     Mutant(
         'forward past DDP in call',
-        'distill.models',
+        'distill.architectures',
         'return model(**given)',
         'return unwrap(model)(**given)',
         equal_on_ranks,
@@ -132,7 +132,7 @@ MUTANTS = [
     ),
     Mutant(
         'call drops token_type_ids',
-        'distill.models',
+        'distill.architectures',
         'inputs.items() if name in names}',
         "inputs.items() if name in names and name != 'token_type_ids'}",
         teacher_alone,
@@ -248,8 +248,8 @@ MUTANTS = [
     Mutant(
         "a cache's rows by place in the batch",
         'distill.teacher_cache',
-        'of[shard][rows]',
-        'of[shard][: len(rows)]',
+        '[name][rows]',
+        '[name][: len(rows)]',
         cached,
     ),
     *(
@@ -348,9 +348,9 @@ MUTANTS = [
     ),
     Mutant(
         "another signal's shard",
-        'distill.teacher_cache',
-        "if (meta['schema'], meta['key']) != (SIGNAL_SCHEMA, self.key):",
-        "if meta['schema'] != SIGNAL_SCHEMA:",
+        'core.appended',
+        "if known.get('name', folder.name) != folder.name:\n            return None",
+        'if False:\n            return None',
         'test_teacher_signal.py::test_a_shard_of_another_corpus_is_not_believed',
     ),
     Mutant(

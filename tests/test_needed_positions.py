@@ -12,11 +12,11 @@ from architectures import configs, random_model
 from helpers import CPU, SameWord, tiny_bert, tiny_config, tiny_teacher
 from kinds import one_of_each
 from parity import intermediate
-from kdnotes.core.config import make_config
+from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.distill.heads import attentions, layers_of
 from kdnotes.distill.intermediate import online_teacher
-from kdnotes.distill.models import call
+from kdnotes.distill.architectures import call
 from kdnotes.distill.needed_positions import (
     first_position,
     only_positions,
@@ -25,7 +25,8 @@ from kdnotes.distill.students import head_importance
 from kdnotes.distill.teacher_cache import teacher_signal
 from kdnotes.experiment.plan import plan
 from kdnotes.train.cpu_fast_path import Bits, FastPath
-from kdnotes.train.loop import predict, train
+from kdnotes.train.evaluation import predict
+from kdnotes.train.loop import train
 
 KNOWN = ('bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert')
 OTHERS = ('mpnet', 'deberta', 'deberta_v2', 'modernbert')

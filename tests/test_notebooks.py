@@ -18,14 +18,15 @@ import torch
 import transformers
 from kdnotes.analysis.in_use import SMOKE_STUDY
 from kdnotes.core.arms import MODES, USUAL
-from kdnotes.core.config import make_config, parameters_from
+from kdnotes.core.given import make_config
+from kdnotes.core.notebook_parameters import parameters_from
 from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.experiment.shown import SMOKE_RUN
-from kdnotes.distill.models import weights_sha256
+from kdnotes.distill.architectures import weights_sha256
 from kdnotes.records.store import read_csv
 from papermill.inspection import inspect_notebook
 from notebooks import ROOT, command, contents, papermill, start_papermill, surroundings

@@ -4,7 +4,8 @@ nearest, and so is a value that an option cannot have.
 
 import sys
 import pytest
-from kdnotes.core.config import ConfigError, make_config
+from kdnotes.core.config import ConfigError
+from kdnotes.core.given import make_config
 
 from kdnotes import cli
 from bench import gpu_check

@@ -12,19 +12,15 @@ from tokenizers import Tokenizer, decoders, models as token_models, pre_tokenize
 from architectures import WORDS, configs, random_model, write_teacher
 from helpers import trained
 from small_runs import train_here
-from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.given import make_config
 from kdnotes.core.files import cache_path
 from kdnotes.core.resolve import Machine
-from kdnotes.distill import models
+from kdnotes.distill import architectures
 from kdnotes.distill.intermediate import online_teacher
-from kdnotes.distill.models import (
-    load_model,
-    load_tokenizer,
-    reading_sha256,
-    save_model,
-    tokenizer_sha256,
-    vocabulary_sha256,
-)
+from kdnotes.distill.models import load_model, save_model
+from kdnotes.distill.tokenizers import load_tokenizer, tokenizer_sha256
+from kdnotes.distill.weights import reading_sha256, vocabulary_sha256
 from kdnotes.distill.teacher_cache import open_signal
 from kdnotes.experiment.card import model_card
 from kdnotes.experiment.launch import run
@@ -113,7 +109,7 @@ def logits_of(folder, texts: list[tuple[str, ...]], max_length: int = 64) -> tor
     "By plain transformers, one text at a time."
     tokenizer = hf.AutoTokenizer.from_pretrained(folder)
     model = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    names = models.model_inputs(model)
+    names = architectures.model_inputs(model)
     found = []
     for text in texts:
         encoded = tokenizer(*text, truncation='longest_first', max_length=max_length, return_tensors='pt')

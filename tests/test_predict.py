@@ -14,7 +14,9 @@ from tiny_lm import tiny_lm, tiny_tokenizer
 from kdnotes.cli import main
 from kdnotes.core.config import TASKS, task_info
 from kdnotes.core.files import runs_path
-from kdnotes.distill.models import MINILM, load_tokenizer, save_model
+from kdnotes.distill.models import save_model
+from kdnotes.distill.tokenizers import load_tokenizer
+from kdnotes.distill.weights import MINILM
 from kdnotes.experiment.export import export_model
 from kdnotes.experiment.predict import predict
 from kdnotes.experiment.score import find_source

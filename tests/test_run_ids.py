@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from kdnotes.core.config import make_config, parameters as run_parameters
+from kdnotes.core.config import parameters as run_parameters
+from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine, resolve, run_id, settings
 from kdnotes.tasks.sources import CorpusError
-from kdnotes.distill.models import MINILM, ModelError, find_model
+from kdnotes.distill.weights import MINILM, ModelError, find_model
 from kdnotes.experiment.plan import plan
 from kdnotes.records.schema import NAMING
 

@@ -11,8 +11,9 @@ from transformers import AutoModelForSequenceClassification
 import kdnotes as kd
 from architectures import configs, write_teacher
 from kdnotes.analysis.comparable import attribute
-from kdnotes.core.config import KdnotesError, make_config
-from kdnotes.distill import models
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.given import make_config
+from kdnotes.distill import weights
 from kdnotes.distill.models import load_model
 from kdnotes.experiment.card import model_card
 from kdnotes.experiment.forecast import forecast, memory_of
@@ -31,7 +32,7 @@ SIZES = dict(train=64, dev=40, test=40)
 def home(tmp_path, monkeypatch):
     "Runs and caches of the test's own; no real hub is asked."
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
-    monkeypatch.setattr(models.hub_constants, 'HF_HUB_OFFLINE', True)
+    monkeypatch.setattr(weights.hub_constants, 'HF_HUB_OFFLINE', True)
 
 
 def small(folder: Path, outputs: int, seed: int = 0) -> Path:

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 from kdnotes import cli
-from kdnotes.core.config import ConfigError, flat, make_config
+from kdnotes.core.config import ConfigError, flat
+from kdnotes.core.given import make_config
 from kdnotes.core.files import BusyError, lock, runs_path
 from kdnotes.experiment.launch import RunError
 from kdnotes.experiment.plan import plan

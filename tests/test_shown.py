@@ -16,7 +16,7 @@ from kdnotes.analysis.plotting import SMOKE_MARK, figure_bytes, mark_smoke
 from kdnotes.analysis.report import report
 from kdnotes.analysis.evidence import evidence
 from kdnotes.analysis.overview import run_table
-from kdnotes.core.config import make_config
+from kdnotes.core.given import make_config
 from kdnotes.core.files import figures_path
 from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import resolve

@@ -17,15 +17,8 @@ from kinds import one_of_each
 from parity import Run, World
 from small_runs import write_corpus, write_model
 from kdnotes.core.arms import MODES, PRESETS
-from kdnotes.core.config import (
-    RunConfig,
-    TaskSettings,
-    ConfigError,
-    make_config,
-    names_with,
-    parameter,
-    preset_values,
-)
+from kdnotes.core.config import RunConfig, TaskSettings, ConfigError, names_with, parameter
+from kdnotes.core.given import make_config, preset_values
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.heads import (
     ShapeError,
@@ -38,20 +31,15 @@ from kdnotes.distill.heads import (
     whole_model,
 )
 from kdnotes.distill.intermediate import online_teacher
-from kdnotes.distill.model_settings import SettingError, apply_settings, head_dropout, model_settings
-from kdnotes.distill.models import (
-    choose_layers,
-    count_parameters,
-    forward_flops,
-    load_model,
-    save_model,
-    weights_sha256,
-)
+from kdnotes.distill.architectures import SettingError, apply_settings, head_dropout, model_settings
+from kdnotes.distill.architectures import count_parameters, forward_flops, weights_sha256
+from kdnotes.distill.models import load_model, save_model
+from kdnotes.distill.students import choose_layers
+from kdnotes.distill.models import load_given
 from kdnotes.distill.students import (
     check_shape,
     drawn_heads,
     head_importance,
-    load_student,
     most_important,
     set_depth,
     shape_student,
@@ -63,7 +51,8 @@ from kdnotes.records.schema import RecordError, check_read, check_record
 from kdnotes.records.store import RunFolder
 from kdnotes.train.cpu_fast_path import fast_path
 from kdnotes.train.distributed import Runtime
-from kdnotes.train.loop import evaluation_batches, make_optimizer, predict, train
+from kdnotes.train.evaluation import evaluation_batches, predict
+from kdnotes.train.loop import make_optimizer, train
 from handmade import make_record
 
 pytestmark = pytest.mark.usefixtures('home')
@@ -287,7 +276,7 @@ def test_saved_loaded_and_equal(tmp_path, kind, auto_class):
     student = shape_student(tiny(kind, auto_class), make_config(layers=3, heads=2, feed_forward=20))
     save_model(student, tmp_path / 'pruned')
     save_model(whole_model(student), tmp_path / 'model')
-    again = load_student(tmp_path / 'pruned', auto_class)
+    again = load_given(tmp_path / 'pruned', auto_class)
     assert weights_sha256(again) == weights_sha256(student) and type(again) is type(student)
     assert (
         json.loads((tmp_path / 'pruned/config.json').read_text())['kept_heads'] == student.config.kept_heads
@@ -328,7 +317,7 @@ def test_a_run_leaves_a_plain_model_a_pruned_one_and_goes_on_from_it(ranks, tmp_
     record = execute(planned)
     run = RunFolder('shapes', planned.run_id)
     plain = hf.AutoModelForSequenceClassification.from_pretrained(run.path / 'model').eval()
-    pruned = load_student(run.path / 'pruned', HEAD)
+    pruned = load_given(run.path / 'pruned', HEAD)
     torch.testing.assert_close(logits(pruned), logits(plain), atol=1e-6, rtol=0)
     assert record['kept_heads'] == pruned.config.kept_heads and len(record['kept_heads']) == 3
     assert record['params_total'] == count_parameters(pruned) < count_parameters(plain)

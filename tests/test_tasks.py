@@ -11,9 +11,10 @@ import tokenizers
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
-from kdnotes.core.config import TASKS, ConfigError, RunConfig, make_config, task_info, teacher_changes
+from kdnotes.core.config import TASKS, ConfigError, RunConfig, task_info, teacher_changes
+from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine, resolve
-from kdnotes.distill.models import forward_flops
+from kdnotes.distill.architectures import forward_flops
 from kdnotes.tasks.base import Evaluation, Primary, Task
 from kdnotes.tasks.sources import SPLITS, load_corpus
 

@@ -35,7 +35,7 @@ from kdnotes.tasks.text_blocks import (
     token_stream,
 )
 from kdnotes.train import distributed as runtime
-from kdnotes.train.loop import evaluate
+from kdnotes.train.evaluation import evaluate
 
 # ---- tokenizers and texts ----
 

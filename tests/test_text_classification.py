@@ -9,7 +9,8 @@ import nbformat
 import pandas as pd
 import pytest
 from kdnotes.cli import main
-from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.shown import example_of

@@ -15,7 +15,8 @@ import pytest
 from scipy import stats
 from kdnotes.thesis import build as th
 from kdnotes.thesis.measured import gpu_facts
-from kdnotes.core.config import KdnotesError, make_config
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.given import make_config
 from kdnotes.core.files import read_json, sha256_file, write_json
 from kdnotes.core.resolve import Machine, resolve, settings
 

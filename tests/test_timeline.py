@@ -45,11 +45,9 @@ def test_never_more_than_asked_and_always_json(n, points):
     assert max(p['host_mib'] for p in line) == n - 1 and {p['power_w'] for p in line} == {None}
 
 
-@pytest.mark.parametrize(
-    'moments, steps', [(1, [90]), (2, [0, 90]), (3, [0, 40, 90]), (20, list(range(0, 100, 10)))]
-)
-def test_gradients_are_kept_at_the_first_and_last_step(moments, steps):
-    assert [c['step'] for c in compact_gradients([row(s) for s in range(0, 100, 10)], moments)] == steps
+@pytest.mark.parametrize('n, steps', [(1, [0]), (2, [0, 10]), (10, [0, 40, 90])])
+def test_gradients_are_kept_at_the_first_and_last_step(n, steps):
+    assert [c['step'] for c in compact_gradients([row(s) for s in range(0, 10 * n, 10)])] == steps
 
 
 def test_a_step_done_again_after_a_resume_counts_once():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_distilbert, tiny_teacher
-from kdnotes.core.config import ConfigError, make_config
+from kdnotes.core.config import ConfigError
+from kdnotes.core.given import make_config
 from kdnotes.losses.conventions import DIALECTS, dialect_loss
 from kdnotes.distill.intermediate_losses import captured, relation_kl, value_projections
 from kdnotes.distill.intermediate import online_teacher, open_student
@@ -229,7 +230,7 @@ def in_plain_torch_with_intermediate(student, teacher, config, projections, rela
         0.5 * hard
         + 0.5 * soft_target_kl(s.logits, t.logits, 2.0)
         + 0.7 * distance
-        + 3.0 * relation_kl(own[0], its[0], mask, relation_heads)
+        + 3.0 * relation_kl(own[0], its[0], mask, relation_heads) / mask.sum()
     )
 
 

@@ -5,7 +5,8 @@ and the pairs made of the real SQuAD, where there is a copy.
 import pytest
 from kdnotes.analysis.comparable import attribute
 from kdnotes.core.arms import MODES
-from kdnotes.core.config import ConfigError, make_config
+from kdnotes.core.config import ConfigError
+from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.tasks.candidates import SQUAD_FILES, TSV_COLUMNS

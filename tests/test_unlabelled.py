@@ -7,8 +7,10 @@ import pandas as pd
 import pytest
 import torch
 import kdnotes as kd
-from kdnotes.core.config import KdnotesError, make_config
-from kdnotes.distill.models import load_model, load_tokenizer
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.given import make_config
+from kdnotes.distill.models import load_model
+from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.teacher_cache import online_signal
 from kdnotes.experiment.plan import make_task, plan
 from kdnotes.tasks import sources

@@ -26,25 +26,20 @@ from kdnotes.core.config import (
     about,
     flat,
     is_given,
-    make_config,
     names_with,
     task_info,
     teacher_changes,
 )
+from ..core.given import make_config
 from ..core.resolve import resolved_dtype
 from ..core.streams import torch_seed
 from ..losses.vocabulary import cpu_has_bf16
 from ..tasks.sources import corpus_of
 from .verdicts import Finding
 from ..experiment.worker import encoded_task, starting_model, task_of_teacher
-from kdnotes.distill.models import (
-    count_parameters,
-    fresh_model,
-    load_given,
-    load_tokenizer,
-    model_inputs,
-    reads_as,
-)
+from ..distill.architectures import count_parameters, model_inputs
+from ..distill.models import fresh_model, load_given
+from ..distill.tokenizers import load_tokenizer, reads_as
 from ..records.store import find_run_model
 from ..tasks.base import Task
 from kdnotes.train.memory import (

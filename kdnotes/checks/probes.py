@@ -28,7 +28,9 @@ from ..train import emulated_bf16, loop as tr
 from ..distill import teacher_cache as te
 from ..tasks.batching import Batch
 from ..core.files import sha256_text
-from ..distill.models import call, model_inputs, quiet_loading, save_model
+from ..distill.architectures import call, model_inputs
+from ..distill.models import save_model
+from ..distill.weights import quiet_loading
 from ..losses.vocabulary import as_tensor
 from ..train.distributed import Runtime
 from ..train.memory import TrainingSetup

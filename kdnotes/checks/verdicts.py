@@ -349,8 +349,8 @@ def judge_inputs(
     ]
     gets = (f"the {who} gets {', '.join(sorted(takes))}" for who, (takes, _) in got.items())
     change = (
-        'call each model by kdnotes.distill.models.call with all inputs of the batch: it passes on what the '
-        'model takes'
+        'call each model by kdnotes.distill.architectures.call with all inputs of the batch: it passes on '
+        'what the model takes'
     )
     return _judged('inputs', not lost, '; '.join(lost or gets), change, '' if lost else 'all')
 

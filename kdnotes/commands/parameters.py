@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 from ..core.arms import MODES
-from ..core.config import TASKS, ConfigError, RunConfig, make_config, shown, task_info
+from ..core.config import TASKS, ConfigError, RunConfig, shown, task_info
+from ..core.given import make_config
 
 # %% auto #0
 __all__ = ['parse_parameters', 'configurations', 'comments', 'as_typed', 'Described', 'of_all_tasks', 'usual_of',

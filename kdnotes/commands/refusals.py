@@ -11,7 +11,8 @@ from difflib import get_close_matches
 from typing import Any
 from typer import TyperException
 from typer.core import TyperCommand, TyperGroup
-from ..core.config import ConfigError, nearest, parameters
+from ..core.config import ConfigError, parameters
+from ..core.given import nearest
 from ..core.processes import EXIT_STOPPED
 
 # %% auto #0

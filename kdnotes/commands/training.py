@@ -34,7 +34,8 @@ from kdnotes.commands.output import (
 )
 from ..core.arms import MODES
 from ..core.processes import Stopped
-from ..core.config import TASKS, make_config
+from ..core.config import TASKS
+from ..core.given import make_config
 
 # %% auto #0
 __all__ = ['run', 'study', 'name', 'tune', 'search', 'parameters']

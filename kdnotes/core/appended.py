@@ -4,10 +4,9 @@
 
 # %% ../../nbs/core/07_appended.ipynb #8a9de3c6
 from __future__ import annotations
-import json
+import hashlib
 import os
 import shutil
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from kdnotes.core.files import (
     file_errors,
     lock,
     read_json,
+    read_signed,
     sha256_file,
-    sha256_text,
     write_json,
+    write_signed,
 )
 
 # %% auto #0
@@ -40,7 +40,7 @@ class Appended:
         self.parts = 0  # that are written
         self.state = dict(state)
         self._sizes = dict.fromkeys(dtypes, 0)  # bytes
-        self._sums = dict.fromkeys(dtypes, 0)  # CRC-32
+        self._hashes = {name: hashlib.sha256() for name in dtypes}  # of what is written
         if not self._take_up():
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
@@ -48,21 +48,20 @@ class Appended:
     def _take_up(self) -> bool:
         "Go on from the ledger; False: there is none, or it vouches for other bytes."
         try:
-            known = read_json(self.folder / 'ledger.json')
-            if (
-                known.pop('sha256') != _digest(known)
-                or known.get('name', self.folder.name) != self.folder.name
-            ):
+            known = read_signed(self.folder / 'ledger.json')
+            if known.get('name', self.folder.name) != self.folder.name:
                 return False
             sizes = {name: int(known['sizes'][name]) for name in self.dtypes}
-            sums = {name: int(known['sums'][name]) for name in self.dtypes}
+            hashes = {}
             if known['state'].keys() != self.state.keys():
                 return False
             for name, size in sizes.items():
                 if (self.folder / name).stat().st_size < size:
                     return False
                 os.truncate(self.folder / name, size)
-                if _crc(self.folder / name) != sums[name]:
+                with open(self.folder / name, 'rb') as f:
+                    hashes[name] = hashlib.file_digest(f, 'sha256')
+                if hashes[name].hexdigest() != known['digests'][name]:
                     return False
         except (FileError, OSError, KeyError, TypeError, ValueError, AttributeError):
             return False
@@ -71,7 +70,7 @@ class Appended:
         self.parts = known['parts']
         self.state = known['state']
         self._sizes = sizes
-        self._sums = sums
+        self._hashes = hashes
         return True
 
     def add(
@@ -83,23 +82,26 @@ class Appended:
             data = np.ascontiguousarray(arrays[name], dtype=dtype).tobytes()
             _append(self.folder / name, data)
             self._sizes[name] += len(data)
-            self._sums[name] = zlib.crc32(data, self._sums[name])
+            self._hashes[name].update(data)
         self.parts += 1
         known = dict(name=self.folder.name, parts=self.parts, state=self.state)
-        known |= dict(sizes=self._sizes, sums=self._sums)
-        write_json(self.folder / 'ledger.json', known | dict(sha256=_digest(known)))
+        known |= dict(sizes=self._sizes, digests=self._digests())
+        write_signed(self.folder / 'ledger.json', known)
 
     def finish(self) -> None:
         "Declare the arrays whole."
-        for name, expected in self._sums.items():
-            if _crc(self.folder / name) != expected:
+        digests = self._digests()
+        for name, expected in digests.items():
+            if sha256_file(self.folder / name) != expected:
                 raise FileError(
                     f'{self.folder / name} was changed while it was written; start the same command again'
                 )
-        digests = {name: sha256_file(self.folder / name) for name in self.dtypes}
         vouched = dict(name=self.folder.name, sha256=digests, state=self.state)
         write_json(self.folder / 'meta.json', vouched)
         (self.folder / 'ledger.json').unlink(missing_ok=True)
+
+    def _digests(self) -> dict[str, str]:
+        return {name: of.hexdigest() for name, of in self._hashes.items()}
 
 
 def _append(path: Path, data: bytes) -> None:
@@ -112,20 +114,6 @@ def _append(path: Path, data: bytes) -> None:
     except OSError as e:
         e.filename = e.filename or str(path)
         raise
-
-
-def _digest(known: dict[str, Any]) -> str:
-    "The sha256 of what a ledger says."
-    return sha256_text(json.dumps(known, sort_keys=True))
-
-
-def _crc(path: Path) -> int:
-    "The CRC-32 of a file, read in pieces."
-    found = 0
-    with open(path, 'rb') as f:
-        while piece := f.read(1 << 20):
-            found = zlib.crc32(piece, found)
-    return found
 
 
 def open_appended(

@@ -5,14 +5,13 @@
 # %% ../../nbs/core/11_columns.ipynb #2c784ad3
 from __future__ import annotations
 import contextlib
-import json
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 import numpy as np
-from .files import FileError, read_json, sha256_file, sha256_text, sync_tree, write_json
+from .files import FileError, read_signed, sha256_file, sync_tree, write_signed
 
 # %% auto #0
 __all__ = ['Columns', 'Texts', 'numbers', 'codes', 'hashes', 'earliest', 'ranks', 'with_cell', 'taken', 'joined', 'write_columns',
@@ -237,9 +236,8 @@ def seal(
 ) -> None:
     "Say that the columns in a folder are whole."
     files = {path.stem: sha256_file(path) for path in folder.glob('*.arrow')}
-    said = dict(known=known, folder=folder.name, files=files)
     sync_tree(folder)
-    write_json(folder / 'meta.json', said | dict(signed=sha256_text(json.dumps(said, sort_keys=True))))
+    write_signed(folder / 'meta.json', dict(known=known, folder=folder.name, files=files))
 
 
 def open_sealed(
@@ -247,9 +245,7 @@ def open_sealed(
 ) -> tuple[dict[str, Any], dict[str, Columns]] | None:  # what is known; the columns by their files' names
     "The columns of a folder; None: not there, not whole, or not what was written."
     try:
-        said = read_json(folder / 'meta.json')
-        if said.pop('signed') != sha256_text(json.dumps(said, sort_keys=True)):
-            return None
+        said = read_signed(folder / 'meta.json')
         if said['folder'] != folder.name:  # columns of something else, put here by hand
             return None
         if any(sha256_file(folder / f'{name}.arrow') != of for name, of in said['files'].items()):

@@ -26,11 +26,11 @@ import psutil
 from .config import KdnotesError, is_unicode, shown
 
 # %% auto #0
-__all__ = ['CACHE', 'FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync_tree', 'check_room', 'free_memory',
-           'sha256_file', 'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json', 'read_json', 'lock', 'is_named',
-           'root', 'checkout', 'runs_path', 'cache_path', 'figures_path', 'evidence_path', 'OwnFolder', 'own_folder',
-           'at_home', 'cached_at', 'with_evidence', 'own_home', 'own_disk', 'home_beside', 'link_folder',
-           'sha256_big_file', 'without_password']
+__all__ = ['CACHE', 'FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync', 'sync_tree', 'check_room', 'free_memory',
+           'sha256_file', 'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json', 'read_json', 'write_signed',
+           'read_signed', 'lock', 'is_named', 'root', 'checkout', 'runs_path', 'cache_path', 'figures_path',
+           'evidence_path', 'OwnFolder', 'own_folder', 'at_home', 'cached_at', 'with_evidence', 'own_home', 'own_disk',
+           'home_beside', 'link_folder', 'sha256_big_file', 'without_password']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -102,30 +102,27 @@ def atomic_write(
         if isinstance(e, OSError) and not e.filename:
             e.filename = str(path)  # a write that fails does not say where
         raise
-    _sync_folder(path.parent)
+    sync(path.parent)
     return path
+
+
+def sync(
+    path: str | Path,  # of a file, or of a folder: its entries, where a rename lives
+) -> None:
+    "Bring what is written there to the disk."
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def sync_tree(
     folder: str | Path,
 ) -> None:
     "Bring a folder's files and entries to the disk, before something is written that vouches for them."
-    for path in Path(folder).rglob('*'):
-        if path.is_file():
-            with open(path, 'rb') as f:
-                os.fsync(f.fileno())
-        elif path.is_dir():
-            _sync_folder(path)
-    _sync_folder(Path(folder))
-
-
-def _sync_folder(folder: Path) -> None:
-    "Bring a folder's own entries to the disk: the rename lives there."
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    for path in (*Path(folder).rglob('*'), folder):
+        sync(path)
 
 # %% ../../nbs/core/04_files.ipynb #ee3febf7
 def check_room(
@@ -163,12 +160,9 @@ def free_memory() -> int:  # bytes
 def sha256_file(
     path: str | Path,
 ) -> str:  # 64 hex digits
-    "The sha256 of a file's bytes, read in pieces of 1 MiB."
-    digest = hashlib.sha256()
+    "The sha256 of a file's bytes, read in pieces."
     with open(path, 'rb') as f:
-        while piece := f.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(f, 'sha256').hexdigest()
 
 
 def sha256_bytes(
@@ -226,6 +220,28 @@ def read_json(
             f'{path} holds a {type(obj).__name__} where an object was expected; delete it or restore it'
         )
     return obj
+
+# %% ../../nbs/core/04_files.ipynb #9c6b237f
+def write_signed(
+    path: str | Path,
+    obj: dict,  # as for `write_json`
+) -> Path:  # the file
+    "Write a JSON file with the hash of what it says."
+    return write_json(path, obj | dict(sha256=_signature(obj)))
+
+
+def read_signed(
+    path: str | Path,
+) -> dict:  # without the hash
+    "Read such a file; one that says something else than was written is refused."
+    obj = read_json(path)
+    if obj.pop('sha256', None) != _signature(obj):
+        raise FileError(f'{path} is not what was written; delete it')
+    return obj
+
+
+def _signature(obj: dict) -> str:
+    return sha256_text(json.dumps(obj, sort_keys=True))
 
 # %% ../../nbs/core/04_files.ipynb #ca2fd3cd
 @contextmanager

@@ -13,7 +13,7 @@ from .files import without_password
 from .tables import CorpusError, reason
 
 # %% auto #0
-__all__ = ['ANSWER_S', 'FETCH_S', 'ask_hub', 'fetch_hub', 'dataset_classes']
+__all__ = ['ANSWER_S', 'FETCH_S', 'within', 'ask_hub', 'fetch_hub', 'dataset_classes']
 
 # %% ../../nbs/core/12_hub.ipynb #5313a4e2
 # seconds the hub has to answer, and to deliver
@@ -22,7 +22,10 @@ FETCH_S = 300
 _HELP = 'check the network and the name, or use a folder or corpus=embedded'
 
 
-def _within(seconds: float, function: Callable[[], Any]) -> Any:
+def within(
+    seconds: float,
+    function: Callable[[], Any],
+) -> Any:
     "What a function returns, or a time-out; the thread that hangs is left behind."
     future = Future()
 
@@ -56,7 +59,7 @@ def ask_hub(
             'corpus=embedded'
         )
     try:
-        _within(seconds, lambda: HfApi().dataset_info(hub_id.split(':')[0], timeout=2 * seconds))
+        within(seconds, lambda: HfApi().dataset_info(hub_id.split(':')[0], timeout=2 * seconds))
     except RepositoryNotFoundError:
         raise CorpusError(
             f'there is no folder {hub_id!r} and no dataset of that name on the hub (or it needs a login); '
@@ -83,7 +86,7 @@ def fetch_hub(
     import datasets
 
     try:
-        return _within(FETCH_S, lambda: datasets.load_dataset(*hub_id.split(':')))
+        return within(FETCH_S, lambda: datasets.load_dataset(*hub_id.split(':')))
     except FutureTimeout:
         raise CorpusError(
             f'the hub did not deliver {hub_id!r} within {FETCH_S} s; try again, or use a folder or '

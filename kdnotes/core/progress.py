@@ -6,9 +6,7 @@
 from __future__ import annotations
 import contextlib
 import itertools
-import json
 import os
-import secrets
 import shutil
 import sys
 import time
@@ -17,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 from .config import counted
+from .files import FileError, read_json, write_json
 
 # %% auto #0
 __all__ = ['QUIET_S', 'EVERY_S', 'Sink', 'Report', 'stage', 'followed', 'reporting_to', 'report', 'silent', 'meter', 'in_words',
@@ -233,12 +232,7 @@ class ReportFile:
         self.path = Path(path)
 
     def __call__(self, report: Report) -> None:
-        temporary = self.path.with_name(f'.{self.path.name}.{secrets.token_hex(4)}.tmp')
-        try:
-            temporary.write_text(json.dumps(asdict(report)))
-            temporary.replace(self.path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_json(self.path, asdict(report))
 
 
 class ReportFollower:
@@ -253,8 +247,8 @@ class ReportFollower:
     def look(self) -> None:
         "Pass on what is new."
         try:
-            found = Report(**json.loads(self.path.read_text()))
-        except (OSError, ValueError, TypeError):  # nothing yet, or nothing of ours
+            found = Report(**read_json(self.path))
+        except (FileError, TypeError):  # nothing yet, or nothing of ours
             return
         if found == self.last:
             return

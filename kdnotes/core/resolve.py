@@ -20,7 +20,6 @@ from kdnotes.core.config import (
     counted,
     flat,
     is_given,
-    make_config,
     names_with,
     needs_teacher,
     parameters,
@@ -30,12 +29,12 @@ from kdnotes.core.config import (
     teacher_changes,
     with_values,
 )
+from .given import make_config
 
 # %% auto #0
 __all__ = ['WIDENED', 'Machine', 'resolve_precision', 'check_forward', 'parallel_ranks', 'resolve_ranks', 'Place', 'place_of',
-           'rank_variables', 'first_host', 'default_setting', 'resolve', 'factors', 'losses_in_words', 'resolved_dtype',
-           'factor_settings', 'training_settings', 'settings', 'run_id', 'setting_in_words', 'changes_in_words',
-           'by_arm']
+           'rank_variables', 'first_host', 'resolve', 'factors', 'losses_in_words', 'resolved_dtype', 'factor_settings',
+           'training_settings', 'settings', 'run_id', 'setting_in_words', 'changes_in_words', 'by_arm']
 
 # %% ../../nbs/core/03_resolve.ipynb #915ed64a
 @dataclass(frozen=True)
@@ -264,16 +263,6 @@ def first_host(
     first = re.split(r',(?![^\[]*\])', names)[0]  # at commas outside brackets
     return re.sub(r'\[([^],-]*)[^]]*\]', r'\1', first)
 
-# %% ../../nbs/core/03_resolve.ipynb #04a0d484
-def default_setting(
-    task: str,  # of TASKS
-    corpus: str,  # the corpus' resolved name
-    network: str,  # 'teacher' or 'student'
-    transfer: str = 'none',  # the resolved name of the corpus learnt first
-) -> dict:  # epochs, learning_rate, warmup_fraction, tuning_id, and what the task adds
-    "The setting used for a network on a corpus when a run gives none."
-    return task_info(task).default_setting(corpus, network, transfer)
-
 # %% ../../nbs/core/03_resolve.ipynb #2a298240
 def resolve(
     config: RunConfig,
@@ -301,7 +290,7 @@ def resolve(
     alone = dict(nodes=1, launcher='local', rendezvous=None, shared_storage=False)
     student = mode.network == 'student'
     shape = _shape(config, teacher_depth)
-    setting = default_setting(config.task, corpus, mode.network, transfer)
+    setting = task_info(config.task).default_setting(corpus, mode.network, transfer)
     given = flat(config)
     if is_given(config) or any(given[k] not in (None, 'auto', setting[k]) for k in setting):
         setting['tuning_id'] = None  # another setting than the one that was searched for
@@ -397,7 +386,7 @@ def _teachers_own(config: RunConfig, corpus: str, transfer: str) -> dict:
     if MODES[config.mode].network == 'teacher' or untrained:
         return dict.fromkeys(own)
     given = flat(config)
-    usual = default_setting(config.task, corpus, 'teacher', transfer)
+    usual = task_info(config.task).default_setting(corpus, 'teacher', transfer)
     return {
         name: next((given[k] for k in (name, same) if given[k] not in (None, 'auto')), usual[same])
         for name, same in own.items()
@@ -582,7 +571,8 @@ def changes_in_words(
 ) -> str:  # 'dropout=0.3, weight_decay=0.1'; '': all is as usual
     "The settings of a run that are none of its task's defaults, besides those that other lines say."
     usual = flat(make_config(task=task, mode=mode))
-    usual |= default_setting(task, corpus, MODES[mode].network, values.get('transfer') or 'none')
+    transfer = values.get('transfer') or 'none'
+    usual |= task_info(task).default_setting(corpus, MODES[mode].network, transfer)
     said = _SAID_ELSEWHERE | teacher_changes(task_info(task).settings).keys()
     changed = {
         name: value

@@ -22,11 +22,11 @@ from kdnotes.core.config import (
     RunConfig,
     flat,
     is_given,
-    make_config,
     metric_name,
     task_info,
     teacher_changes,
 )
+from ..core.given import make_config
 from ..core.files import atomic_write
 from ..core.resolve import losses_in_words
 from ..records.store import RunFolder, find_record

@@ -21,7 +21,8 @@ from threading import Event, RLock, Thread
 from typing import Any
 import pandas as pd
 from .. import __version__
-from ..core.config import KdnotesError, counted, flat, make_config, with_values
+from ..core.config import KdnotesError, counted, flat, with_values
+from ..core.given import make_config
 from kdnotes.core.files import (
     OwnFolder,
     at_home,

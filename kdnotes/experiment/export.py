@@ -23,7 +23,8 @@ import torch
 from torch import nn
 from ..analysis.intervals import LEVEL, Interval, scaled
 from ..analysis.wording import PERCENT, unit_of
-from ..core.config import counted, make_config, metric_name, shown, task_info
+from ..core.config import counted, metric_name, shown, task_info
+from ..core.given import make_config
 from ..core.files import atomic_write, cache_path, file_errors, sha256_file, write_json
 from .card import model_card
 from kdnotes.experiment.onnx_files import (
@@ -83,7 +84,7 @@ class _Job:
 
 def _job(source: Source, run: RunFolder, say: Callable[[str], None]) -> _Job:
     "The task that a run was scored on."
-    from kdnotes.distill.models import load_tokenizer
+    from kdnotes.distill.tokenizers import load_tokenizer
     from kdnotes.train.distributed import alone
 
     config = make_config(**run.config()['config'])
@@ -101,7 +102,8 @@ def _job(source: Source, run: RunFolder, say: Callable[[str], None]) -> _Job:
 
 def _save_plain(source: Source, folder: Path) -> nn.Module:  # the model, in eval mode
     "Write what transformers loads."
-    from kdnotes.distill.models import load_tokenizer, save_model
+    from kdnotes.distill.models import save_model
+    from kdnotes.distill.tokenizers import load_tokenizer
 
     record = source.record
     info = task_info(record['task'])
@@ -149,7 +151,7 @@ def _in_turn(say: Callable[[str], None], steps: int) -> Callable[[str], None]:
 
 def _scored(job: _Job, model: nn.Module, what: str) -> Evaluation:
     "All evaluation sets by a model, which takes minutes on a real corpus."
-    from kdnotes.train.loop import evaluate
+    from kdnotes.train.evaluation import evaluate
 
     sets = job.task.evaluation_sets
     n = sum(len(job.task.lengths(name)) for name in sets)
@@ -403,7 +405,7 @@ def push_model(
 ) -> str:  # the address of the commit
     "Put a run's exported folder on the Hugging Face hub."
     import huggingface_hub
-    from kdnotes.distill.models import hub_answers
+    from kdnotes.distill.weights import hub_answers
 
     if not re.fullmatch(r'[\w.-]+/[\w.-]+', repo):
         raise ExportError(f'{shown(repo)} is no repository of the hub; write it as user/name')

@@ -42,7 +42,8 @@ def teachers_of(config: RunConfig, corpus: Corpus) -> tuple[RunConfig, dict]:  #
         return config, _scores(config, corpus)
     if not config.teachers:
         return config, {}
-    from kdnotes.distill.models import check_given, source_sha256
+    from kdnotes.distill.models import check_given
+    from kdnotes.distill.weights import source_sha256
 
     task = make_task(config, corpus)
     ranks = task_info(config.task).use.ranks_pairs
@@ -61,7 +62,7 @@ def teachers_of(config: RunConfig, corpus: Corpus) -> tuple[RunConfig, dict]:  #
 
 def _check_tokens_of(source: str, config: RunConfig) -> None:
     "Refuse one of several teachers that reads token ids in another way than they are made."
-    from kdnotes.distill.models import load_tokenizer
+    from kdnotes.distill.tokenizers import load_tokenizer
 
     if load_tokenizer(source).get_vocab() != load_tokenizer(config.teacher).get_vocab():
         raise ConfigError(
@@ -125,7 +126,8 @@ _SCORED = 60  # rows, by which the order of a head's outputs is judged
 def _names_in_words(config: RunConfig, corpus: Corpus) -> str:
     "How a given head's outputs stand beside labels of other names, and what a sample says of their order."
     from scipy.optimize import linear_sum_assignment
-    from kdnotes.distill.models import answers_of_given, load_config, own_names
+    from kdnotes.distill.architectures import load_config
+    from kdnotes.distill.models import answers_of_given, own_names
 
     task = make_task(config, corpus)
     info = task_info(config.task)
@@ -165,7 +167,7 @@ def _names_in_words(config: RunConfig, corpus: Corpus) -> str:
 
 def check_reading(config: RunConfig) -> None:
     "Refuse a model that cannot read the texts; a student reads what its teacher does, whose plan asks."
-    from kdnotes.distill.models import check_batches
+    from kdnotes.distill.tokenizers import check_batches
 
     needed = task_info(config.task).special_tokens
     if MODES[config.mode].network == 'teacher':
@@ -177,7 +179,7 @@ def check_reading(config: RunConfig) -> None:
 
 def last_layer_in_words(config: RunConfig) -> str:
     "At which tokens a run's network computes its last layer."
-    from kdnotes.distill.models import load_config
+    from kdnotes.distill.architectures import load_config
     from kdnotes.distill.needed_positions import why_trained_whole
 
     network = load_config(source_of(config))
@@ -192,7 +194,7 @@ def teacher_depth(config: RunConfig) -> int | None:
         return None
     if config.teacher in (None, PROFILES[config.profile].teacher):
         return None
-    from kdnotes.distill.models import depth, load_config
+    from kdnotes.distill.architectures import depth, load_config
 
     return depth(load_config(config.teacher))
 
@@ -201,7 +203,8 @@ def check_student(config: RunConfig) -> str:  # what it loses of its teacher's l
     """Refuse a student that does not fit its teacher or could not be saved,
     before a teacher is trained for it.
     """
-    from kdnotes.distill.models import left_out_in_words, load_config
+    from kdnotes.distill.architectures import load_config
+    from kdnotes.distill.students import left_out_in_words
     from kdnotes.distill.students import check_shape
 
     student, left_out = check_shape(config, task_info(config.task).auto_class)
@@ -211,7 +214,7 @@ def check_student(config: RunConfig) -> str:  # what it loses of its teacher's l
 
 def _check_vocabularies(config: RunConfig) -> None:
     "Refuse a student with other tokens than its teacher where the two are compared token by token."
-    from kdnotes.distill.models import one_vocabulary
+    from kdnotes.distill.tokenizers import one_vocabulary
 
     losses = [name for name in ('hidden_loss', 'relation_loss') if getattr(config, name) != 'none']
     by_token = [*losses, *[f'task={config.task}'] * (task_info(config.task).auto_class != SEQUENCE_HEAD)]
@@ -225,7 +228,7 @@ def _check_vocabularies(config: RunConfig) -> None:
 
 def tokens_in_words(config: RunConfig) -> str:  # '': its teacher's, as always
     "That a student reads texts with a tokenizer of its own, where it does."
-    from kdnotes.distill.models import reads_as
+    from kdnotes.distill.tokenizers import reads_as
 
     if (own := reads_as(config)) == config.teacher:
         return ''
@@ -235,7 +238,7 @@ def tokens_in_words(config: RunConfig) -> str:  # '': its teacher's, as always
 def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transformers configs
     "Refuse losses on intermediate layers that these architectures cannot have."
     from kdnotes.distill.intermediate_losses import value_projections
-    from kdnotes.distill.models import build_model, check_hidden_states, depth
+    from kdnotes.distill.architectures import build_model, check_hidden_states, depth
 
     auto_class = task_info(config.task).auto_class
     n_layers = depth(teacher)

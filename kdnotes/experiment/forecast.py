@@ -183,7 +183,7 @@ def _once(
 # %% ../../nbs/experiment/08_forecast.ipynb #23ac9740
 def _source_network(plan: Plan, task):  # a model on the meta device
     "The pretrained network that a run's is made of, in its shape."
-    from kdnotes.distill.models import build_model, load_config
+    from kdnotes.distill.architectures import build_model, load_config
 
     shape = load_config(source_of(plan.config))
     for name, value in task.model_kwargs.items():
@@ -193,7 +193,7 @@ def _source_network(plan: Plan, task):  # a model on the meta device
 
 def _network(plan: Plan, task):  # a model on the meta device
     "The network of a run, in its shape."
-    from kdnotes.distill.models import choose_layers
+    from kdnotes.distill.students import choose_layers
 
     # which heads stay makes no difference to their number
     config = plan.config.model_copy(update=dict(head_choice='seed'))
@@ -207,7 +207,8 @@ def _network(plan: Plan, task):  # a model on the meta device
 
 def _of_depth(model, n_layers: int, task):  # a model on the meta device
     "A model's first layers."
-    from kdnotes.distill.models import build_model, student_config
+    from kdnotes.distill.architectures import build_model
+    from kdnotes.distill.students import student_config
 
     return build_model(student_config(model.config, tuple(range(n_layers))), task.auto_class)
 
@@ -215,7 +216,7 @@ def _of_depth(model, n_layers: int, task):  # a model on the meta device
 # what ends where a rank would get its model
 _BEFORE = """
 import json, sys
-from kdnotes.core.config import make_config
+from kdnotes.core.given import make_config
 from kdnotes.experiment.worker import bytes_before_a_model
 print(bytes_before_a_model(make_config(**json.load(sys.stdin))))
 """
@@ -255,7 +256,7 @@ _ALL_REDUCE = {'fp32': 0, 'bf16': 2, 'fp16': 2, 'powersgd': 4}
 def _teacher_network(plan: Plan, task, device):  # (a model in eval mode, parameters of the whole teacher)
     "What a teacher's forward holds as much memory as."
     from kdnotes.distill.intermediate import uses_intermediate_layers
-    from kdnotes.distill.models import count_parameters, depth
+    from kdnotes.distill.architectures import count_parameters, depth
     from kdnotes.train import memory
 
     whole = _network(plan.teacher, task)
@@ -305,7 +306,7 @@ def _stages(
     as_read=None,  # the task with its teacher's tokens; None: they are the same
 ) -> dict[str, dict[str, float]]:  # stage -> purpose -> bytes of a rank
     "What a rank with this network needs."
-    from kdnotes.distill.models import count_parameters
+    from kdnotes.distill.architectures import count_parameters
     from kdnotes.train import memory
 
     config = plan.config
@@ -346,7 +347,7 @@ def _of_shape(
     "`_stages`, by way of three and of four layers where all layers are alike."
     from kdnotes.distill.heads import SHAPED
     from kdnotes.distill.intermediate import uses_intermediate_layers
-    from kdnotes.distill.models import depth
+    from kdnotes.distill.architectures import depth
     from kdnotes.train.memory import look_ahead
 
     config = plan.config
@@ -400,7 +401,7 @@ def memory_of(
 ) -> Needs:
     "What memory a run will need, found without training and without anybody's weights."
     import torch
-    from kdnotes.distill.models import reads_as
+    from kdnotes.distill.tokenizers import reads_as
 
     config = plan.config
     reader = reads_as(config)

@@ -126,7 +126,7 @@ def _one_format() -> Iterator[None]:
 def as_transformers(folder: Path, auto_class: str) -> nn.Module:  # in eval mode, on the CPU
     "A saved model as everybody loads it: a language model's output layer is not left open."
     import transformers
-    from kdnotes.distill.models import quiet_loading
+    from kdnotes.distill.weights import quiet_loading
 
     with quiet_loading():
         return getattr(transformers, auto_class).from_pretrained(folder, local_files_only=True).eval()
@@ -138,7 +138,7 @@ def write_onnx(
     path: Path,  # the file to write
 ) -> None:
     "Write a model as ONNX, with free batch and length."
-    from kdnotes.distill.models import model_inputs
+    from kdnotes.distill.architectures import model_inputs
 
     model = as_transformers(folder, auto_class)
     inputs = tuple(name for name in _INPUTS if name in model_inputs(model))
@@ -192,7 +192,7 @@ def largest_difference(
     other: nn.Module,  # the same network, as ONNX
 ) -> float:  # 1: the tolerance's own scale
     "How far the outputs of two models are apart on examples of dev, in batches of 1, 3 and 8."
-    from kdnotes.distill.models import call
+    from kdnotes.distill.architectures import call
     from kdnotes.losses.vocabulary import as_tensor
 
     most = 0.0

@@ -14,7 +14,6 @@ from kdnotes.core.config import (
     counted,
     flat,
     is_given,
-    make_config,
     names_with,
     needs_teacher,
     shown,
@@ -22,6 +21,7 @@ from kdnotes.core.config import (
     teacher_changes,
     teachers_mode,
 )
+from ..core.given import make_config
 from ..core.grid import arm_order, cell_name, cells, read_grid
 from kdnotes.core.resolve import (
     Machine,
@@ -154,13 +154,8 @@ def plan(
 
 def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> Plan:
     "The same, where its files are."
-    from kdnotes.distill.models import (
-        config_sha256,
-        load_tokenizer,
-        reading_sha256,
-        reads_as,
-        vocabulary_sha256,
-    )
+    from kdnotes.distill.tokenizers import load_tokenizer, reads_as
+    from kdnotes.distill.weights import config_sha256, reading_sha256, vocabulary_sha256
     from kdnotes.train.distributed import machine
 
     on = on or machine()
@@ -218,7 +213,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
 
 def _as_read(asked: RunConfig) -> RunConfig:
     "The same; texts no longer than its model reads, where that is less than usual and nothing else is given."
-    from kdnotes.distill.models import longest_text
+    from kdnotes.distill.tokenizers import longest_text
 
     of_task = task_info(asked.task).usual(dict(mode=asked.mode)).get('max_length')
     given = 'max_length' in asked.model_fields_set and asked.max_length != of_task
@@ -288,14 +283,15 @@ def _starts_pretrained(config: RunConfig) -> bool:
 
 def _all_layers(config: RunConfig) -> range:
     "The layers of a teacher that a deeper student has all of."
-    from kdnotes.distill.models import depth, load_config
+    from kdnotes.distill.architectures import depth, load_config
 
     return range(depth(load_config(config.teacher)))
 
 
 def _of_files(config: RunConfig) -> dict:
     "Weights from files, and what reads them where it is not what the project's own come with."
-    from kdnotes.distill.models import is_pinned, reading_sha256, reads_as, source_sha256
+    from kdnotes.distill.tokenizers import reads_as
+    from kdnotes.distill.weights import is_pinned, reading_sha256, source_sha256
 
     weights = source_sha256(source_of(config))
     reading = reading_sha256(source_of(config), reads_as(config))

@@ -17,13 +17,13 @@ from kdnotes.core.config import (
     counted,
     flat,
     is_given,
-    make_config,
     names_with,
     parameters as run_parameters,
     shown,
     task_info,
     teacher_changes,
 )
+from ..core.given import make_config
 from ..core.files import cache_path, cached_at, own_disk, root, sha256_text
 from ..core.processes import staged
 from kdnotes.core.resolve import (
@@ -256,11 +256,14 @@ def _students_alone(plan: Plan, given: dict) -> list[str]:
 
 def converged_in_words(plans: Sequence[Plan]) -> str:  # '': they have converged, or are not made yet
     "That teachers which are there have stopped while they learnt."
-    # a rank imports this module, and has no use for statistics
+    teachers = {p.teacher.run_id for p in plans if p.teacher}
+    records = [found[0] for run_id in sorted(teachers) if (found := find_record(run_id))]
+    if not records:
+        return ''
+    # a rank imports this module, and has no use for statistics, which take a second to be imported
     from kdnotes.analysis.wording import unconverged_words
 
-    teachers = {p.teacher.run_id for p in plans if p.teacher}
-    return unconverged_words([found[0] for run_id in sorted(teachers) if (found := find_record(run_id))])
+    return unconverged_words(records)
 
 
 def _teacher_in_words(plan: Plan) -> str:

@@ -68,7 +68,7 @@ def task_of(
     asked: dict[str, Any],  # of `check_asked`
 ) -> TaskInfo:
     "The task that a model answers."
-    from kdnotes.distill.models import has_head, load_config
+    from kdnotes.distill.architectures import has_head, load_config
 
     if source.record is not None:
         fitting = [task_info(source.record['task'])]
@@ -116,9 +116,9 @@ def load_reader(
     info: TaskInfo,
 ) -> tuple[Reader, Any]:  # and the model
     "A model on the device, as its task sees it."
-    from kdnotes.distill.models import check_batches, load_tokenizer, longest_text
+    from kdnotes.distill.tokenizers import check_batches, load_tokenizer, longest_text
     from kdnotes.train.distributed import alone
-    from kdnotes.train.loop import ModelForward
+    from kdnotes.train.evaluation import ModelForward
 
     record = source.record or {}
     settings = record.get('settings', {})
@@ -165,7 +165,7 @@ def _prediction(
     source: Source, info: TaskInfo, reader: Reader, model: Any, answer: Answer, latency_ms: float
 ) -> Prediction:
     "The answer of one model."
-    from kdnotes.distill.models import count_parameters, weights_sha256
+    from kdnotes.distill.architectures import count_parameters, weights_sha256
 
     record = source.record or {}
     return Prediction(

@@ -63,7 +63,7 @@ def _operations(config: RunConfig, task, model, result) -> dict:
     """Operations of the matmuls, padding not counted: those of the model's plain forward and backward,
     and those that were executed.
     """
-    from kdnotes.distill.models import forward_flops
+    from kdnotes.distill.architectures import forward_flops
     from kdnotes.distill.needed_positions import left_out_flops, why_trained_whole
 
     lengths = task.lengths('train')
@@ -225,7 +225,7 @@ def record_of(
 ) -> dict:
     "The record: every key is filled, or null with a reason."
     from kdnotes.distill.heads import whole_model
-    from kdnotes.distill.models import count_parameters, weights_sha256
+    from kdnotes.distill.architectures import count_parameters, weights_sha256
     from kdnotes.train.latency import forward_latency
 
     result = outcome.result
@@ -271,7 +271,7 @@ def record_of(
 def _of_shape(model) -> dict:
     "What a record says of a model that has a shape of its own, or parameters that are not trained."
     from kdnotes.distill.heads import is_pruned
-    from kdnotes.distill.models import count_parameters
+    from kdnotes.distill.architectures import count_parameters
 
     found = {}
     if is_pruned(model):

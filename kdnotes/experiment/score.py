@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 from ..analysis.intervals import Interval, cluster_interval, exp_interval, scaled
 from ..analysis.overview import find_run
-from ..core.config import KdnotesError, counted, is_unicode, make_config, shown
+from ..core.config import KdnotesError, counted, is_unicode, shown
+from ..core.given import make_config
 from ..core.files import cache_path, lock, sha256_text
 from ..core.streams import stream
 from ..records.store import RunFolder, checked_run_model, saved_model
@@ -113,7 +114,8 @@ def load_source(
     advice: str = 'a fine-tuned one',  # what to give instead of a model without it
 ) -> tuple[Any, str]:  # a model in eval mode, and the sha256 of its weights
     "A model with its own head, with the weights that its run has left."
-    from kdnotes.distill.models import load_given, weights_sha256
+    from kdnotes.distill.architectures import weights_sha256
+    from kdnotes.distill.models import load_given
 
     model = load_given(source.folder, auto_class, advice=advice)
     sha256 = weights_sha256(model)
@@ -131,7 +133,8 @@ def load_scorer(
     length: int,  # most tokens of a row
 ) -> Scorer:
     "A model with its own head, ready on the device."
-    from kdnotes.distill.models import check_batches, config_sha256, load_tokenizer
+    from kdnotes.distill.tokenizers import check_batches, load_tokenizer
+    from kdnotes.distill.weights import config_sha256
     from kdnotes.train.distributed import alone, machine
 
     source = find_source(name)
@@ -301,7 +304,7 @@ def score(
     say: Callable[[str], None] = lambda line: None,  # told how far the work is
 ) -> tuple[Score, pd.DataFrame]:  # and the tokens: document, row, position, token, nll
     "Score a text; an interrupted call goes on where it was."
-    from kdnotes.train.loop import ModelForward
+    from kdnotes.train.evaluation import ModelForward
 
     documents = read_text_to_score(text)
     scorer = load_scorer(model, dtype, length)

@@ -15,14 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from .. import __version__
 from ..core.arms import MODES
-from kdnotes.core.config import (
-    KdnotesError,
-    RunConfig,
-    is_given,
-    make_config,
-    reads_scores,
-    task_info,
-)
+from ..core.config import KdnotesError, RunConfig, is_given, reads_scores, task_info
+from ..core.given import make_config
 from ..core.files import cache_path, file_errors, sha256_text
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.progress import ReportFile, reporting_to, silent
@@ -194,7 +188,7 @@ def encoded_task(
     reader: str | None = None,  # the model whose tokenizer makes them; None: that of the run's network
 ):  # a `tasks.base.Task`
     "The task with its tokens; one rank of each machine fills its cache, the others read it."
-    from kdnotes.distill.models import load_tokenizer, reads_as
+    from kdnotes.distill.tokenizers import load_tokenizer, reads_as
 
     task = make_task(config, corpus)
     tokenizer = load_tokenizer(reader or reads_as(config))
@@ -213,7 +207,7 @@ def task_of_teacher(
     task,  # of `encoded_task`
 ):  # a `tasks.base.Task`: the same one where both read the same tokens, or there is no teacher to ask
     "The same examples as the teacher of a run reads them."
-    from kdnotes.distill.models import reads_as
+    from kdnotes.distill.tokenizers import reads_as
 
     asks = MODES[config.mode].kd and not reads_scores(config)
     alike = not asks or reads_as(config) == config.teacher
@@ -226,18 +220,12 @@ def starting_model(
     job: dict,  # `initial` and `teacher_run_id` of the run
 ):  # (model, sha256 of the weights it starts from)
     "The network of a run, with its starting weights."
-    from kdnotes.distill.model_settings import model_settings
-    from kdnotes.distill.models import (
-        choose_layers,
-        config_sha256,
-        fresh_model,
-        load_config,
-        load_given,
-        reads_as,
-        source_sha256,
-        vocabulary_sha256,
-        weights_sha256,
-    )
+    from kdnotes.distill.architectures import model_settings
+    from kdnotes.distill.architectures import load_config, weights_sha256
+    from kdnotes.distill.models import fresh_model, load_given
+    from kdnotes.distill.students import choose_layers
+    from kdnotes.distill.tokenizers import reads_as
+    from kdnotes.distill.weights import config_sha256, source_sha256, vocabulary_sha256
 
     initial = job['initial']
     seed = torch_seed(config.seed, 'init')
@@ -280,7 +268,7 @@ def as_asked(
     shaped: bool,  # has the model the student's shape already?
 ):  # a model
     "A model with the dropout of a run and, where it is a student, its shape."
-    from kdnotes.distill.model_settings import apply_settings, head_dropout, model_settings
+    from kdnotes.distill.architectures import apply_settings, head_dropout, model_settings
     from kdnotes.distill.students import head_importance, shape_student
 
     model = apply_settings(model, model_settings(config, model.config))
@@ -293,7 +281,8 @@ def as_asked(
 def _model_of_run(task, run_id: str):
     "The model of a finished run, in its shape."
     from kdnotes.distill.heads import set_heads
-    from kdnotes.distill.models import load_model, weights_sha256
+    from kdnotes.distill.architectures import weights_sha256
+    from kdnotes.distill.models import load_model
 
     folder = checked_run_model(run_id)
     if folder is None:
@@ -346,7 +335,8 @@ def _scores(rank: Rank, task):
 def _of_several(rank: Rank, task):  # (a callable on batches, seconds its caches took or None)
     "The signal of several teachers, one of which is loaded at a time where it is stored."
     from kdnotes.distill.intermediate import online_teacher
-    from kdnotes.distill.models import load_given, source_sha256
+    from kdnotes.distill.models import load_given
+    from kdnotes.distill.weights import source_sha256
     from kdnotes.distill.scores import Teachers
 
     config = rank.config
@@ -367,7 +357,7 @@ def _of_several(rank: Rank, task):  # (a callable on batches, seconds its caches
 def _cached_signal(rank: Rank, task, teacher):
     "The teacher's stored outputs, made now if nobody has made them."
     from kdnotes.distill import teacher_cache as te
-    from kdnotes.distill.models import load_tokenizer
+    from kdnotes.distill.tokenizers import load_tokenizer
 
     config = rank.config
     runtime = rank.runtime
@@ -429,7 +419,8 @@ def _telemetry(runtime, on_row: Callable):
 
 def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (TrainResult, Evaluation)
     "Train and evaluate; `student` is the phase of the network in training, whichever it is."
-    from kdnotes.train.loop import evaluate, train
+    from kdnotes.train.evaluation import evaluate
+    from kdnotes.train.loop import train
 
     if is_given(rank.config):
         result = _untrained(rank, task, on_row)
@@ -506,7 +497,7 @@ def have_floors(
     "Score the trivial models of a study's corpus, where no run of it has done so."
 
     def make():  # a `tasks.base.Task`; None: the corpus is another one today
-        from kdnotes.distill.models import load_tokenizer
+        from kdnotes.distill.tokenizers import load_tokenizer
 
         corpus = corpus_of(config.model_copy(update=dict(labels=None, unlabelled='none')))
         if corpus.sha256 != corpus_sha256:
@@ -531,7 +522,8 @@ def _keep_floors(config: RunConfig, corpus_sha256: str, make: Callable) -> None:
 def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     "Write model, units, predictions, and last the record."
     from kdnotes.distill.heads import is_pruned, whole_model
-    from kdnotes.distill.models import load_tokenizer, reads_as, save_model
+    from kdnotes.distill.models import save_model
+    from kdnotes.distill.tokenizers import load_tokenizer, reads_as
     from kdnotes.records.tensorboard import tb_record
 
     folder = rank.folder

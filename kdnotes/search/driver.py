@@ -17,16 +17,8 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 from ..core.arms import MODES
-from kdnotes.core.config import (
-    FIRST_TASK,
-    ConfigError,
-    counted,
-    flat,
-    make_config,
-    result_parameters,
-    shown,
-    task_info,
-)
+from ..core.config import FIRST_TASK, ConfigError, counted, flat, result_parameters, shown, task_info
+from ..core.given import make_config
 from kdnotes.core.files import (
     BusyError,
     atomic_write,

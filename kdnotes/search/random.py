@@ -13,15 +13,8 @@ import pandas as pd
 from scipy.stats.qmc import Sobol
 from ..analysis.compare import unit_matrix
 from ..core.arms import MODES
-from kdnotes.core.config import (
-    ConfigError,
-    RunConfig,
-    flat,
-    make_config,
-    result_parameters,
-    task_info,
-    teacher_changes,
-)
+from ..core.config import ConfigError, RunConfig, flat, result_parameters, task_info, teacher_changes
+from ..core.given import make_config
 from ..core.resolve import factors
 from ..tasks.sources import Corpus
 from ..experiment.launch import RunError, execute, failures, make_runs, milestones

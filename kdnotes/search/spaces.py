@@ -15,12 +15,11 @@ from kdnotes.core.config import (
     RunConfig,
     about,
     flat,
-    make_config,
-    nearest,
     parameters,
     shown,
     task_info,
 )
+from ..core.given import make_config, nearest
 from ..core.arms import MODES
 from ..experiment.plan import Plan
 
@@ -339,7 +338,7 @@ def baseline(
     first: Plan,  # a trial with nothing drawn, planned
 ) -> dict[str, Any]:  # parameter -> value, inside its bounds
     "The setting that a search begins with: the published one for its task, else that of the usual student."
-    from kdnotes.distill.models import depth, load_config
+    from kdnotes.distill.architectures import depth, load_config
 
     config = first.config
     values = flat(config) | _of_preset(config)

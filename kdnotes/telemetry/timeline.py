@@ -8,9 +8,10 @@ from collections.abc import Iterable
 import numpy as np
 
 # %% auto #0
-__all__ = ['TRACE', 'compact_timeline', 'compact_gradients']
+__all__ = ['POINTS', 'TRACE', 'compact_timeline', 'compact_gradients']
 
 # %% ../../nbs/telemetry/04_timeline.ipynb #4a4d7132
+POINTS = 60  # of a timeline, at most: enough for a figure
 TRACE = {  # what a timeline shows -> how a stretch of samples becomes one number
     'cpu_percent': np.mean,  # 100: one core is busy
     'host_mib': np.max,
@@ -34,20 +35,17 @@ def _last_session(samples: list[dict]) -> list[dict]:
 
 def compact_timeline(
     samples: Iterable[dict],  # in order: elapsed_s, rank and some of TRACE; other keys are ignored
-    points: int = 60,  # at most so many, >= 1
     # elapsed_s (the middle of a stretch) and the keys of TRACE, None where nothing was read; a stretch
     # without samples is excluded
 ) -> list[dict]:
     "A run's samples as a short list, the same for the same samples."
-    if points < 1:
-        raise ValueError(f'points={points} must be >= 1; 60 are enough for a figure')
     samples = _last_session(list(samples))
     if not samples:
         return []
-    width = max(samples[-1]['elapsed_s'] / points, 1e-9)
+    width = max(samples[-1]['elapsed_s'] / POINTS, 1e-9)
     stretches: dict[int, list[dict]] = {}
     for s in samples:
-        stretches.setdefault(min(int(s['elapsed_s'] / width), points - 1), []).append(s)
+        stretches.setdefault(min(int(s['elapsed_s'] / width), POINTS - 1), []).append(s)
 
     def reduced(held, key, how):
         return _short(how(seen), 4) if (seen := [s[key] for s in held if s.get(key) is not None]) else None
@@ -77,29 +75,21 @@ def _layer(row: dict) -> dict:
 
 def compact_gradients(
     rows: Iterable[dict],  # of kind `gradients`, in order; others are ignored
-    moments: int = 3,  # at most so many steps, >= 1
     # step, scale and layers: layer, elements, zero, not_finite (shares), log2_from, shares (of bins two
     # exponents wide); None: no such rows
 ) -> list[dict] | None:
     "The sizes of a run's gradients, layer by layer at a few steps and without their loss scale."
-    if moments < 1:
-        raise ValueError(f'moments={moments} must be >= 1; 3 show the start, the middle and the end')
     # of a step done twice, what came last
     rows = list({row['step']: row for row in rows if row['kind'] == 'gradients'}.values())
-    chosen = (
-        sorted({round(i) for i in np.linspace(0, len(rows) - 1, min(moments, len(rows)))})
-        if moments > 1
-        else [len(rows) - 1]
-    )
-    return (
-        [
-            dict(
-                step=rows[i]['step'],
-                scale=rows[i]['scale'],
-                layers=[_layer(layer) for layer in rows[i]['layers']],
-            )
-            for i in chosen
-        ]
-        if rows
-        else None
-    )
+    if not rows:
+        return None
+    # the start, the middle and the end
+    chosen = sorted({round(i) for i in np.linspace(0, len(rows) - 1, min(3, len(rows)))})
+    return [
+        dict(
+            step=rows[i]['step'],
+            scale=rows[i]['scale'],
+            layers=[_layer(layer) for layer in rows[i]['layers']],
+        )
+        for i in chosen
+    ]

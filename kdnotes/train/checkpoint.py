@@ -4,7 +4,6 @@
 
 # %% ../../nbs/train/06_checkpoint.ipynb #caa44d94
 from __future__ import annotations
-import json
 import os
 import random
 import shutil
@@ -17,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from ..core.config import KdnotesError
-from ..core.files import FileError, atomic_write, read_json, sha256_file, sha256_text
+from ..core.files import FileError, read_signed, sha256_file, sync, write_signed
 
 # %% auto #0
 __all__ = ['SCHEMA', 'MANIFEST', 'CheckpointError', 'checkpoints', 'save_checkpoint', 'Checkpoint', 'read_checkpoint',
@@ -34,21 +33,8 @@ SCHEMA = 1
 MANIFEST = 'manifest.json'
 
 # %% ../../nbs/train/06_checkpoint.ipynb #6a059fac
-def _digest(body: dict) -> str:
-    return sha256_text(json.dumps(body, sort_keys=True, allow_nan=False))
-
-
 def _clear(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    "Bring a file or a folder's entries to the disk."
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -57,7 +43,7 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
     except SafetensorError as e:
         raise OSError(str(e)) from None  # its writer tells a full disk in words of its own
-    _sync(path)
+    sync(path)
 
 
 def checkpoints(
@@ -85,13 +71,10 @@ def save_checkpoint(
         for name, content in tensors.items():
             _write_tensors(draft / f'{name}.safetensors', content)
         files = {p.name: [p.stat().st_size, sha256_file(p)] for p in sorted(draft.iterdir())}
-        body = dict(schema=SCHEMA, key=key, step=step, state=state, files=files)
-        atomic_write(
-            draft / MANIFEST, json.dumps(body | dict(sha256=_digest(body)), sort_keys=True, allow_nan=False)
-        )
+        write_signed(draft / MANIFEST, dict(schema=SCHEMA, key=key, step=step, state=state, files=files))
         _clear(path)
         os.replace(draft, path)
-        _sync(folder)
+        sync(folder)
     except OSError as e:
         _clear(draft)
         raise CheckpointError(
@@ -126,16 +109,9 @@ def read_checkpoint(
         raise CheckpointError(f'{path / name} {why}; the checkpoint is not used')
 
     try:
-        manifest = read_json(path / MANIFEST)
-    except (FileError, UnicodeDecodeError, RecursionError):
-        refuse(MANIFEST, 'is missing or torn')
-    body = {k: v for k, v in manifest.items() if k != 'sha256'}
-    try:
-        whole = manifest.get('sha256') == _digest(body)
-    except ValueError:
-        whole = False  # a non-finite number, which is never written
-    if not whole:
-        refuse(MANIFEST, 'was changed after it was written')
+        manifest = read_signed(path / MANIFEST)
+    except FileError:
+        refuse(MANIFEST, 'is missing, torn or not what was written')
     if manifest.get('schema') != SCHEMA:
         refuse(MANIFEST, f"is of schema {manifest.get('schema')!r} and this version reads {SCHEMA}")
     if manifest.get('key') != key:
