@@ -104,10 +104,10 @@ def test_every_parameter_of_a_run_has_its_default_and_its_comment():
         if p.name == 'task_settings':
             continue
         default = as_typed(RunConfig.model_fields[p.name].default)
-        row = f'* - [`{p.name}`]{{#parameter-{p.name}}}\n  - {code(default)}'.rstrip()
+        row = f'{{#parameter-{p.name} .parameter}}\n  - {code(default)}'.rstrip()
         assert p.comment and row in page, p.name
         assert comment(p.comment.replace('None:', 'none:')) in page, p.name
-    assert [name for name in parameters() if f'[`{name}`]' not in page] == []
+    assert [name for name in parameters() if f'`{name} <!{name}>`' not in page] == []
 
 
 def test_a_type_leads_to_its_class():
