@@ -15,8 +15,8 @@ from ..core.config import counted, visible
 from ..core.progress import Report, reporting_to
 
 # %% auto #0
-__all__ = ['Follow', 'say', 'tell', 'speaker', 'print_json', 'plain_table', 'print_table', 'print_groups', 'print_report',
-           'following', 'saved_in_words', 'resumable']
+__all__ = ['say', 'tell', 'speaker', 'print_json', 'plain_table', 'print_table', 'print_groups', 'print_report', 'following',
+           'saved_in_words', 'resumable']
 
 # %% ../../nbs/commands/04_output.ipynb #28789e3c
 def say(*lines: object) -> None:
@@ -119,12 +119,8 @@ def _rows(table: Any) -> list[dict[str, str]]:
     return [{str(k): str(v) for k, v in row.items()} for row in table.to_dict('records')]
 
 # %% ../../nbs/commands/04_output.ipynb #5dfee8a8
-# makes of a `say` what is called with each row of a run
-Follow = Callable[[Callable[[str], None]], Callable[[dict], None]]
-
-
 @contextlib.contextmanager
-def following() -> Iterator[Follow]:
+def following() -> Iterator[Callable]:  # a `launch.Follow`
     "Progress of runs: a bar on a terminal, while this lasts; else lines."
     if not sys.stderr.isatty():
         from kdnotes.experiment.launch import milestones

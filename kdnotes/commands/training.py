@@ -169,7 +169,7 @@ def name(
     from kdnotes.experiment.plan import named, plan_study
 
     if search:
-        from kdnotes.search.driver import search_named as named
+        from kdnotes.search.goal import search_named as named
 
     found = named(**_CORPUS | given)
     if arms:

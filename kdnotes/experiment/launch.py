@@ -54,7 +54,8 @@ from kdnotes.records.store import (
 from ..train.checkpoint import checkpoints
 
 # %% auto #0
-__all__ = ['RESTARTS', 'run', 'execute', 'make_runs', 'missing', 'stop_made', 'stages', 'with_run', 'progress', 'milestones']
+__all__ = ['RESTARTS', 'Follow', 'run', 'execute', 'make_runs', 'missing', 'stop_made', 'stages', 'with_run', 'progress',
+           'milestones']
 
 # %% ../../nbs/experiment/06_launch.ipynb #6f138b76
 def run(
@@ -172,6 +173,7 @@ def make_runs(
     make: Callable[[Plan, int], object],
     say: Callable[[str], None] = lambda text: None,
     jobs: int = 1,  # runs at the same time, on the same device: sooner done, but their times are not compared
+    told: Callable[[dict], str] = outcome,  # of the record of a run that is done, in a line
 ) -> dict[str, str]:  # run_id -> why it failed
     "Make the runs that have no record yet; a `RunError` if all of them fail."
     if not isinstance(jobs, int) or jobs < 1:
@@ -183,7 +185,7 @@ def make_runs(
             _check_source(p, done[p.run_id])
             _bind(RunFolder(p.config.study, p.run_id))
     left = [p for p in plans if p.run_id not in done]
-    maker = _Maker([p.run_id for p in plans], make, say)
+    maker = _Maker([p.run_id for p in plans], make, say, told)
     if jobs == 1:
         for p in left:
             maker.make_one(p)  # in this thread, which is the one that an interrupt reaches
@@ -202,6 +204,7 @@ class _Maker:
     run_ids: Sequence[str]  # of the study
     make: Callable[[Plan, int], object]  # as of `make_runs`
     say: Callable[[str], None]
+    told: Callable[[dict], str]  # as of `make_runs`
     tried: set[str] = field(default_factory=set)  # run_ids
     failed: dict[str, str] = field(default_factory=dict)  # run_id -> why
 
@@ -217,7 +220,7 @@ class _Maker:
             return
         try:
             self.make(p, beside)
-            self.say(f'   {p.run_id}: {outcome(_record_of(p))}')
+            self.say(f'   {p.run_id}: {self.told(_record_of(p))}')
         except Stopped:
             raise  # the study stops with it
         except KdnotesError as e:
@@ -561,6 +564,10 @@ def progress() -> Callable[[dict], None]:  # give it every row
     return on_row
 
 # %% ../../nbs/experiment/06_launch.ipynb #e779bb31
+# makes of a `say` what is called with each row of a run
+Follow = Callable[[Callable[[str], None]], Callable[[dict], None]]
+
+
 def milestones(
     say: Callable[[str], None],
     every_s: float = 30.0,  # of training, at least, between two sentences

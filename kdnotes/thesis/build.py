@@ -28,7 +28,7 @@ from ..records.schema import widened
 from ..tasks.squad import answer_sentences
 from ..analysis.energy import energy_values
 from ..analysis.scaling_results import predictions as predicted_steps
-from ..search.driver import is_search, load_found
+from ..search.found import is_search, load_found
 from ..search.summary import draw_found, runs_of, seed_values
 from .claims import Known, claims_values
 from .facts import flat, table, transfer_values, trial_values

@@ -13,7 +13,7 @@ from ..analysis.estimate import duration
 from ..analysis.intervals import Interval
 from ..analysis.evidence import primary_interval
 from ..core.config import task_info
-from ..search.driver import Found
+from ..search.found import Found
 from ..search.front import number_text, share_saved, with_means
 from ..search.pictures import causes_table, lanes
 from ..search.spaces import STUDY, Integer, OneOf, Real, Space
