@@ -40,7 +40,8 @@ from kdnotes.distill.models import (
     weights_sha256,
 )
 from kdnotes.experiment.plan import make_task, plan
-from kdnotes.records.store import RunFolder, find_run_model
+from kdnotes.records.runs import RunFolder
+from kdnotes.records.store import find_run_model
 from kdnotes.train.cpu_fast_path import Bits, FastPath, fast_path
 
 pytestmark = pytest.mark.usefixtures('home')

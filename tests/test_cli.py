@@ -24,7 +24,7 @@ from kdnotes.experiment.forecast import finished_runs
 from kdnotes.core.config import KdnotesError, NamesBefore, parameters, parameters_from
 from kdnotes.core.files import cache_path
 from kdnotes.experiment.clean import leftovers
-from kdnotes.records.store import RunFolder
+from kdnotes.records.runs import RunFolder
 
 COMMANDS = {command.name: command for command in cli.COMMANDS}
 

@@ -34,7 +34,7 @@ from kdnotes.core.files import FileError
 from kdnotes.distill.model_settings import head_dropout
 from kdnotes.distill.models import MINILM, ModelError, load_given, load_model, load_tokenizer
 from kdnotes.experiment.card import snippet
-from kdnotes.records.store import RunFolder, read_csv
+from kdnotes.records.runs import RunFolder, read_csv
 from kdnotes.losses.targets import soft_target_kl
 from kdnotes.tasks.base import SoftTargets
 from kdnotes.tasks.extractive_qa import (

@@ -12,7 +12,7 @@ from kdnotes.core.resolve import Machine
 from kdnotes.distill.models import ModelError, load_config, load_model
 from kdnotes.experiment.launch import RunError, execute, make_runs, run
 from kdnotes.experiment.plan import plan, plan_study
-from kdnotes.records.store import RunFolder
+from kdnotes.records.runs import RunFolder
 from kdnotes.tasks.base import SEQUENCE_HEAD
 from small_runs import train_here
 from test_doctor import write_corpus, write_model

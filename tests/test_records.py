@@ -14,7 +14,7 @@ from handmade import make_record
 from kdnotes.records import store as R
 from kdnotes.core.files import BusyError
 from kdnotes.records import schema as S
-from kdnotes.records.store import RunFolder
+from kdnotes.records.runs import RunFolder
 from kdnotes.records.schema import SCHEMA, RecordError
 
 

@@ -14,7 +14,8 @@ from kdnotes.analysis.evidence import evidence
 from kdnotes.core.config import task_info
 from kdnotes.core.files import read_json, write_json
 from kdnotes.records.schema import of_this_schema
-from kdnotes.records.store import RunFolder, export, keep_floors, records, units
+from kdnotes.records.runs import RunFolder
+from kdnotes.records.store import export, keep_floors, records, units
 from kdnotes.tasks.base import Evaluation, floor_table, floors_key
 from kdnotes.thesis import build as th
 from kdnotes.thesis.claims import CLAIMS, VERDICTS, Known, claims_values

@@ -12,7 +12,8 @@ from test_thesis import copy_without, set_with
 from kdnotes.analysis.evidence import evidence
 from kdnotes.core.files import read_json, write_json
 from kdnotes.records.schema import check_record, of_this_schema
-from kdnotes.records.store import RunFolder, export
+from kdnotes.records.runs import RunFolder
+from kdnotes.records.store import export
 from kdnotes.tasks.passages import NOTES, SQUAD2_SHA256
 from kdnotes.tasks.span_metrics import UNIT_METRICS
 from kdnotes.thesis import build as th

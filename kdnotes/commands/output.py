@@ -192,7 +192,7 @@ def saved_in_words(
 ) -> str:
     "What is left of runs that were stopped."
     from kdnotes.experiment.launch import saved_step
-    from kdnotes.records.store import RunFolder
+    from kdnotes.records.runs import RunFolder
 
     if not plans:
         return 'nothing was begun'

@@ -19,7 +19,7 @@ from ..core.files import BusyError
 from ..core.processes import STOP_TIMEOUT_S, Meeting, Ranks
 from ..core.progress import ReportFollower, report, silent
 from ..core.resolve import place_of
-from ..records.store import RowFollower, RunFolder, lock_run
+from ..records.runs import RowFollower, RunFolder, lock_run
 from ..train.checkpoint import checkpoints
 
 # %% auto #0

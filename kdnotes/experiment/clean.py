@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from ..core.config import KdnotesError
 from ..core.files import BusyError, FileError, cache_path, lock, read_json, runs_path, sha256_big_file
-from ..records.store import RunFolder, lock_run
+from ..records.runs import RunFolder, lock_run
 
 # %% auto #0
 __all__ = ['Leftover', 'stale', 'leftovers', 'clean', 'size_in_words']

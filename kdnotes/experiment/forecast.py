@@ -22,7 +22,8 @@ from .launch import RunError, saved_step
 from .plan import Plan, make_task, source_of, teacher_origin
 from .worker import as_asked, encoded_task, task_of_teacher
 from ..records.schema import RecordError
-from ..records.store import RunFolder, find_run_model, records
+from ..records.runs import RunFolder
+from ..records.store import find_run_model, records
 from ..tasks.sources import corpus_of
 from ..telemetry.summary import environment
 

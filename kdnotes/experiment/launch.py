@@ -44,13 +44,8 @@ from kdnotes.experiment.attempt import (
 )
 from .plan import Plan, on_this_machine, plan, plan_study
 from ..tasks.sources import UNLABELLED
-from kdnotes.records.store import (
-    RunFolder,
-    find_record,
-    find_run_model,
-    lock_run,
-    records,
-)
+from ..records.runs import RunFolder, lock_run
+from ..records.store import find_record, find_run_model, records
 from ..train.checkpoint import checkpoints
 
 # %% auto #0

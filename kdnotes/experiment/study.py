@@ -24,7 +24,7 @@ from .forecast import Forecast, forecast, time_in_words
 from .launch import Follow, execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
 from .worker import have_floors
-from ..records.store import RunFolder
+from ..records.runs import RunFolder
 
 # %% auto #0
 __all__ = ['plan_table', 'StudyResult', 'run_study', 'all_differences', 'notebook_parameters']

@@ -31,13 +31,8 @@ from ..core.streams import torch_seed
 from .attempt import RunError, stage_file
 from .plan import make_task, source_of
 from .record import Outcome, Rank, record_of
-from kdnotes.records.store import (
-    RunFolder,
-    checked_run_model,
-    find_run_model,
-    floors,
-    keep_floors,
-)
+from ..records.runs import RunFolder
+from ..records.store import checked_run_model, find_run_model, floors, keep_floors
 from ..tasks.base import floor_table, floors_key
 from ..tasks.sources import Corpus, corpus_of
 from ..telemetry.sampler import Telemetry
