@@ -72,14 +72,15 @@ def _on_terminal(rows: Sequence[dict[str, str]], **look: Any) -> None:
 
 
 def print_table(
-    rows: Sequence[dict[str, str]],  # of the same keys
-    title: str = '',
+    rows: Any,  # a data frame, or dicts of the same keys with texts
 ) -> None:
     "A table: Rich's on a terminal, plain text elsewhere."
+    if not isinstance(rows, Sequence):
+        rows = [{str(k): str(v) for k, v in row.items()} for row in rows.to_dict('records')]
     if rows and sys.stdout.isatty():
-        _on_terminal(rows, title=visible(title) or None)
+        _on_terminal(rows)
     elif rows:
-        say(*filter(None, [title, plain_table(rows)]))
+        say(plain_table(rows))
 
 
 def print_groups(
@@ -108,15 +109,10 @@ def print_report(
     tables = [found.use, found.floors, found.arms, found.metrics, found.sets, found.progress]
     for table in tables:
         if len(table):
-            print_table(_rows(table.reset_index()))
-    print_table(_rows(found.comparisons))
+            print_table(table.reset_index())
+    print_table(found.comparisons)
     say(*found.sentences, *(f'note: {note}' for note in found.notes))
     say(*(f'figure: {path}' for path in found.figures.values()))
-
-
-def _rows(table: Any) -> list[dict[str, str]]:
-    "A data frame whose cells are text."
-    return [{str(k): str(v) for k, v in row.items()} for row in table.to_dict('records')]
 
 # %% ../../nbs/commands/04_output.ipynb #5dfee8a8
 @contextlib.contextmanager

@@ -4,7 +4,6 @@
 
 # %% ../../nbs/experiment/06_launch.ipynb #0f8778b6
 from __future__ import annotations
-import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -350,18 +349,9 @@ def _adopt(plan: Plan, folder: RunFolder, say) -> bool:
     record, source = found
     _check_source(plan, record)
     source.check()
-    folder.create()
-    with lock_run(folder):
-        for name in ('model', 'config.json', 'rows.jsonl', 'units.csv.gz', 'predictions.csv.gz'):
-            old = source.path / name
-            new = folder.path / name
-            if new.is_dir():
-                shutil.rmtree(new)  # of an attempt that failed here
-            new.unlink(missing_ok=True)
-            if old.is_dir():
-                shutil.copytree(old, new, copy_function=shutil.copyfile)  # modes as the umask says
-            elif old.exists():
-                shutil.copyfile(old, new)
+    with lock_run(folder.create()):
+        files = source.files()
+        folder.put_down({name: files[name] for name in files.keys() - {'record.json', 'state.json'}})
         folder.write_record(record | dict(study=folder.study))
         folder.write_state('done', made_in=source.study)
     say(f'{folder.run_id} was made in study {source.study!r} already')

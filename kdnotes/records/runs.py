@@ -43,7 +43,7 @@ from kdnotes.records.schema import (
 
 # %% auto #0
 __all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'RowFollower', 'json_lines', 'without_repeats', 'write_csv',
-           'csv_bytes', 'read_csv', 'RunFolder', 'saved_model', 'lock_run']
+           'csv_bytes', 'read_csv', 'RunFolder', 'saved_model', 'run_folders', 'lock_run']
 
 # %% ../../nbs/records/02_runs.ipynb #860726f5
 def append_row(
@@ -444,6 +444,15 @@ def _hashes(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
 
 # %% ../../nbs/records/02_runs.ipynb #8d341603
+def run_folders(
+    holding: str,  # a file, or a pattern of files
+    run_id: str = '[!.]*',  # a pattern of names
+) -> list[RunFolder]:  # sorted by study and name
+    "The folders of runs that hold a file."
+    found = {path.parent for path in runs_path().glob(f'[!.]*/{run_id}/{holding}')}
+    return [RunFolder(path.parent.name, path.name) for path in sorted(found)]
+
+
 def lock_run(
     folder: RunFolder,
     wait_s: float = 0.0,  # for another process that has the run, before BusyError is raised

@@ -23,7 +23,16 @@ from kdnotes.core.files import (
     sha256_bytes,
     sha256_file,
 )
-from .runs import TABLES, RunFolder, csv_bytes, json_lines, lock_run, read_csv, write_csv
+from kdnotes.records.runs import (
+    TABLES,
+    RunFolder,
+    csv_bytes,
+    json_lines,
+    lock_run,
+    read_csv,
+    run_folders,
+    write_csv,
+)
 from .schema import RecordError, check_read
 
 # %% auto #0
@@ -208,11 +217,9 @@ def _checked_evidence(path: Path) -> Path:
     return path
 
 # %% ../../nbs/records/04_store.ipynb #47845273
-def _records_named(run_id: str) -> list[Path]:
-    "The records of a run, which is meant by its name: a * in it stands for itself."
-    if Path(run_id).name != run_id:
-        return []
-    return sorted(runs_path().glob(f'[!.]*/{escape(run_id)}/record.json'))
+def _folders_named(run_id: str) -> list[RunFolder]:
+    "The folders of a finished run, which is meant by its name: a * in it stands for itself."
+    return run_folders('record.json', run_id=escape(run_id)) if Path(run_id).name == run_id else []
 
 
 def find_record(
@@ -220,8 +227,7 @@ def find_record(
     # the record and its folder (None: only exported); None: not done anywhere
 ) -> tuple[dict, RunFolder | None] | None:
     "A finished run, in `runs/*/` or in the evidence."
-    for path in _records_named(run_id):
-        folder = RunFolder(path.parent.parent.name, run_id)
+    for folder in _folders_named(run_id):
         return folder.record(), folder
     for path in sorted(evidence_path().glob('*.records.jsonl')):
         for where, record in _exported_lines(path):
@@ -233,9 +239,9 @@ def find_run_model(
     run_id: str,
 ) -> Path | None:  # not looked into: to load it, ask `checked_run_model`
     "The weights of a finished run, if a folder still has them."
-    for path in _records_named(run_id):
-        if (path.parent / 'model' / 'model.safetensors').exists():
-            return path.parent / 'model'
+    for folder in _folders_named(run_id):
+        if (folder.path / 'model' / 'model.safetensors').exists():
+            return folder.path / 'model'
 
 
 def checked_run_model(
@@ -417,8 +423,7 @@ def _foundations(
 
 def _standing_on(run_ids: list[str]) -> Iterator[RunFolder]:
     "The folders of other runs, of any study, that learn or start from one of these, begun or finished."
-    for path in sorted(runs_path().glob('[!.]*/[!.]*/config.json')):
-        folder = RunFolder(path.parent.parent.name, path.parent.name)
+    for folder in run_folders('config.json'):
         if folder.run_id in run_ids or not (folder.path / '.lock').exists():
             continue
         try:
@@ -489,6 +494,4 @@ def forget(
             for folder in folders:
                 shutil.move(folder.path, aside / f'{folder.run_id}-{time.time_ns()}')
     stand = [i for i, (record, _) in stay.items() if _foundations(record).intersection(run_ids)]
-    return sorted(
-        {p.parent.parent.name for i in run_ids for p in runs_path().glob(f'[!.]*/{i}/record.json')}
-    ), stand
+    return sorted({folder.study for i in run_ids for folder in _folders_named(i)}), stand

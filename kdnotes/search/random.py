@@ -83,11 +83,10 @@ def tuning_id(
     arm: str,
     space: Space,
     trials: int,
-    seed: int = TUNING_SEED,
     more: dict | None = None,  # what its trials have that is not usual, as of `plan_search`
 ) -> str:  # '<study>-<arm>-<8 hex digits>'
     "The name of a search."
-    parts: list = [study, arm, {k: _as_named(of) for k, of in sorted(space.items())}, trials, seed]
+    parts: list = [study, arm, {k: _as_named(of) for k, of in sorted(space.items())}, trials, TUNING_SEED]
     if more:
         parts.append(more)
     named = json.dumps(parts, sort_keys=True)
