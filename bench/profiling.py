@@ -63,6 +63,43 @@ def peaks(runtime: Runtime) -> dict:  # host_mib, device_mib (None without a GPU
     return dict(host_mib=host_kib / 1024, device_mib=device_mib)
 
 # %% nbs/00_profiling.ipynb #a2f99f01
+def _hear_steps(tell: Callable[[str], None], stack: contextlib.ExitStack) -> None:
+    "Tell of steps of optimizers, and of those that loss scaling takes no update for, until the stack closes."
+    steps = 0
+
+    def stepped(*_):
+        nonlocal steps
+        steps += 1
+        tell('stepped')
+
+    scaled_step = torch.amp.GradScaler.step
+
+    def step(*args, **kwargs):
+        before = steps
+        value = scaled_step(*args, **kwargs)
+        if steps == before:
+            tell('skipped')
+        return value
+
+    stack.callback(register_optimizer_step_post_hook(stepped).remove)
+    stack.enter_context(replaced(torch.amp.GradScaler, 'step', step))
+
+
+def _hear_inside(tell: Callable[[str], None], stack: contextlib.ExitStack) -> None:
+    "Tell of clipping, and of what comes right before a step, until the stack closes."
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def clipped(*args, **kwargs):
+        tell('clipping')
+        try:
+            return clip(*args, **kwargs)
+        finally:
+            tell('clipped')
+
+    stack.callback(register_optimizer_step_pre_hook(lambda *_: tell('stepping')).remove)
+    stack.enter_context(replaced(torch.nn.utils, 'clip_grad_norm_', clipped))
+
+
 @contextlib.contextmanager
 def listening(
     model: nn.Module,  # the module that is called with the batches, by name or as one dictionary
@@ -72,12 +109,11 @@ def listening(
     """Tell what a training does: 'forward', 'forwarded', 'stepped', 'skipped' (a step of which loss scaling
     takes no update), at last 'end'; finely also 'gradient', 'clipping', 'clipped' and 'stepping'.
     """
+    known = set()
 
     def tell(event: str, inputs: dict | None = None) -> None:
         for listener in listeners:
             listener.hear(event, inputs)
-
-    known = set()
 
     def forward(module, args, inputs):
         # at each forward anew: a trainer may exchange parts of a model when it begins
@@ -88,42 +124,12 @@ def listening(
         if module.training:
             tell('forward', inputs or args[0])
 
-    steps = 0
-
-    def stepped(*_):
-        nonlocal steps
-        steps += 1
-        tell('stepped')
-
-    scaled_step = torch.amp.GradScaler.step
-    clip = torch.nn.utils.clip_grad_norm_
-
-    def step(*args, **kwargs):
-        before = steps
-        value = scaled_step(*args, **kwargs)
-        if steps == before:
-            tell('skipped')
-        return value
-
-    def clipped(*args, **kwargs):
-        tell('clipping')
-        try:
-            return clip(*args, **kwargs)
-        finally:
-            tell('clipped')
-
-    hooks = [
-        model.register_forward_pre_hook(forward, with_kwargs=True),
-        model.register_forward_hook(lambda *_: tell('forwarded')),
-        register_optimizer_step_post_hook(stepped),
-    ]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(replaced(torch.amp.GradScaler, 'step', step))
+        stack.callback(model.register_forward_pre_hook(forward, with_kwargs=True).remove)
+        stack.callback(model.register_forward_hook(lambda *_: tell('forwarded')).remove)
+        _hear_steps(tell, stack)
         if fine:
-            hooks.append(register_optimizer_step_pre_hook(lambda *_: tell('stepping')))
-            stack.enter_context(replaced(torch.nn.utils, 'clip_grad_norm_', clipped))
-        for hook in hooks:
-            stack.callback(hook.remove)
+            _hear_inside(tell, stack)
         try:
             yield
         finally:
