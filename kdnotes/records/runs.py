@@ -226,10 +226,11 @@ class RunFolder:
 
     study: str  # the folder under runs/
     run_id: str  # the folder under that
+    elsewhere: Path | None = None  # where the folder is, of a run that lies outside of runs/
 
     @property
     def path(self) -> Path:
-        return runs_path() / self.study / self.run_id
+        return self.elsewhere or runs_path() / self.study / self.run_id
 
     @property
     def done(self) -> bool:
@@ -298,10 +299,13 @@ class RunFolder:
         self._check_files(f'{name}.csv.gz')
         return read_csv(self.path / f'{name}.csv.gz', TABLES[name][0])
 
-    def model(self) -> Path:  # a folder for `from_pretrained`
+    def model(
+        self,
+        name: str = 'model',  # or 'pruned', where a student lost heads
+    ) -> Path:  # a folder for `from_pretrained`
         "The model of a finished run, which is checked to be the one that the run saved."
-        self._check_files('model/')
-        return self.path / 'model'
+        self._check_files(f'{name}/')
+        return self.path / name
 
     def write_record(self, record: dict) -> None:
         "Check a record, then write it in one step; its tables must be there already."
@@ -322,7 +326,13 @@ class RunFolder:
         write_json(self.path / 'record.json', record | dict(files=_hashes(self.path)))
 
     def record(self) -> dict | None:
-        return _bound_record(self.path, self._again, study=self.study, run_id=self.run_id)
+        "The record, which is the one that the run's state vouches for."
+        bound = (self.state() or {}).get('record_sha256')
+        path = self.path / 'record.json'
+        if bound and path.exists() and sha256_file(path) != bound:
+            raise RecordError(f'{path} is not what its run wrote (state.json has its sha256); {self._again}')
+        home = {} if self.elsewhere else dict(study=self.study, run_id=self.run_id)
+        return self._read('record.json', partial(check_read, **home))
 
     def files(self) -> dict[str, bytes]:  # path in the folder -> content; {} when there is no folder
         "What a run has left, to be put down on another machine; what only helps to go on stays here."
@@ -366,56 +376,37 @@ class RunFolder:
 
     def _check_files(self, prefix: str) -> None:
         "Compare the files of a finished run, those whose path begins so, with what its record says of them."
-        _check_files(self.path, self.record() or {}, prefix, self._again)
+        known = (self.record() or {}).get('files', {})
+        for name, expected in known.items():
+            file = self.path / name
+            if name.startswith(prefix) and (not file.is_file() or sha256_file(file) != expected):
+                raise RecordError(f'{file} is not what its run wrote; {self._again}')
+        for kind in {name.split('/')[0] for name in known if '/' in name and name.startswith(prefix)}:
+            there = sorted(path for path in (self.path / kind).iterdir() if path.suffix in _READ)
+            if more := [path for path in there if path.relative_to(self.path).as_posix() not in known]:
+                raise RecordError(f'{more[0]} was not written by the run whose folder it is in; move it away')
 
     @property
     def _again(self) -> str:
         "What to do about a file that was changed."
+        if self.elsewhere:
+            return 'restore it, or copy the folder again from where the run was made'
         return f'restore it, or have the run made again: kdnotes forget {self.study} {self.run_id}'
 
     def _read(self, name: str, check: Callable = lambda obj, where: obj) -> dict | None:
-        return _read_if_there(self.path / name, check)
-
-
-def _read_if_there(path: Path, check: Callable = lambda obj, where: obj) -> dict | None:
-    "A file of a run. One that is torn is an error of this run: who looks through all passes over it."
-    if not path.exists():
-        return None
-    try:
-        found = read_json(path)
-    except FileError as e:
-        raise RecordError(str(e)) from None
-    return check(found, str(path))
-
-
-def _bound_record(
-    folder: Path,  # of a run
-    advice: str,
-    **home: str,  # as of `check_read`
-) -> dict | None:
-    "The record in a folder, which is the one that its state vouches for."
-    bound = (_read_if_there(folder / 'state.json', _check_state) or {}).get('record_sha256')
-    path = folder / 'record.json'
-    if bound and path.exists() and sha256_file(path) != bound:
-        raise RecordError(f'{path} is not what its run wrote (state.json has its sha256); {advice}')
-    return _read_if_there(path, partial(check_read, **home))
+        "A file of a run. One that is torn is an error of this run: who looks through all passes over it."
+        path = self.path / name
+        if not path.exists():
+            return None
+        try:
+            found = read_json(path)
+        except FileError as e:
+            raise RecordError(str(e)) from None
+        return check(found, str(path))
 
 
 # what a model or a tokenizer is read from
 _READ = {'.json', '.txt', '.model', '.safetensors'}
-
-
-def _check_files(folder: Path, record: dict, prefix: str, advice: str) -> None:
-    "Compare the files of a finished run, those whose path begins so, with what its record says of them."
-    known = record.get('files', {})
-    for name, expected in known.items():
-        file = folder / name
-        if name.startswith(prefix) and (not file.is_file() or sha256_file(file) != expected):
-            raise RecordError(f'{file} is not what its run wrote; {advice}')
-    for kind in {name.split('/')[0] for name in known if '/' in name and name.startswith(prefix)}:
-        there = sorted(path for path in (folder / kind).iterdir() if path.suffix in _READ)
-        if more := [path for path in there if path.relative_to(folder).as_posix() not in known]:
-            raise RecordError(f'{more[0]} was not written by the run whose folder it is in; move it away')
 
 
 def saved_model(
@@ -424,14 +415,11 @@ def saved_model(
     "A run's model by its folder: like that by its run_id it is what the run saved, or refused."
     at = folder.resolve()
     inside = at.name in ('model', 'pruned') and not (at / 'record.json').is_file()
-    run = at.parent if inside else at
-    if not (run / 'record.json').is_file():
+    place = at.parent if inside else at
+    if not (place / 'record.json').is_file():
         return None
-    advice = 'restore it, or copy the folder again from where the run was made'
-    record = _bound_record(run, advice)
-    model = at if inside else run / 'model'
-    _check_files(run, record, f'{model.name}/', advice)
-    return model, record
+    run = RunFolder(place.parent.name, place.name, place)
+    return run.model(at.name if inside else 'model'), run.record()
 
 
 def _hashes(folder: Path) -> dict[str, str]:
