@@ -4,7 +4,6 @@
 
 # %% nbs/01_baselines.ipynb #d4c76bf6
 from __future__ import annotations
-import contextlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +12,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from kdnotes.checks.probes import replaced
 from kdnotes.core.config import KdnotesError, RunConfig
 from kdnotes.tasks.base import Task
 from kdnotes.distill.architectures import call
@@ -350,56 +347,30 @@ def textbrewer(course: Course) -> Training:
 
 # %% nbs/01_baselines.ipynb #f2f92313
 class Probe:
-    "Counts and times a training while a `with` block runs."
+    "Counts and times a training that it listens to."
 
     def __init__(
         self,
-        model: nn.Module,  # its forward takes attention_mask by name, or a dictionary with it
         runtime: Runtime,
         steps: int,  # of the whole training
         warmup: int,  # first steps that are not counted, < steps
     ):
-        self.model = model
         self.runtime = runtime
         self.steps = steps
         self.warmup = warmup
         self.masks = []
         self.done = 0
-        self.marks = {}
+        self.marks = {} if warmup else {0: (runtime.clock(), 0)}
 
-    def __enter__(self) -> Probe:
-        self._stack = contextlib.ExitStack()
-        unscaled = torch.amp.GradScaler.step
-
-        def scaled(scaler, optimizer, *args, **kwargs):
-            before = self.done
-            value = unscaled(scaler, optimizer, *args, **kwargs)
-            if self.done == before:
-                self._step()  # skipped for an overflow: it took its time all the same
-            return value
-
-        self._stack.enter_context(replaced(torch.amp.GradScaler, 'step', scaled))
-        for hook in (
-            self.model.register_forward_pre_hook(self._forward, with_kwargs=True),
-            register_optimizer_step_post_hook(self._step),
-        ):
-            self._stack.callback(hook.remove)
-        if not self.warmup:
-            self.marks[0] = (self.runtime.clock(), 0)
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._stack.close()
-
-    def _forward(self, module, args, inputs) -> None:
-        mask = (inputs or args[0])['attention_mask']
-        if module.training:
+    def hear(self, event: str, inputs: dict | None) -> None:
+        "Note what goes through the model, and the clock after the first and the last step."
+        if event == 'forward':
+            mask = inputs['attention_mask']
             self.masks.append(mask[:, 0, 0] if mask.ndim == 4 else mask)  # `call` widens it on a GPU
-
-    def _step(self, *_) -> None:
-        self.done += 1
-        if self.done in (self.warmup, self.steps):
-            self.marks[self.done] = (self.runtime.clock(), len(self.masks))
+        elif event in ('stepped', 'skipped'):  # what is skipped took its time all the same
+            self.done += 1
+            if self.done in (self.warmup, self.steps):
+                self.marks[self.done] = (self.runtime.clock(), len(self.masks))
 
     def result(
         self,
@@ -452,16 +423,14 @@ def _above(event) -> tuple[str, ...]:
 
 # %% nbs/01_baselines.ipynb #0ade82d4
 class Shares:
-    "Divides the time of some steps over `PARTS` while a `with` block trains."
+    "Divides the time of some steps of a training that it listens to over `PARTS`."
 
     def __init__(
         self,
-        model: nn.Module,  # the module that is called with the batches
         runtime: Runtime,
         warmup: int,  # first steps that are not looked at
         steps: int = 5,  # that are
     ):
-        self.model = model
         self.runtime = runtime
         self.warmup = warmup
         self.steps = steps
@@ -470,39 +439,26 @@ class Shares:
         self.parts = {}  # seconds of each part but `elsewhere`
         self._profiler = None
 
-    def __enter__(self) -> Shares:
-        self._stack = contextlib.ExitStack()
-        # between steps and not inside an optimizer's own, which would be cut in two
-        for hook in (
-            self.model.register_forward_pre_hook(self._forward),
-            register_optimizer_step_post_hook(self._step),
-        ):
-            self._stack.callback(hook.remove)
-        return self
+    def hear(self, event: str, inputs: dict | None) -> None:
+        "Look between steps and not inside an optimizer's own, which would be cut in two."
+        if event == 'stepped':
+            self.done += 1
+        elif self._profiler is not None:
+            if event == 'end' or event == 'forward' and self.done >= self.warmup + self.steps:
+                self._finish()
+        elif event == 'forward' and self.done == self.warmup and self.seconds is None:
+            self._begin()
 
-    def __exit__(self, *_) -> None:
-        self._stack.close()
-        if self._profiler is not None:
-            self._finish()
-
-    def _step(self, *_) -> None:
-        self.done += 1
-
-    def _forward(self, module, *_) -> None:
-        if not module.training:
-            return
-        if self.done == self.warmup and self._profiler is None and self.seconds is None:
-            kinds = [torch.profiler.ProfilerActivity.CPU]
-            if self.runtime.device.type == 'cuda':
-                kinds.append(torch.profiler.ProfilerActivity.CUDA)
-            self._profiler = torch.profiler.profile(activities=kinds, acc_events=True)
-            self._profiler.start()
-            self._begin = self.runtime.clock()
-        elif self._profiler is not None and self.done >= self.warmup + self.steps:
-            self._finish()
+    def _begin(self) -> None:
+        kinds = [torch.profiler.ProfilerActivity.CPU]
+        if self.runtime.device.type == 'cuda':
+            kinds.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(activities=kinds, acc_events=True)
+        self._profiler.start()
+        self._began = self.runtime.clock()
 
     def _finish(self) -> None:
-        self.seconds = self.runtime.clock() - self._begin
+        self.seconds = self.runtime.clock() - self._began
         self._profiler.stop()
         cuda = self.runtime.device.type == 'cuda'
         for event in self._profiler.events():

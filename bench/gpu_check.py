@@ -4,9 +4,7 @@
 
 # %% nbs/09_gpu_check.ipynb #c15dca40
 from __future__ import annotations
-import argparse
 import datetime
-import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -18,13 +16,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 # %% auto #0
-__all__ = ['NEEDED', 'USEFUL', 'ORDER', 'LIMITS', 'SHORTEST', 'OVERTIME_S', 'LOWEST', 'version_at_least', 'missing', 'no_gpu',
-           'work', 'GpuCheckSetting', 'gpu_check', 'failures', 'known_peak', 'rates_table', 'energy_text', 'text',
-           'Refused', 'make_parser', 'options', 'read_command', 'main']
+__all__ = ['NEEDED', 'USEFUL', 'ORDER', 'LIMITS', 'SHORTEST', 'OVERTIME_S', 'version_at_least', 'missing', 'no_gpu', 'work',
+           'GpuCheckSetting', 'gpu_check', 'failures', 'known_peak', 'rates_table', 'energy_text', 'text', 'main']
 
 # %% nbs/09_gpu_check.ipynb #bca30a35
 # module -> lowest version
@@ -38,6 +34,7 @@ NEEDED = {
     'numpy': '',
     'pandas': '',
     'psutil': '',
+    'typer': '0.29',
     'matplotlib': '',
 }
 # module -> what is skipped without it
@@ -205,6 +202,22 @@ class GpuCheckSetting:
     alternations: int = 3  # rounds
 
 
+def _check_asked(setting: GpuCheckSetting, parts: Sequence[str]) -> None:
+    "Refuse what cannot be done here."
+    from kdnotes.core.config import ConfigError, task_info
+
+    if setting.task is not None:
+        task_info(setting.task)  # refuses one that there is not
+    if strange := [p for p in parts if p not in ORDER]:
+        raise ConfigError(f'--parts names {strange[0]!r}, which is none of {", ".join(ORDER)}')
+    if setting.device == 'cpu' and not setting.smoke:
+        raise ConfigError(
+            '--device cpu is a rehearsal of what a GPU would do, with tiny models; give --smoke too'
+        )
+    if setting.device == 'cuda' and (why := no_gpu()):
+        raise ConfigError(why)
+
+
 def gpu_check(
     setting: GpuCheckSetting,
     parts: Sequence[str] = ORDER,  # the first is always made
@@ -214,6 +227,7 @@ def gpu_check(
     "Make all parts, one after the other."
     from kdnotes.core.files import root, runs_path
 
+    _check_asked(setting, parts)
     begin = time.monotonic()
     began = datetime.datetime.now(datetime.UTC)
     folder = runs_path() / 'gpu-check' / began.strftime('%Y%m%dT%H%M%S')
@@ -366,120 +380,23 @@ def text(
     return '\n\n'.join(said)
 
 # %% nbs/09_gpu_check.ipynb #6feaf95e
-class Refused(Exception):
-    "Why the check does not begin, in a sentence."
-
-
-LOWEST = dict(steps=10, alternations=1, minutes=1.0)
-
-
-def _tasks() -> str:
-    "The tasks there are and the usual one; nobody knows them where a package is missing, as `main` says."
-    if missing():
-        return 'a task'
-    from kdnotes.core.config import TASKS, RunConfig
-
-    return f"{', '.join(TASKS)} ({RunConfig.model_fields['task'].default})"
-
-
-def make_parser(
-    prog: str = 'python -m bench.gpu_check',  # what is typed to call it
-) -> argparse.ArgumentParser:  # refuses with `Refused`
-    "The command's parser."
-    parser = argparse.ArgumentParser(
-        prog,
-        allow_abbrev=False,
-        description='Checks a GPU machine in at most ten minutes: correctness in every number format, the '
-        'memory of the paper profile, and speed and energy beside other libraries.',
-    )
-
-    def error(message: str):
-        raise Refused(f'{message}; `{prog} --help` says what it takes')
-
-    parser.error = error
-    add = parser.add_argument
-    where = 'cuda, or cpu for a rehearsal, which needs --smoke too (cuda)'
-    add('--device', choices=('cuda', 'cpu'), default='cuda', help=where)
-    add('--smoke', action='store_true', help='use tiny models and a few steps')
-    some = f"some of {', '.join(ORDER)}, with commas; {ORDER[0]} is always made (all)"
-    add('--parts', default=','.join(ORDER), metavar='P', help=some)
-    add('--task', metavar='T', help=_tasks())
-    corpora = "auto, embedded, a published corpus' name, a folder or a hub id (auto)"
-    add('--corpus', default='auto', metavar='C', help=corpora)
-    folder = 'a folder with all-MiniLM-L6-v2/ and bert-base-uncased/, whole or with a vocab.txt alone '
-    add('--models', metavar='FOLDER', help=f'{folder}(data/models)')
-    add('--steps', type=int, default=200, metavar='N', help='optimizer steps of a turn (200)')
-    rounds = 'rounds in which all take turns (3)'
-    add('--alternations', type=int, default=3, metavar='N', help=rounds)
-    add('--minutes', type=float, default=9.5, metavar='M', help='the time for all parts (9.5)')
-    add('--json', action='store_true', help='print all results as JSON')
-    return parser
-
-
-def options() -> list[str]:
-    "The options that the command has."
-    return sorted(set(re.findall(r'(?<![\w-])--?[a-z][\w-]*', make_parser().format_usage())))
-
-
-def read_command(
-    argv: Sequence[str],
-    prog: str,
-) -> argparse.Namespace:  # the options' values
-    "What is asked for; what cannot be done here is refused."
-    parser = make_parser(prog)
-    args, unknown = parser.parse_known_args(argv)
-    if unknown and not unknown[0].startswith('-'):
-        parser.error(f'`{prog}` does not take {unknown[0]!r}')
-    if unknown:
-        name = unknown[0].partition('=')[0]
-        near = ''.join(get_close_matches(name, options(), 1, 0.6))
-        advice = f'is it {near}?' if near else f'its options are {", ".join(options())}'
-        raise Refused(f'`{prog}` has no option {name}; {advice}')
-    for name, lowest in LOWEST.items():
-        if not (value := getattr(args, name)) >= lowest:
-            parser.error(f'argument --{name}: {value:g} must be a number, at least {lowest:g}')
-    if absent := missing():
-        raise Refused(
-            f"these packages are missing or too old: {', '.join(absent)}; install them, or put them into a "
-            'folder that PYTHONPATH names'
-        )
-    from kdnotes.core.config import TASKS
-
-    args.parts = args.parts.split(',')
-    if args.task not in (None, *TASKS):
-        raise Refused(f"--task {args.task} is refused: the tasks are {', '.join(TASKS)}")
-    if strange := [p for p in args.parts if p not in ORDER]:
-        raise Refused(f"--parts names {strange[0]!r}, which is none of {', '.join(ORDER)}")
-    if args.device == 'cpu' and not args.smoke:
-        raise Refused(
-            '--device cpu is a rehearsal of what a GPU would do, with tiny models; give --smoke too'
-        )
-    if args.device == 'cuda' and (why := no_gpu()):
-        raise Refused(why)
-    return args
-
-
 def main(
     argv: Sequence[str] | None = None,  # None: the process'
-    prog: str = 'python -m bench.gpu_check',  # what is typed to call it
 ) -> int:  # exit code
-    "The command, and the entry of a part's process."
+    "`python -m bench.gpu_check`: the command, where nothing is installed; and the entry of a part's process."
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv[:1] == ['--job']:
         return work(argv[1]) or 0
-    try:
-        given = vars(read_command(argv, prog))
-        as_json, parts, minutes = (given.pop(name) for name in ('json', 'parts', 'minutes'))
-        # what a program reads is JSON alone
-        say = functools.partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
-        results = gpu_check(GpuCheckSetting(**given), parts, minutes, say)
-    except Refused as e:
-        print(f'kdnotes: {e}', file=sys.stderr)
+    if absent := missing():
+        print(
+            f"kdnotes: these packages are missing or too old: {', '.join(absent)}; install them, or put them "
+            'into a folder that PYTHONPATH names',
+            file=sys.stderr,
+        )
         return 2
-    except KeyboardInterrupt:
-        return 130
-    print(json.dumps(results, indent=1, sort_keys=True) if as_json else f'\n{text(results)}')
-    return 1 if failures(results) else 0
+    from kdnotes import cli
+
+    return cli.main(['gpu-check', *argv])
 
 
 if __name__ == '__main__' and '__file__' in globals():

@@ -9,16 +9,16 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from .gpu_setup import ENDING, Pair, finding, looked, make_pair
+from .gpu_setup import ENDING, finding, looked, make_pair
 from kdnotes.core.arms import MODES
-from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.teacher_cache import key_parts, make_signal, open_signal
 from kdnotes.telemetry.meters import Metered, mean_power, open_meter
 from kdnotes.telemetry.sampler import Telemetry
 from kdnotes.telemetry.summary import summarise
 from kdnotes.train import loop as tr
+from kdnotes.train.distributed import Runtime
 from kdnotes.train.evaluation import evaluate
-from kdnotes.train.distributed import Runtime, start
+from .turns import Place
 
 # %% auto #0
 __all__ = ['QUIET_S', 'PAIRS', 'SECONDS', 'STEPS', 'MOST_SAMPLING', 'telemetry_cost', 'energy_row', 'judge_readings',
@@ -34,7 +34,7 @@ STEPS = (20, 4000)
 MOST_SAMPLING = 0.01  # share of the time
 
 
-def _pair(job: dict, mode: str) -> Pair:
+def _pair(job: dict, mode: str) -> Place:
     return make_pair(job, 'minilm', mode, **dict(smoke=True) if job['smoke'] else {})
 
 
@@ -46,12 +46,11 @@ def _telemetry(
     return Telemetry(here.device.type, *given, gpu_index=here.device.index or 0, idle_s=idle_s)
 
 
-def _signal(job: dict, pair: Pair, device: str, watch: Telemetry) -> Callable:
+def _signal(job: dict, pair: Place, device: str, watch: Telemetry) -> Callable:
     "The teacher's signal about the training examples, from disk or made now."
     folder = Path(job['folder']) / 'signal'
     if open_signal(folder) is None:
-        tokenizer = load_tokenizer(pair.config.teacher)
-        parts = key_parts(pair.task, pair.config, pair.teacher, tokenizer, job['corpus'])
+        parts = key_parts(pair.task, pair.config, pair.teacher, pair.tokenizer, job['corpus'])
         with watch.phase('teacher'):
             make_signal(pair.task, pair.teacher, folder, parts, device=device)
         pair.teacher.cpu()
@@ -59,7 +58,7 @@ def _signal(job: dict, pair: Pair, device: str, watch: Telemetry) -> Callable:
 
 
 def _training(
-    pair: Pair, here: Runtime | Metered, signal: Callable | None = None
+    pair: Place, here: Runtime | Metered, signal: Callable | None = None
 ) -> Callable[[int], tr.TrainResult]:
     "Goes on with a student for some steps."
     model = pair.student.to(here.device)
@@ -73,7 +72,7 @@ def _training(
 
 def _steps(
     job: dict,
-    pair: Pair,
+    pair: Place,
     run: Callable[[int], tr.TrainResult],
     seconds: float,
 ) -> int:
@@ -92,7 +91,7 @@ def _train_watched(
 ) -> dict:
     "A short training of a mode, and an evaluation, under telemetry."
     pair = _pair(job, mode)
-    here = Metered(start(pair.config), open_meter(job['device']))
+    here = Metered(pair.runtime, open_meter(job['device']))
     signal = None
     teacher = None
     if MODES[mode].kd:
@@ -117,7 +116,7 @@ def _train_watched(
 def telemetry_cost(job: dict) -> list[float]:  # one a pair; .01 is one per cent
     "How much slower a training is with its telemetry than without it, the two taking turns."
     pair = _pair(job, 'mixed_student')
-    here = start(pair.config)
+    here = pair.runtime
     run = _training(pair, here)
     steps = _steps(job, pair, run, SECONDS / 2)
 

@@ -23,7 +23,6 @@ from kdnotes.core.given import make_config
 from kdnotes.checks.doctor import doctor
 from bench.gpu_setup import (
     ENDING,
-    Pair,
     finding,
     formats,
     looked,
@@ -33,10 +32,11 @@ from bench.gpu_setup import (
 from kdnotes.checks.probes import checksums, distance, still
 from kdnotes.train.memory import NO_LIMIT
 from kdnotes.train.cpu_fast_path import fast_path
-from kdnotes.train.distributed import Runtime, set_matmul_precision, start
+from kdnotes.train.distributed import Runtime, set_matmul_precision
 from .profiling import peaks, reset_peaks
 from kdnotes.tasks.base import Task, TaskView
 from kdnotes.distill.teacher_cache import online_signal, teacher_signal
+from .turns import Place
 
 # %% auto #0
 __all__ = ['FAR', 'CARD_BYTES', 'CONTEXT_BYTES', 'compare_with_cpu', 'overflow', 'resume', 'masks', 'check_numbers', 'run_doctor',
@@ -54,7 +54,7 @@ class _Gentle(Runtime):
         return torch.amp.GradScaler(self.device.type, init_scale=1024.0, enabled=self.dtype == 'fp16')
 
 
-def _gradient(pair: Pair, index: np.ndarray, device: torch.device, dtype: str) -> torch.Tensor:  # on the CPU
+def _gradient(pair: Place, index: np.ndarray, device: torch.device, dtype: str) -> torch.Tensor:  # on the CPU
     "The gradient of one step, without dropout."
     here = _Gentle(device, dtype, math=set_matmul_precision(dtype))
     student = still(pair.student).to(device).train()
@@ -69,7 +69,7 @@ def _gradient(pair: Pair, index: np.ndarray, device: torch.device, dtype: str) -
     )
 
 
-def _losses(pair: Pair, config: RunConfig, device: torch.device, dtype: str) -> list[float]:
+def _losses(pair: Place, config: RunConfig, device: torch.device, dtype: str) -> list[float]:
     "The losses of a short training, without dropout."
     here = _Gentle(device, dtype, math=set_matmul_precision(dtype))
     signal = online_signal(pair.task, copy.deepcopy(pair.teacher).to(device))
@@ -78,7 +78,7 @@ def _losses(pair: Pair, config: RunConfig, device: torch.device, dtype: str) -> 
     return [point['loss'] for point in result.curve if 'loss' in point]
 
 
-def compare_with_cpu(job: dict, pair: Pair) -> Iterator[dict]:
+def compare_with_cpu(job: dict, pair: Place) -> Iterator[dict]:
     "Gradients and losses in every format, against the CPU's in fp32."
     cpu = torch.device('cpu')
     device = torch.device(job['device'])
@@ -121,7 +121,7 @@ def _with_a_spike(
 
 
 def overflow(
-    pair: Pair,
+    pair: Place,
     device: torch.device,
 ) -> dict:  # a finding
     "A training in fp16 whose fourth step overflows."
@@ -160,7 +160,7 @@ def overflow(
 
 
 def resume(
-    pair: Pair,
+    pair: Place,
     device: torch.device,
     dtype: str,
     folder: Path,  # for checkpoints
@@ -191,7 +191,7 @@ def resume(
 
 # %% nbs/06_gpu_numbers.ipynb #0bdaf9c2
 @torch.no_grad()
-def _dropped(pair: Pair, index: np.ndarray, device: torch.device, dtype: str) -> list[torch.Tensor]:
+def _dropped(pair: Place, index: np.ndarray, device: torch.device, dtype: str) -> list[torch.Tensor]:
     "Which elements each dropout of a forward sets to 0."
     here = Runtime(device, dtype, math=set_matmul_precision(dtype))
     model = copy.deepcopy(pair.student).to(device).train()
@@ -211,7 +211,7 @@ def _dropped(pair: Pair, index: np.ndarray, device: torch.device, dtype: str) ->
 
 
 def masks(
-    pair: Pair,
+    pair: Place,
     device: torch.device,
     dtype: str,  # beside fp32
 ) -> dict:  # a finding
@@ -313,7 +313,7 @@ def _measure_memory(job: dict, mode: str) -> dict:  # peaks in MiB, the format, 
     "The memory of a short training of the profile at its largest."
     pair = make_pair(job, 'bert', mode, **(dict(signal='online') if MODES[mode].kd else {}))
     config = tr.with_steps(pair.task, pair.config, 3)
-    here = start(pair.config)
+    here = pair.runtime
     task = longest_examples(pair.task, config.max_length, pair.teacher.config.vocab_size)
     if here.device.type == 'cuda':
         torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 import numpy as np
 import torch
-from . import baselines, contestants as ct
+from . import baselines, contestants as ct, turns
 from .gpu_setup import ENDING, SIZES, finding, formats, sentence
 from .race import Heat
 from .profiling import peaks, reset_peaks
@@ -94,13 +94,13 @@ class Here:
 
     def __init__(
         self,
-        shared: dict,  # what all have loaded: attributes of `contestants.Place`
+        shared: dict,  # what all have loaded: attributes of `turns.Place`
         meter,  # of `telemetry.meters.open_meter`
         name: str,
         job: dict,
     ):
         self.name = name
-        self.place = ct.Place(job)
+        self.place = turns.Place(job)
         vars(self.place).update(shared, runtime=Metered(self.place.runtime, meter))
 
     def ask(self, turn: int, watch: str = '') -> list[dict]:  # as `race.Crew.ask`, with watts
@@ -120,7 +120,7 @@ class Here:
             torch.cuda.empty_cache()
         reset_peaks(runtime.runtime)
         runtime.readings.clear()
-        found = ct.TURNS[place.job['trains']](place, turn, **place.job['options'], **watched)
+        found = turns.TURNS[place.job['trains']](place, turn, **place.job['options'], **watched)
         measured = place.config.batch_size * (place.total - place.warmup) / found['examples_per_s']
         more = dict(dtype=runtime.dtype, watts=mean_power(runtime.readings, measured))
         return more | found | peaks(runtime.runtime)
@@ -156,8 +156,8 @@ def _shared(job: dict, jobs: dict[str, dict]) -> dict:  # of `Here`
         job, dict(first=(ct.Contestant('prepare', '', 'mixed_baseline'), own['dtype'], {}))
     ).values()
     steps = 6 if job['smoke'] else 20
-    made = ct.Place(first | dict(steps=steps, teacher_run='', layers=own['config']['student_layers']))
-    ct.prepare(made, 0)
+    made = turns.Place(first | dict(steps=steps, teacher_run='', layers=own['config']['student_layers']))
+    turns.prepare(made, 0)
     # a turn of 256 examples a step is a part of one epoch
     times = 1 if job['smoke'] else math.ceil(256 * own['steps'] / len(made.task.lengths('train')))
     known = ('corpus', 'tokenizer', 'rows', 'rows_with_logits', 'signal', 'student', 'facts')
@@ -181,7 +181,7 @@ def run_race(
     shared = _shared(job, jobs)
     meter = open_meter(job['device'])
     start = partial(Here, shared, meter)
-    rates = ct.measure_matmuls(start('kdnotes', jobs['kdnotes']).place, 0, formats(job))['rates']
+    rates = turns.measure_matmuls(start('kdnotes', jobs['kdnotes']).place, 0, formats(job))['rates']
     heat = Heat(
         {name: own for name, own in jobs.items() if name not in missing},
         job['alternations'],

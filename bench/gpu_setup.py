@@ -11,16 +11,12 @@ from pathlib import Path
 import tokenizers
 import torch
 import transformers
-from torch import nn
 from kdnotes.core.arms import PROFILES
 from kdnotes.core.config import KdnotesError, RunConfig, task_info
 from kdnotes.core.given import make_config
-from kdnotes.core.files import cache_path
 from kdnotes.core.resolve import resolve
 from kdnotes.core.streams import torch_seed
-from kdnotes.tasks.base import Task
-from kdnotes.tasks.sources import corpus_of, load_corpus, resolve_corpus
-from kdnotes.experiment.plan import make_task
+from kdnotes.tasks.sources import load_corpus, resolve_corpus
 from kdnotes.telemetry.meters import open_meter
 from kdnotes.distill.models import fresh_model, save_model
 from kdnotes.distill.students import choose_layers
@@ -28,10 +24,11 @@ from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import find_model
 from kdnotes.train.distributed import machine
 from kdnotes.telemetry.summary import environment
+from .turns import Place
 
 # %% auto #0
 __all__ = ['ENDING', 'SIZES', 'finding', 'finding_line', 'formats', 'settings', 'TeacherSize', 'random_teacher', 'find_teacher',
-           'describe_machine', 'Pair', 'make_pair', 'sentence', 'looked']
+           'describe_machine', 'make_pair', 'sentence', 'looked']
 
 # %% nbs/05_gpu_setup.ipynb #56f062ad
 ENDING = 25.0  # seconds that a part keeps for its beginning and its end
@@ -203,33 +200,20 @@ def _configure(job: dict, size: str, mode: str, **more) -> RunConfig:
     return resolve(make_config(mode=mode, **common, ranks=1, **more), machine(), job['corpus'])
 
 
-@dataclass(frozen=True)
-class Pair:
-    "A teacher, a student, and what the student learns; on the CPU."
-
-    config: RunConfig  # resolved, of one rank
-    task: Task  # encoded
-    teacher: nn.Module
-    student: nn.Module  # the teacher itself where none is cut out of it
-
-
 def make_pair(
     job: dict,
     size: str,  # a key of `SIZES`
     mode: str = 'full_kd',
     **more,  # further fields of `RunConfig`
-) -> Pair:
-    "The teacher of a size and the student that learns from it."
+) -> Place:  # its teacher and its student are on the CPU
+    "The teacher of a size, and the student that learns from it: itself, where none is cut out of it."
     config = _configure(job, size, mode, **more)
-    task = make_task(config, corpus_of(config))
-    task.encode(load_tokenizer(config.teacher), cache_path() / 'tokens')
-    teacher = fresh_model(task, config.teacher, config, torch_seed(config.seed, 'init'))
-    return Pair(
-        config=config,
-        task=task,
-        teacher=teacher,
-        student=choose_layers(teacher, config.student_layers) if config.student_layers else teacher,
+    pair = Place(dict(config=config.model_dump(mode='json'), folder=job['folder'], steps=0, blocks=False))
+    pair.teacher = fresh_model(pair.task, config.teacher, config, torch_seed(config.seed, 'init'))
+    pair.student = (
+        choose_layers(pair.teacher, config.student_layers) if config.student_layers else pair.teacher
     )
+    return pair
 
 # %% nbs/05_gpu_setup.ipynb #b78f01b0
 def sentence(error: BaseException) -> str:

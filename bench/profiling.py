@@ -7,9 +7,10 @@ from __future__ import annotations
 import contextlib
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -18,7 +19,7 @@ from kdnotes.tasks.base import Task, TaskView
 from kdnotes.train.distributed import Runtime
 
 # %% auto #0
-__all__ = ['layer_shapes', 'reset_peaks', 'peaks', 'Stopwatch']
+__all__ = ['layer_shapes', 'reset_peaks', 'peaks', 'listening', 'Stopwatch']
 
 # %% nbs/00_profiling.ipynb #c8260a9b
 def layer_shapes(
@@ -62,18 +63,95 @@ def peaks(runtime: Runtime) -> dict:  # host_mib, device_mib (None without a GPU
     return dict(host_mib=host_kib / 1024, device_mib=device_mib)
 
 # %% nbs/00_profiling.ipynb #a2f99f01
+def _hear_steps(tell: Callable[[str], None], stack: contextlib.ExitStack) -> None:
+    "Tell of steps of optimizers, and of those that loss scaling takes no update for, until the stack closes."
+    steps = 0
+
+    def stepped(*_):
+        nonlocal steps
+        steps += 1
+        tell('stepped')
+
+    scaled_step = torch.amp.GradScaler.step
+
+    def step(*args, **kwargs):
+        before = steps
+        value = scaled_step(*args, **kwargs)
+        if steps == before:
+            tell('skipped')
+        return value
+
+    stack.callback(register_optimizer_step_post_hook(stepped).remove)
+    stack.enter_context(replaced(torch.amp.GradScaler, 'step', step))
+
+
+def _hear_inside(tell: Callable[[str], None], stack: contextlib.ExitStack) -> None:
+    "Tell of clipping, and of what comes right before a step, until the stack closes."
+    clip = torch.nn.utils.clip_grad_norm_
+
+    def clipped(*args, **kwargs):
+        tell('clipping')
+        try:
+            return clip(*args, **kwargs)
+        finally:
+            tell('clipped')
+
+    stack.callback(register_optimizer_step_pre_hook(lambda *_: tell('stepping')).remove)
+    stack.enter_context(replaced(torch.nn.utils, 'clip_grad_norm_', clipped))
+
+
+@contextlib.contextmanager
+def listening(
+    model: nn.Module,  # the module that is called with the batches, by name or as one dictionary
+    *listeners: Any,  # each has `hear(event, inputs)`; inputs: of the batch, where the model is called
+    fine: bool = False,  # tell of what is inside a step, too: gradients and clipping
+) -> Iterator[None]:
+    """Tell what a training does: 'forward', 'forwarded', 'stepped', 'skipped' (a step of which loss scaling
+    takes no update), at last 'end'; finely also 'gradient', 'clipping', 'clipped' and 'stepping'.
+    """
+    known = set()
+
+    def tell(event: str, inputs: dict | None = None) -> None:
+        for listener in listeners:
+            listener.hear(event, inputs)
+
+    def forward(module, args, inputs):
+        # at each forward anew: a trainer may exchange parts of a model when it begins
+        for p in model.parameters() if fine else ():
+            if p.requires_grad and p not in known:
+                stack.callback(p.register_post_accumulate_grad_hook(lambda _: tell('gradient')).remove)
+                known.add(p)
+        if module.training:
+            tell('forward', inputs or args[0])
+
+    with contextlib.ExitStack() as stack:
+        stack.callback(model.register_forward_pre_hook(forward, with_kwargs=True).remove)
+        stack.callback(model.register_forward_hook(lambda *_: tell('forwarded')).remove)
+        _hear_steps(tell, stack)
+        if fine:
+            _hear_inside(tell, stack)
+        try:
+            yield
+        finally:
+            tell('end')
+
+# %% nbs/00_profiling.ipynb #5157b94d
+# event -> the part that ends with it
+_ENDS = dict(
+    forward='rest', forwarded='forward', gradient='backward', clipped='optimizer', stepped='optimizer'
+)
+
+
 class Stopwatch:
-    "Divides a training's time over its parts in a `with` block; train with its `task` and `signal`."
+    "Divides a training's time over its parts, as it listens finely; train with its `task` and `signal`."
 
     def __init__(
         self,
-        model: nn.Module,  # the one that is trained, not wrapped
         task: Task,
         signal: Callable | None,  # the teacher's
         runtime: Runtime,
         warmup: int = 0,  # first optimizer steps that are not counted
     ):
-        self.model = model
         self.runtime = runtime
         self.warmup = warmup
         self.task = TaskView(
@@ -89,7 +167,6 @@ class Stopwatch:
         self._backward = False
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
-        self._stack = contextlib.ExitStack()
 
     def mark(self, part: str) -> None:
         "The time since the last mark belongs to this part."
@@ -108,64 +185,17 @@ class Stopwatch:
         finally:
             self.mark(part)
 
-    def __enter__(self) -> Stopwatch:
-        _listen(self, self._stack)
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._stack.close()
-
-# %% nbs/00_profiling.ipynb #5157b94d
-def _listen(watch: Stopwatch, stack: contextlib.ExitStack) -> None:
-    "Hook a stopwatch up with a model, with all optimizers and with clipping, until the stack closes."
-
-    def gradient(_):
-        watch._backward = True
-        watch.mark('backward')
-
-    def gap(*_):  # before clipping and before the step
-        part = 'rest'
-        if watch._backward:
-            part = 'waiting' if watch.runtime.ranks > 1 else 'optimizer'
-        watch.mark(part)
-        watch._backward = False
-
-    def stepped(*_):
-        watch.mark('optimizer')
-        watch.steps += 1
-        if watch.steps <= watch.warmup:
-            watch._parts = {}
-        watch.parts = dict(watch._parts)
-
-    known = set()
-
-    def forward(*_):
-        # at each forward anew: a trainer may exchange parts of a model when it begins
-        for p in watch.model.parameters():
-            if p.requires_grad and p not in known:
-                stack.callback(p.register_post_accumulate_grad_hook(gradient).remove)
-                known.add(p)
-        watch.mark('rest')
-
-    for hook in (
-        watch.model.register_forward_pre_hook(forward),
-        watch.model.register_forward_hook(lambda *_: watch.mark('forward')),
-        register_optimizer_step_pre_hook(gap),
-        register_optimizer_step_post_hook(stepped),
-    ):
-        stack.callback(hook.remove)
-    stack.enter_context(_around_clipping(gap, lambda: watch.mark('optimizer')))
-
-
-def _around_clipping(before: Callable[[], None], after: Callable[[], None]):  # a `with` block
-    "Call something before and after gradients are clipped."
-    clip = torch.nn.utils.clip_grad_norm_
-
-    def clipped(*args, **kwargs):
-        before()
-        try:
-            return clip(*args, **kwargs)
-        finally:
-            after()
-
-    return replaced(torch.nn.utils, 'clip_grad_norm_', clipped)
+    def hear(self, event: str, inputs: dict | None) -> None:
+        "Mark the end of a part."
+        if event in ('clipping', 'stepping'):
+            waited = 'waiting' if self.runtime.ranks > 1 else 'optimizer'
+            self.mark(waited if self._backward else 'rest')
+            self._backward = False
+        elif event in _ENDS:
+            self._backward = self._backward or event == 'gradient'
+            self.mark(_ENDS[event])
+        if event == 'stepped':
+            self.steps += 1
+            if self.steps <= self.warmup:
+                self._parts = {}
+            self.parts = dict(self._parts)

@@ -27,15 +27,14 @@ from bench.contestants import (
     HEATS,
     QUALITY_SEEDS,
     RACE,
-    TURNS,
     BenchError,
     Contestant,
-    Place,
     RaceSetting,
     choose,
     contestant_job,
     trial_job,
 )
+from .turns import TURNS, Place
 from kdnotes.core.config import ConfigError, KdnotesError, RunConfig, names_with, task_info
 from kdnotes.core.given import make_config
 from kdnotes.core.files import read_json, runs_path, write_json

@@ -23,7 +23,8 @@ from kdnotes.analysis.intervals import ratio_interval
 from kdnotes.analysis import published_scaling, steptime
 from kdnotes.analysis.scaling_results import LINKS, USUAL, Predicted, Setup
 from .race import Crew, work
-from .contestants import BenchError, Contestant, Place, RaceSetting, contestant_job
+from .contestants import BenchError, Contestant, RaceSetting, contestant_job
+from .turns import Place
 from kdnotes.checks.probes import communication, replaced
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.given import make_config

@@ -73,13 +73,11 @@ def synthetic_pairs(
     folder: str | Path,  # made if it is missing; its files are written over
     rows: int,  # of train; dev and test have a hundredth, and 100 at least
     seed: int = 0,
-    tokenizer: Any = None,  # whose words they are; None: the laptop profile's
 ) -> Path:  # the folder
     "A corpus of answer selection without any sense."
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = tokenizer or load_tokenizer('sentence-transformers/all-MiniLM-L6-v2')
-    words = np.array(_vocabulary_words(tokenizer))
+    words = np.array(_vocabulary_words(load_tokenizer('sentence-transformers/all-MiniLM-L6-v2')))
     rng = np.random.default_rng(seed)
     number = 0
     for split, n in dict(train=rows, dev=max(100, rows // 100), test=max(100, rows // 100)).items():
@@ -252,13 +250,11 @@ class StagesError(KdnotesError):
 
 def by_size(
     sizes: list[int],  # rows of train
-    folder: Path
-    | None = None,  # for the corpora while they are needed; None: the system's for temporary files
 ) -> list[dict]:  # of `measure_stages`
     "The stages at several sizes; the results are left under runs/stages."
     found = []
     for rows in sizes:
-        with tempfile.TemporaryDirectory(dir=folder) as place:
+        with tempfile.TemporaryDirectory() as place:
             command = [sys.executable, '-m', 'bench.stages', '--one', str(rows), place]
             done = subprocess.run(command, stdin=subprocess.DEVNULL)
             if done.returncode:

@@ -5,47 +5,29 @@
 # %% ../nbs/89_api.ipynb #a7ff11b1
 from __future__ import annotations
 import inspect
-import json
-import math
 import os
 import re
-import textwrap
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-import numpy as np
 import pandas as pd
 from .analysis.compare import Comparison
 from .analysis.compare import compare as compare_records
 from .core.arms import MODES
 from .core.config import ConfigError, score_name, shown, task_info, taught_by
 from .core.given import make_config
-from .core.files import atomic_write, cache_path, sha256_text
-from .core.streams import stream
-from .records.store import RunFolder, find_record
-from kdnotes.tasks.rules import (
-    TEACHER,
-    class_cells,
-    needed_columns,
-    score_columns,
-    score_key,
+from .records.runs import RunFolder
+from .records.store import find_record
+from kdnotes.tasks.own_tables import (
+    about_corpus,
+    named_columns,
+    table_of_file,
+    unlabelled_file,
+    write_corpus,
 )
-from kdnotes.tasks.sources import (
-    FORMATS,
-    SPLITS,
-    UNLABELLED,
-    Corpus,
-    CorpusError,
-    CorpusRules,
-    column_names,
-    dataset_classes,
-    load_corpus,
-    of_split,
-    read_split,
-    sizes_in_words,
-    split_sizes,
-)
+from .tasks.rules import TEACHER, score_columns
+from .tasks.sources import UNLABELLED, CorpusError, load_corpus
 
 # %% auto #0
 __all__ = ['Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'search', 'compare', 'doctor']
@@ -83,15 +65,6 @@ def _explained(*example: str) -> Callable[[Callable], Callable]:  # lines of Pyt
     return explain
 
 # %% ../nbs/89_api.ipynb #2c7f5aca
-_TOGETHER = (
-    'cluster',
-    'question_id',
-    'context',
-    'question',
-    'id',
-)  # the first of these that a table has is dealt out whole
-
-
 @dataclass(frozen=True)
 class Data:
     "Texts that a run can be given."
@@ -129,262 +102,27 @@ def load_data(
 ) -> Data:
     "Texts as a corpus, read and checked once; a `CorpusError` or `ConfigError` says what is wrong."
     rules = task_info(task).corpora
-    columns, scores = _mapping(columns, rules), score_columns(columns)
+    columns, scores = named_columns(columns, rules), score_columns(columns)
     teacher = f'{TEACHER}={";".join(map("+".join, scores))}' if scores else None
     if unlabelled is None and isinstance(source, Mapping):
         unlabelled = source.get(UNLABELLED)
-    more = None if unlabelled is None else _unlabelled(unlabelled, task, columns, rules, scores)
+    more = None if unlabelled is None else unlabelled_file(unlabelled, task, columns, scores)
     if isinstance(source, (str, Path)):
         named = [*(f'{key}={column}' for key, column in columns.items()), teacher]
         typed = ','.join(filter(None, named)) or None
         file = Path(os.path.expanduser(source))
         if not os.path.isfile(file):
             found = load_corpus(task, str(source), typed)
-            return Data(task, str(source), typed, more, _about(found, task))
-        source, columns = _of_file(file, task, typed), {}
-    tables, dealt = _tables(source, columns, shares, seed, rules)
-    kept = [column for of in scores for column in of]
-    _check_columns(tables['train'], task, kept)
-    lines = {name: _json_lines(_needed(table, name, rules, kept), name) for name, table in tables.items()}
-    folder = cache_path() / 'data' / sha256_text(task, *(lines[name] for name in SPLITS))[:16]
-    for name, text in lines.items():
-        atomic_write(folder / f'{name}.jsonl', text)
+            return Data(task, str(source), typed, more, about_corpus(found, task))
+        source, columns = table_of_file(file, task, typed), {}
+    folder, dealt = write_corpus(source, task, columns, scores, shares, seed)
     try:
         found = load_corpus(task, str(folder), teacher)
     except CorpusError as e:
         raise CorpusError(f'{e} (of the table, a row a line)') from None
     if dealt:
         say(dealt)
-    return Data(task, str(folder), teacher, more, '\n'.join(filter(None, [_about(found, task), dealt])))
-
-
-def _unlabelled(
-    source: Any, task: str, columns: Mapping[str, str], rules: CorpusRules, scores: Sequence[Sequence[str]]
-) -> str:
-    "Rows without a label, as a run is told where they are; a table is written to a file."
-    if isinstance(source, (str, Path)):
-        file = Path(os.path.expanduser(source))
-        return str(file.absolute()) if file.is_file() else str(source)
-    table = _frame(source, {key: name for key, name in columns.items() if key != 'label'}, rules)
-    kept = [column for of in scores for column in of]
-    own_rules, _ = of_split(UNLABELLED, rules, None)
-    text = _json_lines(_needed(table, UNLABELLED, own_rules, kept), UNLABELLED)
-    path = cache_path() / 'data' / f'{sha256_text(task, UNLABELLED, text)[:16]}.jsonl'
-    atomic_write(path, text)
-    return str(path)
-
-
-def _of_file(path: Path, task: str, columns: str | None) -> pd.DataFrame:
-    "The rows of one file, with what a split's file is checked for."
-    if path.suffix.removeprefix('.') not in FORMATS:
-        raise ConfigError(
-            f'{path} is no table; give a file that ends in {", ".join("." + f for f in FORMATS)}, or a folder'
-        )
-    rows = read_split(path, 'train', task_info(task).corpora, columns)
-    scores = {score_key(column): column for of in score_columns(columns) for column in of}
-    return pd.DataFrame(list(map(_as_given, rows)), dtype=object).rename(columns=scores)
-
-
-def _as_given(row: dict) -> dict:
-    "A checked row as a table has it: its answers with their texts."
-    if 'answers' not in row:
-        return row
-    begins = [begin for begin, _ in row['answers']]
-    return row | dict(
-        answers=dict(text=[row['context'][slice(*of)] for of in row['answers']], answer_start=begins)
-    )
-
-
-def _about(corpus: Corpus, task: str) -> str:
-    "How much a corpus holds, its columns, and its first two rows."
-    rows = corpus.splits['train'][:2]
-    keys = [key for key in rows[0] if not key.endswith('id') and any(row[key] != '' for row in rows)]
-    shown_rows = ['  ' + ' | '.join(_short(row[key]) for key in keys) for row in rows]
-    return '\n'.join([sizes_in_words(split_sizes(corpus, task), task), '  ' + ' | '.join(keys), *shown_rows])
-
-
-def _short(value: Any) -> str:
-    return textwrap.shorten(str(value), 48, placeholder=' ...')
-
-
-def _check_columns(table: pd.DataFrame, task: str, scores: Sequence[str]) -> None:  # columns of a teacher
-    "Refuse a table without a column that the task needs, or that a teacher's scores are said to be in."
-    if missing := [column for column in scores if column not in table]:
-        raise ConfigError(
-            f'there is no column {missing[0]!r} among {", ".join(map(shown, table.columns[:20]))}; name the '
-            f'one that holds the scores: columns={{{TEACHER!r}: ...}}'
-        )
-    for key in needed_columns(task_info(task).corpora, table.columns):
-        raise ConfigError(
-            f'there is no column {key!r} among {", ".join(map(shown, table.columns[:20]))}; rename the one '
-            f"that holds it, or say which it is: columns={{'{key}': '<your column>'}}"
-        )
-
-
-def _tables(
-    source: Any, columns: Mapping[str, str], shares: Sequence[float], seed: int, rules: CorpusRules
-) -> tuple[dict[str, pd.DataFrame], str]:
-    "train, dev and test of whatever holds tables, and how they were dealt out; '': they were given."
-    if isinstance(source, Mapping):
-        names = {'validation': 'dev'} if 'dev' not in source else {}
-        found = {names.get(name, name): _frame(table, columns, rules) for name, table in source.items()}
-        if missing := [name for name in SPLITS if name not in found]:
-            raise ConfigError(
-                f"the data have {', '.join(map(str, source))} and no {', '.join(missing)}; give all three"
-            )
-        return {name: found[name] for name in SPLITS}, ''
-    table = _frame(source, columns, rules)
-    if 'split' not in table:
-        return _dealt(table, shares, seed)
-    if table['split'].isna().any():
-        raise ConfigError(
-            f"column 'split' misses {table['split'].isna().sum()} of {len(table)} values; fill or drop them"
-        )
-    by_name = {name: part.drop(columns='split') for name, part in table.groupby('split')}
-    return _tables(by_name, {}, shares, seed, rules)
-
-
-def _unnamed(table: Any, classes: Mapping[str, Sequence[str]]) -> Any:  # names of classes, by column
-    "A table of pandas, its cells as they came: a gap makes no float of a whole number."
-    if isinstance(table, (list, tuple)) and table and all(isinstance(row, Mapping) for row in table):
-        return pd.DataFrame(list(table), dtype=object)
-    if hasattr(table, 'features') and hasattr(table, 'to_dict'):  # of datasets
-        cells = table.to_dict()
-        cells |= {name: class_cells(cells[name], names) for name, names in classes.items()}
-        return pd.DataFrame(cells, dtype=object)
-    return table.to_pandas() if hasattr(table, 'to_pandas') else table
-
-
-def _frame(table: Any, columns: Mapping[str, str], rules: CorpusRules) -> pd.DataFrame:
-    "A table of pandas or of datasets, or rows as dicts, under the task's own names."
-    key_of = {column: key for key, column in columns.items()}
-    classes = dataset_classes(table)
-    found = _unnamed(
-        table, {name: of for name, of in classes.items() if key_of.get(name, name) in rules.named}
-    )
-    if not isinstance(found, pd.DataFrame):
-        raise ConfigError(
-            f'data of type {type(table).__name__} are no table; give a DataFrame, a list of dicts or a '
-            'datasets.Dataset'
-        )
-    if missing := [column for column in columns.values() if column not in found]:
-        raise ConfigError(
-            f"there is no column {', '.join(map(shown, missing))}; "
-            f"there are {', '.join(map(str, found.columns))}; write columns={{key of the task: your column}}"
-        )
-    named = found.rename(columns=key_of)
-    if twice := sorted({str(name) for name in named.columns[named.columns.duplicated()]}):
-        raise ConfigError(
-            f"more than one column is meant by {', '.join(map(shown, twice))}; rename or drop one"
-        )
-    return named
-
-
-def _mapping(columns: Any, rules: CorpusRules) -> dict[str, Any]:
-    "key -> column, each column once."
-    if columns is not None and not isinstance(columns, (str, Mapping)):
-        raise ConfigError(f"columns={columns!r} is no mapping; write columns={{'sentence': 'answer'}}, say")
-    if isinstance(columns, Mapping) and not all(isinstance(name, Hashable) for name in columns.values()):
-        raise ConfigError(f'columns={shown(columns)} must give a key one column each')
-    names = column_names(columns, rules.columns, rules.scored)
-    return {
-        key: name
-        for key, name in names.items()
-        if key in rules.columns
-        and (name != rules.columns[key] or (isinstance(columns, Mapping) and key in columns))
-    }
-
-
-def _plain(cell: Any) -> Any:
-    "A cell as JSON has it: a missing one as null, a number with the digits that it has in a CSV file."
-    if isinstance(cell, Mapping):
-        return {str(name): _plain(of) for name, of in cell.items()}
-    if isinstance(cell, (list, tuple, np.ndarray)):
-        return list(map(_plain, cell))
-    if isinstance(cell, np.floating):
-        cell = float(str(cell))  # of float32 its own digits
-    elif isinstance(cell, np.generic):
-        cell = cell.item()
-    if cell is None or cell is pd.NA or cell is pd.NaT:
-        return None
-    if isinstance(cell, float) and not math.isfinite(cell):
-        return None if math.isnan(cell) else str(cell)
-    # bytes and sets are refused by who writes them
-    return cell if isinstance(cell, (str, int, float, bytes, set)) else str(cell)
-
-
-def _json_lines(table: pd.DataFrame, split: str) -> str:
-    "A table as JSON lines, its numbers with all their digits."
-    names = list(map(str, table))
-    cells = [list(map(_plain, table.iloc[:, i].array)) for i in range(len(names))]
-    try:
-        rows = (json.dumps(dict(zip(names, row)), ensure_ascii=False) for row in zip(*cells))
-        text = ''.join(f'{row}\n' for row in rows)
-        text.encode()
-        return text
-    except (UnicodeError, TypeError, ValueError, RecursionError) as e:
-        raise ConfigError(
-            f'{split}: a value cannot be written as UTF-8 text ({e}); put it right or drop its row'
-        ) from None
-
-
-def _dealt(
-    table: pd.DataFrame, shares: Sequence[float], seed: int
-) -> tuple[dict[str, pd.DataFrame], str]:  # and a sentence that says so
-    "One table dealt out at random, what belongs together in one part."
-    if not _are_shares(shares):
-        raise ConfigError(f'shares={shares!r} must be three numbers above 0 that add up to 1')
-    key = next((name for name in _TOGETHER if name in table), None)
-    apart = pd.Series(np.arange(len(table)))
-    of_row = apart if key is None else table[key].reset_index(drop=True).astype(object)
-    of_row = of_row.where(of_row.notna(), apart)  # what has no name belongs to nothing else
-    if type(seed) is not int or seed < 0:
-        raise ConfigError(f'seed={seed!r} must be a whole number from 0 on')
-    if not of_row.map(lambda value: isinstance(value, Hashable)).all():
-        raise ConfigError(f'column {shown(str(key))} holds lists or the like, and a text is needed')
-    groups = np.array(sorted(of_row.unique(), key=str), dtype=object)
-    order = stream(seed, 'data').permutation(len(groups))
-    ends = np.round(np.cumsum(shares) * len(groups)).astype(int)
-    part_of = {
-        groups[g]: SPLITS[int(np.searchsorted(ends, rank, side='right'))] for rank, g in enumerate(order)
-    }
-    parts = of_row.map(part_of).to_numpy()
-    found = {name: table[parts == name] for name in SPLITS}
-    if empty := [name for name, part in found.items() if part.empty]:
-        raise ConfigError(
-            f"{len(groups)} groups of rows are too few to give some to {', '.join(empty)}; give three tables"
-        )
-    sizes = ', '.join(f'{len(part):,} to {name}' for name, part in found.items())
-    together = '' if key is None else f', those of one {key} together'
-    return found, (
-        f'{len(table):,} rows were dealt out at random (seed={seed}): {sizes}{together}; a column `split` or '
-        'three tables say it otherwise'
-    )
-
-
-def _are_shares(shares: Any) -> bool:
-    "Three numbers above 0 that add up to 1?"
-    if not isinstance(shares, Sequence) or len(shares) != 3:
-        return False
-    return all(isinstance(s, (int, float)) and s > 0 for s in shares) and abs(sum(shares) - 1) < 1e-9
-
-
-def _needed(table: pd.DataFrame, split: str, rules: CorpusRules, scores: Sequence[str]) -> pd.DataFrame:
-    "The columns that rows need, none of them with a gap but those that may be empty; and scores."
-    keys = dict(zip(rules.columns.values(), rules.columns)) | dict(zip(rules.columns, rules.columns))
-    keys |= dict(zip(scores, scores))
-    table = table[[name for name in table if name in keys]]
-    # a run that reads scores says which are missing
-    may_be_empty = {*rules.optional, *rules.instead, *rules.instead.values(), *scores}
-    for name in table:
-        lost = () if keys[name] in may_be_empty else np.flatnonzero(table[name].isna())
-        if len(lost):
-            rows = ', '.join(map(str, lost[:3])) + ', ...' * (len(lost) > 3)
-            raise ConfigError(
-                f'{split}: column {shown(name)} misses {len(lost)} of {len(table)} values (rows {rows}); '
-                'fill or drop them'
-            )
-    return table
+    return Data(task, str(folder), teacher, more, '\n'.join(filter(None, [about_corpus(found, task), dealt])))
 
 # %% ../nbs/89_api.ipynb #3fc490e7
 @dataclass(frozen=True)
@@ -644,9 +382,9 @@ def search(
     space: str | Mapping[str, Any] = 'student',
     say: Callable[[str], None] = print,  # is told what happens
     # sampler, objectives, threshold, budget_minutes, max_trial_minutes, memory_mib, front_seeds, storage and
-    # ray_address, as of `search.driver.Asked`; parameters of a run, and `study`, its name
+    # ray_address, as of `search.goal.Asked`; parameters of a run, and `study`, its name
     **parameters: Any,
-):  # a `search.driver.Found`
+):  # a `search.found.Found`
     "Search for the students that are worth their size."
     from kdnotes.search.driver import search as search_for
 

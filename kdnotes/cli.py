@@ -16,7 +16,6 @@ import typer
 from . import __version__
 from .commands import machine, models, results, training
 from .commands.output import tell
-from .commands.options import command
 from .commands.refusals import Command, Group, usage_sentence
 from .core.config import KdnotesError
 from .core.files import file_errors
@@ -38,15 +37,13 @@ class Listed:
         return self.run.__name__.rstrip('_').replace('_', '-')
 
 
-_doctor = command('doctor', 'doctor --mode mixed_kd --teacher <folder or hub id> --corpus <folder>')
-_bench = command('bench', 'bench --contestants race --steps 10')
 _GROUPS = {
     'train': [training.run, training.study, training.tune, training.search, training.parameters],
     'look at what there is': [results.list_, results.show, results.compare, results.report],
     'use a model': [models.predict, models.score, models.export, models.push],
     'check this machine': [
-        _doctor(machine.doctor),
-        _bench(machine.bench),
+        machine.doctor,
+        machine.bench,
         machine.scaling,
         machine.hardware,
         machine.gpu_check,
@@ -97,14 +94,11 @@ def make_app() -> typer.Typer:
     )
     app.callback()(_all)
     for listed in COMMANDS:
-        hands_on = listed.name == 'gpu-check'  # its own parser reads them, --help among them
-        settings = dict(ignore_unknown_options=True, help_option_names=[]) if hands_on else {}
         app.command(
             listed.name,
             cls=Command,
             epilog=_typed_examples(listed.run.examples),
             rich_help_panel=listed.group,
-            context_settings=settings,
         )(listed.run)
     return app
 

@@ -7,7 +7,8 @@ from kdnotes.core.arms import MODES
 from kdnotes.core.config import task_info
 from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine, factors, resolve, run_id, settings
-from kdnotes.records.store import RunFolder, keep_floors
+from kdnotes.records.runs import RunFolder
+from kdnotes.records.store import keep_floors
 from kdnotes.records.schema import SCHEMA, of_this_schema
 from kdnotes.analysis.intervals import compact_curve
 from kdnotes.tasks.base import Evaluation, floor_table, floors_key

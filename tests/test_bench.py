@@ -17,7 +17,8 @@ from helpers import as_configured, flat, tiny_config
 from letters import of_words
 from notebooks import last_line, papermill
 from tiny_lm import WORDS, tiny_lm, tiny_tokenizer as tiny_tokenizer_of_words
-from bench import baselines, race as bench, contestants
+from bench import baselines, race as bench, contestants, turns
+from bench.profiling import listening
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.core.config import ConfigError
 from kdnotes.core.given import make_config
@@ -181,7 +182,8 @@ def test_three_steps_over_all_examples_give_everyone_the_same_weights(name, tiny
     ours = copy.deepcopy(tiny['student'])
     result = train(task, ours, config, CPU, lambda kind, **values: None, online_signal(task, tiny['teacher']))
     training = training_of(name, tiny, config, 3, tmp_path)
-    with baselines.Probe(training.model, CPU, steps=3, warmup=1) as probe:
+    probe = baselines.Probe(CPU, steps=3, warmup=1)
+    with listening(training.model, probe):
         training.run()
     found = probe.result()
     assert (found['examples'], found['tokens']) == (2 * n, 2 * int(task.lengths('train').sum())) and found[
@@ -237,7 +239,7 @@ def test_long_steps_have_the_mean_length(tiny):
 
     config = tiny_config('full_kd', batch_size=256, epochs=1)
     means = {}
-    for blocks, task in {False: Long(), True: contestants.in_blocks(Long())}.items():
+    for blocks, task in {False: Long(), True: turns.in_blocks(Long())}.items():
         steps = [s.index for s in schedule_steps(task, config)[1]]
         assert sorted(np.concatenate(steps)) == list(range(4096))
         means[blocks] = np.std([task.lengths('train')[i].mean() for i in steps])
@@ -416,11 +418,11 @@ def test_who_scores_a_text_finds_the_same(tmp_path):
         total=10,
         warmup=3,
     )
-    found = [contestants.time_scores(place, 1, by) for by in ('kdnotes', 'sentence', 'copy')]
+    found = [turns.time_scores(place, 1, by) for by in ('kdnotes', 'sentence', 'copy')]
     assert found[0]['nll'] > 1
     for other in found[1:]:
         assert other['nll'] == pytest.approx(found[0]['nll'], abs=1e-4)
-    assert contestants.time_scores(place, 2)['nll'] != found[0]['nll']
+    assert turns.time_scores(place, 2)['nll'] != found[0]['nll']
 
 
 def test_each_library_races_in_its_faster_format():
@@ -465,7 +467,7 @@ def test_who_is_asked_says_the_same(tiny, model):
         if baselines.missing(library):
             continue
         here = SimpleNamespace(**vars(place), job=dict(library=library))
-        found[library] = contestants.time_answers(here, 1, model)
+        found[library] = turns.time_answers(here, 1, model)
         assert min(found[library][f'latency_{n}_ms'] for n in (1, 32)) > 0
         assert found[library]['texts_per_s'] > 0
     assert 0.01 < found['kdnotes']['likely'] < 0.99

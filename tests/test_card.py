@@ -18,7 +18,8 @@ from kdnotes.experiment.card import CardError, command, model_card, snippet, uni
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.shown import run_box
-from kdnotes.records.store import RunFolder, checked_run_model
+from kdnotes.records.runs import RunFolder
+from kdnotes.records.store import checked_run_model
 
 RUNS = [*((task, 'baseline') for task in TASKS), ('answer_selection', 'full_kd')]
 

@@ -18,7 +18,7 @@ from kdnotes.analysis.compare import (
 from kdnotes.analysis.evidence import chain_table, difference_table
 from kdnotes.core.config import task_info
 from kdnotes.core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
-from kdnotes.records.store import SCHEMA
+from kdnotes.records.schema import SCHEMA
 from kdnotes.analysis.tests import INTERACTIONS, Family, crossed_test, holm, permutation_test
 from kdnotes.analysis.intervals import crossed_interval, difference_interval
 from kdnotes.telemetry.summary import BUSY_SHARE

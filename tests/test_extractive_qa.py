@@ -34,7 +34,7 @@ from kdnotes.distill.models import load_given, load_model
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import MINILM, ModelError
 from kdnotes.experiment.card import snippet
-from kdnotes.records.store import RunFolder, read_csv
+from kdnotes.records.runs import RunFolder, read_csv
 from kdnotes.losses.targets import soft_target_kl
 from kdnotes.tasks.base import SoftTargets
 from kdnotes.tasks.extractive_qa import (

@@ -25,7 +25,8 @@ from kdnotes.analysis.report import report_of
 from kdnotes.core.arms import MODES
 from kdnotes.core.files import evidence_path, figures_path, read_json, sha256_file
 from kdnotes.records.schema import of_this_schema
-from kdnotes.records.store import RecordError, write_csv
+from kdnotes.records.runs import write_csv
+from kdnotes.records.store import RecordError
 
 OKABE_ITO = {'#000000', '#E69F00', '#56B4E9', '#009E73', '#F0E442', '#0072B2', '#D55E00', '#CC79A7'}
 

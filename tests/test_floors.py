@@ -12,7 +12,8 @@ from kdnotes.core.resolve import Machine, resolve, settings
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.experiment.plan import make_task
 from kdnotes.experiment.worker import have_floors
-from kdnotes.records.store import floors, read_csv, records
+from kdnotes.records.runs import read_csv
+from kdnotes.records.store import floors, records
 from kdnotes.tasks.base import floor_table, floors_key
 from kdnotes.tasks.ranking_metrics import (
     as_questions,

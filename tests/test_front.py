@@ -11,7 +11,6 @@ from kdnotes.search.front import (
     Trial,
     box,
     front,
-    front_table,
     hypervolume,
     hypervolume_history,
     knee,
@@ -197,6 +196,3 @@ def test_tables_have_a_row_a_trial():
     table = trials_table(trials, BOTH)
     assert list(table) == ['number', 'run_id', 'layers', 'score', 'params', 'state', 'cause']
     assert table['cause'].iloc[-1] == 'memory, time' and math.isnan(table['score'].iloc[-1])
-    shown = front_table(trials, BOTH, FOUR[0])
-    assert shown['number'].tolist() == [1, 2, 0, 3]
-    assert shown['params saved'].tolist() == pytest.approx([0.75, 0.5, 0.0, -1.25])

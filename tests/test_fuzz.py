@@ -41,16 +41,8 @@ from kdnotes.analysis.plotting import bind_figures
 from kdnotes.experiment.plan import choose_arms
 from kdnotes.core.files import read_json
 from kdnotes.distill.weights import ModelError, find_model
-from kdnotes.records.store import (
-    TABLES,
-    append_row,
-    export,
-    find_record,
-    read_rows,
-    records,
-    units,
-    without_repeats,
-)
+from kdnotes.records.runs import TABLES, append_row, read_rows, without_repeats
+from kdnotes.records.store import export, find_record, records, units
 from kdnotes.records.schema import SCHEMA, RecordError, make_row
 from kdnotes.distill.teacher_cache import make_signal, open_signal
 from handmade import make_record, make_units, write_run

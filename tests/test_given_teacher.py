@@ -31,7 +31,8 @@ from kdnotes.experiment.launch import run
 from kdnotes.experiment.predict import predict
 from kdnotes.experiment.plan import explain_study, make_task, plan, plan_study
 from kdnotes.experiment.study import _compared
-from kdnotes.records.store import RunFolder, find_record, find_run_model
+from kdnotes.records.runs import RunFolder
+from kdnotes.records.store import find_record, find_run_model
 from kdnotes.tasks.sources import load_corpus
 
 HEAD = 'AutoModelForSequenceClassification'

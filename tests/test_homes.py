@@ -13,7 +13,7 @@ from handmade import make_record, write_run
 from kinds import one_of_each
 from notebooks import contents
 from kdnotes.experiment.plan import plan_study
-from kdnotes.records.store import RunFolder
+from kdnotes.records.runs import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = sorted(p for p in (ROOT / 'nbs').rglob('[0-9][0-9]_*.ipynb') if '.ipynb_checkpoints' not in p.parts)

@@ -27,7 +27,7 @@ from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.experiment.shown import SMOKE_RUN
 from kdnotes.distill.architectures import weights_sha256
-from kdnotes.records.store import read_csv
+from kdnotes.records.runs import read_csv
 from papermill.inspection import inspect_notebook
 from notebooks import ROOT, command, contents, papermill, start_papermill, surroundings
 from processes import heard_of, listening, open_to_others, wait_for

@@ -92,8 +92,7 @@ def test_help_fits_a_screen_and_says_typed_values(command, capsys):
     assert exit_code(cli.main, f'{command.name} --help') == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100 and not any('None' in line for line in lines)
-    if command.name != 'gpu-check':  # which speaks for itself, where there may be no Typer
-        assert lines[:2] == ['examples:', f'  kdnotes {command.run.examples[0]}']
+    assert lines[:2] == ['examples:', f'  kdnotes {command.run.examples[0]}']
 
 
 def test_parameters_say_which_defaults_are_a_tasks_own(capsys):

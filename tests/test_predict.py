@@ -21,7 +21,8 @@ from kdnotes.experiment.export import export_model
 from kdnotes.experiment.predict import predict
 from kdnotes.experiment.score import find_source
 from kdnotes.records.schema import RecordError
-from kdnotes.records.store import RunFolder, find_record, predictions
+from kdnotes.records.runs import RunFolder
+from kdnotes.records.store import find_record, predictions
 from kdnotes.tasks.asked import INPUTS
 from kdnotes.tasks.sources import load_corpus
 

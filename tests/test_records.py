@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record
+from kdnotes.records import runs as L
 from kdnotes.records import store as R
 from kdnotes.core.files import BusyError
 from kdnotes.records import schema as S
-from kdnotes.records.store import RunFolder
+from kdnotes.records.runs import RunFolder
 from kdnotes.records.schema import SCHEMA, RecordError
 
 
@@ -130,7 +131,7 @@ def test_a_row_is_one_write(monkeypatch):
     run = RunFolder('s', 'r').create()
     written = []
     write = os.write
-    monkeypatch.setattr(R.os, 'write', lambda fd, data: written.append(data) or write(fd, data))
+    monkeypatch.setattr(L.os, 'write', lambda fd, data: written.append(data) or write(fd, data))
     run.append('checkpoint', step=0, path='c')
     assert len(written) == 1 and written[0].endswith(b'\n')
 
@@ -140,7 +141,7 @@ def test_a_full_disk_is_told(monkeypatch):
     run.append('checkpoint', step=0, path='c')
     write = os.write
     with monkeypatch.context() as m:
-        m.setattr(R.os, 'write', lambda fd, data: write(fd, data[:9]))
+        m.setattr(L.os, 'write', lambda fd, data: write(fd, data[:9]))
         with pytest.raises(RecordError, match='disk is full'):
             run.append('checkpoint', step=1, path='c')
     run.append('checkpoint', step=2, path='c')
@@ -150,7 +151,7 @@ def test_a_full_disk_is_told(monkeypatch):
 def test_two_writers_do_not_mix_their_lines():
     run = RunFolder('s', 'r').create()
     code = (
-        "import sys; from kdnotes.records.store import RunFolder\nfor i in range(300): RunFolder('s', "
+        "import sys; from kdnotes.records.runs import RunFolder\nfor i in range(300): RunFolder('s', "
         "'r').append('checkpoint', step=i, path=sys.argv[1] * 200)"
     )
     writers = [subprocess.Popen([sys.executable, '-c', code, name]) for name in 'ab']
@@ -433,7 +434,7 @@ def test_forgetting_what_is_not_there_or_being_made_changes_nothing(home):
     before = evidence(home)
     with pytest.raises(R.ConfigError, match="no finished run r-x; it has r-0, r-a"):
         R.forget('s', ['r-a', 'r-x'])
-    with R.lock_run(run), pytest.raises(BusyError):
+    with L.lock_run(run), pytest.raises(BusyError):
         R.forget('s', ['r-0', 'r-a'])
     assert evidence(home) == before and run.done and other.done
 
@@ -496,7 +497,7 @@ def test_a_run_is_not_forgotten_under_one_that_is_trained_from_it(home, stands, 
     student = RunFolder(study, 'k').create()
     student.write_config(stands)
     with (
-        R.lock_run(student),
+        L.lock_run(student),
         pytest.raises(RecordError, match=f't cannot be forgotten while .*/{study}/k is'),
     ):
         R.forget('s', ['t'])

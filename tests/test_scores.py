@@ -20,7 +20,7 @@ from kdnotes.experiment.forecast import forecast, memory_of
 from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import explain_study, plan, plan_study
 from kdnotes.experiment.study import run_study
-from kdnotes.records.store import RunFolder
+from kdnotes.records.runs import RunFolder
 from kdnotes.records.store import records as study_records
 from kdnotes.tasks.embedded import embedded_answer_selection, embedded_text_classification
 

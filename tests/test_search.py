@@ -15,7 +15,9 @@ from kdnotes.experiment.launch import RunError
 from kdnotes.experiment.plan import plan
 from kdnotes.records.store import records
 from kdnotes.search import driver
-from kdnotes.search.driver import Asked, CurveRule, gains_of, load_found, search
+from kdnotes.search.driver import search
+from kdnotes.search.found import load_found
+from kdnotes.search.goal import Asked, CurveRule, gains_of
 from kdnotes.search.front import Objective, front, pareto_with_seeds, with_means
 from kdnotes.search.spaces import Integer, OneOf, Real, space_of, written
 from kdnotes.search.summary import front_with_test, runs_of, save_search, search_lines, seed_values

@@ -238,7 +238,7 @@ def test_whatever_changes_a_signal_changes_its_key(teacher, tokenizer):
 
 def test_a_benchmark_names_a_signal_as_a_run_does(teacher, tokenizer):
     from types import SimpleNamespace
-    from bench.contestants import signal_parts
+    from bench.turns import signal_parts
 
     config = resolve(
         make_config(mode='full_kd', document_title=True, max_length=64), Machine('cpu', 2), 'embedded'

@@ -15,7 +15,7 @@ from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.shown import example_of
 from kdnotes.experiment.study import run_study
-from kdnotes.records.store import read_csv
+from kdnotes.records.runs import read_csv
 from kdnotes.tasks.sources import CorpusError, load_corpus, read_split
 from kdnotes.tasks.labelled_texts import CORPORA, class_names
 from kdnotes.tasks.embedded import embedded_text_classification

@@ -6,7 +6,8 @@ import pytest
 from handmade import make_record
 from kdnotes.analysis.evidence import evidence
 from kdnotes.records.schema import check_record, of_this_schema
-from kdnotes.records.store import RunFolder, export
+from kdnotes.records.runs import RunFolder
+from kdnotes.records.store import export
 from kdnotes.tasks.passages import SQUAD2_SHA256
 from kdnotes.tasks.span_metrics import UNIT_METRICS
 from kdnotes.thesis.language import of_one_rank

@@ -12,7 +12,7 @@ from kdnotes.tasks.sources import load_corpus
 from kdnotes.tasks.candidates import SQUAD_FILES, TSV_COLUMNS
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study
-from kdnotes.records.store import RunFolder
+from kdnotes.records.runs import RunFolder
 from kdnotes.tasks.squad import from_hub, read_squad
 from handmade import make_record
 

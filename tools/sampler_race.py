@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pandas as pd
 from sklearn.ensemble import RandomForestRegressor
-from kdnotes.search.driver import Found, load_found
+from kdnotes.search.found import Found, load_found
 from kdnotes.search.front import box, hypervolume_history
 from kdnotes.search.pictures import hypervolume_figure
 from kdnotes.search.trials import Ledger, constraints_of, first_points

@@ -14,7 +14,8 @@ from .intervals import Interval, compact_curve, crossed_interval, mean_interval
 from .plotting import arms_of
 from ..core.config import KdnotesError, task_info
 from ..core.files import evidence_path, runs_path
-from ..records.store import RunFolder, floors, records, units, without_repeats
+from ..records.runs import RunFolder, without_repeats
+from ..records.store import floors, records, units
 from ..tasks.base import floors_key
 from ..telemetry.summary import BUSY_SHARE
 

@@ -25,7 +25,8 @@ from kdnotes.core.config import (
     taught_by,
 )
 from ..core.files import evidence_path, runs_path
-from ..records.store import RecordError, RunFolder, find_record, records
+from ..records.runs import RunFolder
+from ..records.store import RecordError, find_record, records
 
 # %% auto #0
 __all__ = ['run_state', 'RunLine', 'value_in_words', 'studies', 'evidence_studies', 'find_study', 'list_runs', 'list_as_dict',

@@ -25,7 +25,8 @@ from kdnotes.analysis.intervals import (
 from .plotting import NotDrawn, arms_of
 from .tests import ALPHA, Family, holm, p_words
 from ..core.config import KdnotesError, metric_name, task_info
-from ..records.store import RecordError, RunFolder, predictions, read_csv
+from ..records.runs import RunFolder, read_csv
+from ..records.store import RecordError, predictions
 from .wording import PLAIN, unit_of
 
 # %% auto #0

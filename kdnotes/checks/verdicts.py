@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 import numpy as np
 import pandas as pd
+from ..analysis.estimate import duration
 from ..core.config import counted
 
 # %% auto #0
@@ -438,22 +439,13 @@ def judge_memory(
     return _judged('memory', total <= 0.85 * free, found, change, figure, 'fail' if total > free else 'warn')
 
 
-def _duration(seconds: float) -> str:
-    "A time in the unit that reads best."
-    if seconds < 120:
-        return f'{seconds:.0f} s'
-    if seconds < 7200:
-        return f'{seconds / 60:.0f} min'
-    return f'{seconds / 3600:.1f} h'
-
-
 def judge_time(
     parts: dict[str, float],  # seconds by purpose
     before: float,  # seconds of a teacher's training that has to come first
     seen: str,  # what the forecast rests on
 ) -> Finding:
     "How long it will take; a forecast is never a fault."
-    by_purpose = ', '.join(f'{k} {_duration(v)}' for k, v in parts.items() if v)
-    total = _duration(sum(parts.values()))
-    first = f'; its teacher is trained before, in about {_duration(before)}' if before else ''
+    by_purpose = ', '.join(f'{k} {duration(v)}' for k, v in parts.items() if v)
+    total = duration(sum(parts.values()))
+    first = f'; its teacher is trained before, in about {duration(before)}' if before else ''
     return Finding('time', 'ok', f'forecast {total} ({by_purpose}){first}: {seen}', figure=total)

@@ -8,8 +8,7 @@ import importlib
 import sys
 from dataclasses import asdict
 from types import ModuleType
-from typing import Annotated
-import typer
+from typing import Annotated, Literal
 from kdnotes.commands.options import (
     Amount,
     Columns,
@@ -23,12 +22,12 @@ from kdnotes.commands.options import (
     Task,
     Teacher,
     Transfer,
-    argument,
     at_least,
     command,
     gather,
     offer,
     offer_studies_and_runs,
+    option,
 )
 from .output import print_json, print_table, say, speaker
 from .parameters import configurations
@@ -36,16 +35,16 @@ from ..core.arms import MODES
 from ..core.config import ConfigError
 
 # %% auto #0
-__all__ = ['doctor', 'program', 'bench', 'scaling', 'hardware', 'offer_gpu_check', 'gpu_check']
+__all__ = ['doctor', 'program', 'bench', 'scaling', 'hardware', 'gpu_check']
 
 # %% ../../nbs/commands/08_machine.ipynb #23f83cd4
+@command('doctor', 'doctor --mode mixed_kd --teacher <folder or hub id> --corpus <folder>')
 def doctor(
     mode: Annotated[
         list[str],
-        typer.Option(
-            '--mode',
-            metavar='M',
-            help=f"one of {', '.join(MODES)}; may be given several times",
+        option(
+            '--mode M',
+            f"one of {', '.join(MODES)}; may be given several times",
             autocompletion=offer(MODES),
             show_default=False,
         ),
@@ -59,15 +58,8 @@ def doctor(
     profile: ProfileName = None,
     smoke: Smoke = False,
     p: Parameters = (),
-    timeout: Annotated[
-        float,
-        typer.Option(
-            '--timeout',
-            metavar='S',
-            parser=at_least(1.0),
-            help='the seconds that all checks together may take',
-        ),
-    ] = 600.0,
+    # S: the seconds that all checks together may take
+    timeout: Annotated[float, dict(parser=at_least(1.0))] = 600.0,
     as_json: Json = False,
 ) -> int:
     """Check configurations before a long run, in about a minute.
@@ -110,37 +102,19 @@ def program(name: str) -> ModuleType:
         ) from None
 
 
+@command('bench', 'bench --contestants race --steps 10')
 def bench(
     task: Task = None,
     corpus: Corpus = None,
     profile: ProfileName = None,
+    # C: all, race, quality, inference, scaling, scoring, or names, with commas
     contestants: Annotated[
-        str,
-        typer.Option(
-            '--contestants',
-            metavar='C',
-            help='all, race, quality, inference, scaling, scoring, or names, with commas',
-            autocompletion=offer(['all', 'race', 'quality', 'inference', 'scaling', 'scoring']),
-        ),
+        str, dict(autocompletion=offer(['all', 'race', 'quality', 'inference', 'scaling', 'scoring']))
     ] = 'all',
-    alternations: Annotated[
-        int, typer.Option('--alternations', metavar='N', parser=at_least(1), help='rounds')
-    ] = 5,
-    steps: Annotated[
-        int,
-        typer.Option(
-            '--steps', metavar='N', parser=at_least(1), help='measured in a turn, of 32 examples each'
-        ),
-    ] = 50,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            '--dtype',
-            metavar='D',
-            help='auto (for each library the faster one), bf16, fp16 (a GPU) or fp32',
-            autocompletion=offer(['auto', 'bf16', 'fp16', 'fp32']),
-        ),
-    ] = 'auto',
+    alternations: Count = 5,  # N: rounds
+    steps: Count = 50,  # N: measured in a turn, of 32 examples each
+    # D: auto (for each library the faster one), bf16, fp16 (a GPU) or fp32
+    dtype: Annotated[str, dict(autocompletion=offer(['auto', 'bf16', 'fp16', 'fp32']))] = 'auto',
     smoke: Smoke = False,
     as_json: Json = False,
 ) -> int:
@@ -232,15 +206,38 @@ def hardware(
     return 0
 
 # %% ../../nbs/commands/08_machine.ipynb #0daab589
-def offer_gpu_check(incomplete: str) -> list[str]:
-    "The options of the check, which Typer does not know."
-    options = program('gpu_check').options()
-    return sorted(name for name in options if name.startswith(incomplete))
-
-
-@command('gpu-check', 'gpu-check --device cpu --smoke', 'gpu-check --help')
+@command('gpu-check --device cpu --smoke', 'gpu-check --parts numbers,energy')
 def gpu_check(
-    arguments: Annotated[list[str], argument('[OPTIONS]', None, offer_gpu_check)] = (),
+    device: Literal['cuda', 'cpu'] = 'cuda',  # cuda, or cpu for a rehearsal, which needs --smoke too
+    smoke: bool = False,  # use tiny models and a few steps
+    # P: some of machine, numbers, fits, doctor, energy, minilm and bert, with commas; the first is always
+    # made; all where none is given
+    parts: str | None = None,
+    task: Task = None,
+    corpus: Corpus = None,
+    # FOLDER: one with all-MiniLM-L6-v2/ and bert-base-uncased/, whole or with a vocab.txt alone; data/models
+    # where none is given
+    models: str | None = None,
+    steps: Annotated[int, dict(parser=at_least(10))] = 200,  # N: optimizer steps of a turn
+    alternations: Count = 3,  # N: rounds in which all take turns
+    minutes: Annotated[float, dict(parser=at_least(1.0))] = 9.5,  # M: the time for all parts
+    as_json: Json = False,
 ) -> int:
-    "Check a GPU machine in ten minutes: correctness, memory, speed, energy."
-    return program('gpu_check').main(list(arguments), 'kdnotes gpu-check')
+    """Check a GPU machine in ten minutes: correctness, memory, speed, energy.
+
+    Correctness in every number format, the memory of the paper profile, and speed and energy beside other
+    libraries."""
+    check = program('gpu_check')
+    setting = check.GpuCheckSetting(
+        device=device,
+        smoke=smoke,
+        task=task,
+        corpus=corpus or 'auto',
+        models=models,
+        steps=steps,
+        alternations=alternations,
+    )
+    chosen = check.ORDER if parts is None else parts.split(',')
+    results = check.gpu_check(setting, chosen, minutes, speaker(as_json))
+    print_json(results) if as_json else say('', check.text(results))
+    return 1 if check.failures(results) else 0

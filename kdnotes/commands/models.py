@@ -96,7 +96,7 @@ def score(
     stopped."""
     from kdnotes.experiment.score import score as score_text
     from kdnotes.experiment.score import score_as_dict, score_lines
-    from kdnotes.records.store import write_csv
+    from kdnotes.records.runs import write_csv
 
     file = None if out is None else _file_to_write(out)
     found, tokens = score_text(

@@ -15,8 +15,8 @@ from ..core.config import counted, visible
 from ..core.progress import Report, reporting_to
 
 # %% auto #0
-__all__ = ['Follow', 'say', 'tell', 'speaker', 'print_json', 'plain_table', 'print_table', 'print_groups', 'print_report',
-           'following', 'saved_in_words', 'resumable']
+__all__ = ['say', 'tell', 'speaker', 'print_json', 'plain_table', 'print_table', 'print_groups', 'print_report', 'following',
+           'saved_in_words', 'resumable']
 
 # %% ../../nbs/commands/04_output.ipynb #28789e3c
 def say(*lines: object) -> None:
@@ -72,14 +72,15 @@ def _on_terminal(rows: Sequence[dict[str, str]], **look: Any) -> None:
 
 
 def print_table(
-    rows: Sequence[dict[str, str]],  # of the same keys
-    title: str = '',
+    rows: Any,  # a data frame, or dicts of the same keys with texts
 ) -> None:
     "A table: Rich's on a terminal, plain text elsewhere."
+    if not isinstance(rows, Sequence):
+        rows = [{str(k): str(v) for k, v in row.items()} for row in rows.to_dict('records')]
     if rows and sys.stdout.isatty():
-        _on_terminal(rows, title=visible(title) or None)
+        _on_terminal(rows)
     elif rows:
-        say(*filter(None, [title, plain_table(rows)]))
+        say(plain_table(rows))
 
 
 def print_groups(
@@ -108,23 +109,14 @@ def print_report(
     tables = [found.use, found.floors, found.arms, found.metrics, found.sets, found.progress]
     for table in tables:
         if len(table):
-            print_table(_rows(table.reset_index()))
-    print_table(_rows(found.comparisons))
+            print_table(table.reset_index())
+    print_table(found.comparisons)
     say(*found.sentences, *(f'note: {note}' for note in found.notes))
     say(*(f'figure: {path}' for path in found.figures.values()))
 
-
-def _rows(table: Any) -> list[dict[str, str]]:
-    "A data frame whose cells are text."
-    return [{str(k): str(v) for k, v in row.items()} for row in table.to_dict('records')]
-
 # %% ../../nbs/commands/04_output.ipynb #5dfee8a8
-# makes of a `say` what is called with each row of a run
-Follow = Callable[[Callable[[str], None]], Callable[[dict], None]]
-
-
 @contextlib.contextmanager
-def following() -> Iterator[Follow]:
+def following() -> Iterator[Callable]:  # a `launch.Follow`
     "Progress of runs: a bar on a terminal, while this lasts; else lines."
     if not sys.stderr.isatty():
         from kdnotes.experiment.launch import milestones
@@ -196,7 +188,7 @@ def saved_in_words(
 ) -> str:
     "What is left of runs that were stopped."
     from kdnotes.experiment.launch import saved_step
-    from kdnotes.records.store import RunFolder
+    from kdnotes.records.runs import RunFolder
 
     if not plans:
         return 'nothing was begun'

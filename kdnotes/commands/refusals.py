@@ -122,7 +122,7 @@ class Command(TyperCommand):
             left, order = self._read(ctx, args)
             if twice := _given_twice(order):
                 raise ConfigError(f'{twice} is given twice; `{ctx.command_path}` takes it once')
-            if left and not ctx.allow_extra_args:
+            if left:
                 raise ConfigError(_too_much(ctx.command_path, self, left[0]))
         return super().parse_args(ctx, args)
 
@@ -136,14 +136,6 @@ class Command(TyperCommand):
             e.typed = next((word for word in args if word.partition('=')[0] == name), name)
             raise
         return left, order
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        "Also the options of a parser that the command hands its words on to."
-        found = super().shell_complete(ctx, incomplete)
-        if ctx.ignore_unknown_options and incomplete.startswith('-'):
-            for p in self.params:
-                found += p.shell_complete(ctx, incomplete)
-        return found
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         _examples_first(self, ctx, formatter, super().format_help)

@@ -151,7 +151,7 @@ def report(
     tables, figures, every comparison in words, the runs, and what was left out and why."""
     from kdnotes.analysis.overview import find_study
     from kdnotes.analysis.page import save_report
-    from kdnotes.search.driver import is_search, load_found
+    from kdnotes.search.found import is_search, load_found
     from kdnotes.search.summary import save_search
 
     study = find_study(study)
@@ -177,7 +177,7 @@ def evidence(study: StudyName, as_json: Json = False) -> int:
     from kdnotes.core.files import evidence_path
     from kdnotes.analysis.overview import find_study
     from kdnotes.records.store import export
-    from kdnotes.search.driver import keep_search
+    from kdnotes.search.found import keep_search
 
     study = find_study(study)
     kept = export(study)

@@ -170,7 +170,7 @@ def name(
     from kdnotes.experiment.plan import named, plan_study
 
     if search:
-        from kdnotes.search.driver import search_named as named
+        from kdnotes.search.goal import search_named as named
 
     found = named(**_CORPUS | given)
     if arms:
@@ -214,7 +214,7 @@ def tune(
         more = dict(jobs=jobs, say=speak, on_plans=begun.extend, follow=follow)
         found = search(mode, trials=trials, **more, **given)
         if not as_json:
-            print_table([{k: str(v) for k, v in row.items()} for row in found.trials.to_dict('records')])
+            print_table(found.trials)
         made = train_tuned(found, seeds, **more, **given)
     if as_json:
         trials = json.loads(found.trials.to_json(orient='records'))

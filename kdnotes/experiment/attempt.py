@@ -14,12 +14,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 import psutil
-from ..core.config import KdnotesError, RunConfig, score_name, task_info
+from ..core.config import KdnotesError, RunConfig, score_name
 from ..core.files import BusyError
 from ..core.processes import STOP_TIMEOUT_S, Meeting, Ranks
 from ..core.progress import ReportFollower, report, silent
 from ..core.resolve import place_of
-from ..records.store import RowFollower, RunFolder, lock_run
+from ..records.runs import RowFollower, RunFolder, lock_run
 from ..train.checkpoint import checkpoints
 
 # %% auto #0
@@ -194,14 +194,12 @@ def outcome(
     record: dict,
 ) -> str:
     "A run in a line."
-    primary = record['primary']
-    value = 'unknown'
-    if primary['value'] is not None:
-        share = primary['metric'] in task_info(record['task']).percent
-        value = f"{100 * primary['value']:.1f} %" if share else f"{primary['value']:.3f}"
+    # a rank imports this module, and has no use for the libraries of tables
+    from kdnotes.analysis.overview import value_in_words
+
     seconds = record['time']['train_s']
     made = f'trained in {seconds:.0f} s' if seconds else 'measured, not trained'
-    return f'{score_name(record)} {value}, {made}'
+    return f'{score_name(record)} {value_in_words(record)}, {made}'
 
 
 def failures(

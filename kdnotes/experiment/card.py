@@ -29,7 +29,8 @@ from kdnotes.core.config import (
 from ..core.given import make_config
 from ..core.files import atomic_write
 from ..core.resolve import losses_in_words
-from ..records.store import RunFolder, find_record
+from ..records.runs import RunFolder
+from ..records.store import find_record
 
 # %% auto #0
 __all__ = ['CardError', 'command', 'unit_interval', 'snippet', 'model_card', 'write_card', 'leave_card']

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from ..core.config import KdnotesError
-from ..core.files import BusyError, FileError, cache_path, lock, read_json, runs_path, sha256_big_file
-from ..records.store import RunFolder, lock_run
+from ..core.files import BusyError, FileError, cache_path, lock, read_json, sha256_big_file
+from ..records.runs import RunFolder, lock_run, run_folders
 
 # %% auto #0
 __all__ = ['Leftover', 'stale', 'leftovers', 'clean', 'size_in_words']
@@ -37,11 +37,6 @@ def _size(path: Path) -> int:
 def _is_own_folder(path: Path) -> bool:
     "A folder itself: what a link leads to lies elsewhere on purpose, and stays."
     return path.is_dir() and not path.is_symlink()
-
-
-def _run_folders() -> list[RunFolder]:
-    found = {p.parent for p in runs_path().glob('[!.]*/[!.]*/*.json')}
-    return [RunFolder(p.parent.name, p.name) for p in sorted(found)]
 
 
 def _waiting(folders: Sequence[RunFolder]) -> set[str] | None:  # None: nobody knows which corpora they read
@@ -112,7 +107,7 @@ def _has_changed(corpus: Path) -> bool:
 
 def leftovers() -> list[Leftover]:
     "What finished runs no longer need."
-    folders = _run_folders()
+    folders = run_folders('*.json')
     found = []
     for folder in folders:
         saved = folder.path / 'checkpoints'

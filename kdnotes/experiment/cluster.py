@@ -50,15 +50,8 @@ from kdnotes.experiment.ray_tasks import (
     reserved,
     start_here,
 )
-from kdnotes.records.store import (
-    RowFollower,
-    RunFolder,
-    append_row,
-    find_run_model,
-    floors,
-    keep_floors,
-    lock_run,
-)
+from ..records.runs import RowFollower, RunFolder, append_row, lock_run
+from ..records.store import find_run_model, floors, keep_floors
 from ..records.tensorboard import tb_writer
 
 # %% auto #0

@@ -40,7 +40,8 @@ from kdnotes.experiment.onnx_files import (
 )
 from .plan import make_task
 from .score import Source, find_source, load_source
-from ..records.store import RunFolder, find_record, find_run_model
+from ..records.runs import RunFolder
+from ..records.store import find_record, find_run_model
 from ..tasks.base import Evaluation, Task
 from ..tasks.sources import corpus_of
 from ..train.distributed import Runtime

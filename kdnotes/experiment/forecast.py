@@ -15,14 +15,14 @@ from typing import Any
 from ..analysis.estimate import estimate, in_words, seconds_of, work_planned
 from ..core.arms import MODES
 from ..core.config import RunConfig, flat, is_given
-from ..core.files import runs_path
 from ..core.processes import process_environment
 from ..core.resolve import resolved_dtype
 from .launch import RunError, saved_step
 from .plan import Plan, make_task, source_of, teacher_origin
 from .worker import as_asked, encoded_task, task_of_teacher
 from ..records.schema import RecordError
-from ..records.store import RunFolder, find_run_model, records
+from ..records.runs import RunFolder, run_folders
+from ..records.store import find_run_model, records
 from ..tasks.sources import corpus_of
 from ..telemetry.summary import environment
 
@@ -55,9 +55,9 @@ def to_make(
 def finished_runs() -> list[dict]:  # records
     "The runs of all studies whose records can be read."
     found = []
-    for path in sorted(runs_path().glob('[!.]*/[!.]*/record.json')):
+    for folder in run_folders('record.json'):
         try:
-            found.append(RunFolder(path.parent.parent.name, path.parent.name).record())
+            found.append(folder.record())
         except RecordError:
             pass  # whoever needs it is told
     return [record for record in found if record]

@@ -4,7 +4,6 @@
 
 # %% ../../nbs/experiment/06_launch.ipynb #0f8778b6
 from __future__ import annotations
-import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -44,17 +43,13 @@ from kdnotes.experiment.attempt import (
 )
 from .plan import Plan, on_this_machine, plan, plan_study
 from ..tasks.sources import UNLABELLED
-from kdnotes.records.store import (
-    RunFolder,
-    find_record,
-    find_run_model,
-    lock_run,
-    records,
-)
+from ..records.runs import RunFolder, lock_run
+from ..records.store import find_record, find_run_model, records
 from ..train.checkpoint import checkpoints
 
 # %% auto #0
-__all__ = ['RESTARTS', 'run', 'execute', 'make_runs', 'missing', 'stop_made', 'stages', 'with_run', 'progress', 'milestones']
+__all__ = ['RESTARTS', 'Follow', 'run', 'execute', 'make_runs', 'missing', 'stop_made', 'stages', 'with_run', 'progress',
+           'milestones']
 
 # %% ../../nbs/experiment/06_launch.ipynb #6f138b76
 def run(
@@ -172,6 +167,7 @@ def make_runs(
     make: Callable[[Plan, int], object],
     say: Callable[[str], None] = lambda text: None,
     jobs: int = 1,  # runs at the same time, on the same device: sooner done, but their times are not compared
+    told: Callable[[dict], str] = outcome,  # of the record of a run that is done, in a line
 ) -> dict[str, str]:  # run_id -> why it failed
     "Make the runs that have no record yet; a `RunError` if all of them fail."
     if not isinstance(jobs, int) or jobs < 1:
@@ -183,7 +179,7 @@ def make_runs(
             _check_source(p, done[p.run_id])
             _bind(RunFolder(p.config.study, p.run_id))
     left = [p for p in plans if p.run_id not in done]
-    maker = _Maker([p.run_id for p in plans], make, say)
+    maker = _Maker([p.run_id for p in plans], make, say, told)
     if jobs == 1:
         for p in left:
             maker.make_one(p)  # in this thread, which is the one that an interrupt reaches
@@ -202,6 +198,7 @@ class _Maker:
     run_ids: Sequence[str]  # of the study
     make: Callable[[Plan, int], object]  # as of `make_runs`
     say: Callable[[str], None]
+    told: Callable[[dict], str]  # as of `make_runs`
     tried: set[str] = field(default_factory=set)  # run_ids
     failed: dict[str, str] = field(default_factory=dict)  # run_id -> why
 
@@ -217,7 +214,7 @@ class _Maker:
             return
         try:
             self.make(p, beside)
-            self.say(f'   {p.run_id}: {outcome(_record_of(p))}')
+            self.say(f'   {p.run_id}: {self.told(_record_of(p))}')
         except Stopped:
             raise  # the study stops with it
         except KdnotesError as e:
@@ -352,18 +349,9 @@ def _adopt(plan: Plan, folder: RunFolder, say) -> bool:
     record, source = found
     _check_source(plan, record)
     source.check()
-    folder.create()
-    with lock_run(folder):
-        for name in ('model', 'config.json', 'rows.jsonl', 'units.csv.gz', 'predictions.csv.gz'):
-            old = source.path / name
-            new = folder.path / name
-            if new.is_dir():
-                shutil.rmtree(new)  # of an attempt that failed here
-            new.unlink(missing_ok=True)
-            if old.is_dir():
-                shutil.copytree(old, new, copy_function=shutil.copyfile)  # modes as the umask says
-            elif old.exists():
-                shutil.copyfile(old, new)
+    with lock_run(folder.create()):
+        files = source.files()
+        folder.put_down({name: files[name] for name in files.keys() - {'record.json', 'state.json'}})
         folder.write_record(record | dict(study=folder.study))
         folder.write_state('done', made_in=source.study)
     say(f'{folder.run_id} was made in study {source.study!r} already')
@@ -561,6 +549,10 @@ def progress() -> Callable[[dict], None]:  # give it every row
     return on_row
 
 # %% ../../nbs/experiment/06_launch.ipynb #e779bb31
+# makes of a `say` what is called with each row of a run
+Follow = Callable[[Callable[[str], None]], Callable[[dict], None]]
+
+
 def milestones(
     say: Callable[[str], None],
     every_s: float = 30.0,  # of training, at least, between two sentences

@@ -13,7 +13,7 @@ from ..core.arms import MODES
 from ..core.config import RunConfig, counted, is_given, reads_scores
 from ..core.resolve import factors, settings
 from ..records.schema import LATER, SCHEMA, SHARED_MASKS
-from ..records.store import RunFolder
+from ..records.runs import RunFolder
 from ..tasks.sources import Corpus
 from ..telemetry.summary import carbon, environment, together, without_sums
 from ..telemetry.timeline import compact_gradients, compact_timeline

@@ -20,7 +20,8 @@ from ..core.config import KdnotesError, counted, is_unicode, shown
 from ..core.given import make_config
 from ..core.files import cache_path, lock, sha256_text
 from ..core.streams import stream
-from ..records.store import RunFolder, checked_run_model, saved_model
+from ..records.runs import RunFolder, saved_model
+from ..records.store import checked_run_model
 from ..tasks.batching import tokenizer_rules
 from ..tasks.documents import CORPORA, MORE_SETS, document, more_set, read_document, text_files
 from ..tasks.lm_scores import hidden_scores, scored_batch, text_set

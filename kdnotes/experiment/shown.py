@@ -23,7 +23,8 @@ from .launch import goes_on, missing, progress
 from .plan import Plan
 from .worker import have_floors
 from ..records.schema import RecordError
-from ..records.store import TABLES, RunFolder, find_record, records, units
+from ..records.runs import TABLES, RunFolder
+from ..records.store import find_record, records, units
 
 # %% auto #0
 __all__ = ['SMOKE_RUN', 'NOTEBOOKS', 'OUTPUT', 'run_evidence', 'Box', 'run_box', 'make_here', 'example_of', 'notebook_link',

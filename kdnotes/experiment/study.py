@@ -21,10 +21,10 @@ from ..core.config import flat
 from ..core.files import atomic_write, figures_path, file_errors, runs_path
 from .cluster import Cluster
 from .forecast import Forecast, forecast, time_in_words
-from .launch import execute, failures, make_runs, milestones
+from .launch import Follow, execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
 from .worker import have_floors
-from ..records.store import RunFolder
+from ..records.runs import RunFolder
 
 # %% auto #0
 __all__ = ['plan_table', 'StudyResult', 'run_study', 'all_differences', 'notebook_parameters']
@@ -95,8 +95,7 @@ def run_study(
     # called with each row that a run of the study, or what it stands on, writes, as of `launch.run`; by one
     # thread at a time, whatever `jobs`
     on_row: Callable[[dict], None] = lambda row: None,
-    # makes of `say` what is called with each row of a run, where runs are made one after the other
-    follow: Callable[[Callable[[str], None]], Callable[[dict], None]] = milestones,
+    follow: Follow = milestones,  # of runs that are made one after the other
     ray_address: str = '',  # of a Ray cluster that makes the runs, as for `cluster.Cluster`; '': this machine
     # values that arms have one each of, as of `core.grid.read_grid`; None: all arms have one setting
     grid: str | Sequence[str] | Mapping[str, Any] | None = None,

@@ -11,7 +11,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from .. import __version__
 from ..core.arms import MODES
@@ -25,13 +25,8 @@ from ..core.streams import torch_seed
 from .attempt import RunError, stage_file
 from .plan import make_task, source_of
 from .record import Outcome, Rank, record_of
-from kdnotes.records.store import (
-    RunFolder,
-    checked_run_model,
-    find_run_model,
-    floors,
-    keep_floors,
-)
+from ..records.runs import RunFolder
+from ..records.store import checked_run_model, find_run_model, floors, keep_floors
 from ..tasks.base import floor_table, floors_key
 from ..tasks.sources import Corpus, corpus_of
 from ..telemetry.sampler import Telemetry
@@ -301,23 +296,40 @@ def _model_of_run(task, run_id: str):
     return set_heads(model, kept) if kept else model
 
 # %% ../../nbs/experiment/07_worker.ipynb #6d35827d
-def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its cache took or None)
-    "The teacher's signal, for a KD mode."
+def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its caches took or None)
+    "The teacher's signal, for a KD mode; of several teachers one is loaded at a time where it is stored."
     from kdnotes.distill.intermediate import online_teacher
+    from kdnotes.distill.scores import Teachers
 
     config = rank.config
     if not MODES[config.mode].kd:
         return None, None
     if reads_scores(config):
         return _scores(rank, task), None
-    if config.teachers:
-        return _of_several(rank, task)
-    model = _model_of_run(task, rank.job['teacher_run_id']).to(rank.runtime.device)
     as_read = task_of_teacher(config, rank.corpus, rank.runtime, task)
-    if config.signal == 'online':
-        return online_teacher(as_read, model, config, as_read is not task), None
-    signal = _cached_signal(rank, as_read, model)
-    return signal, signal.meta['teacher_s']
+    signals = []
+    for model in _teachers(rank, task):
+        model = model.to(rank.runtime.device)
+        if config.signal == 'online':
+            signals.append(online_teacher(as_read, model, config, as_read is not task))
+        else:
+            signals.append(_cached_signal(rank, as_read, model))
+    seconds = None if config.signal == 'online' else sum(signal.meta['teacher_s'] for signal in signals)
+    return Teachers(tuple(signals), config) if config.teachers else signals[0], seconds
+
+
+def _teachers(rank: Rank, task) -> Iterator:  # models
+    "The teachers of a run, loaded as they are asked for."
+    from kdnotes.distill.models import load_given
+    from kdnotes.distill.weights import source_sha256
+
+    config = rank.config
+    if not config.teachers:
+        yield _model_of_run(task, rank.job['teacher_run_id'])
+    elif sha256_text(*map(source_sha256, config.teachers)) != rank.job['teachers']['sha256']:
+        raise RunError('the weights of teachers changed since the run was planned; start the run again')
+    for source in config.teachers or ():
+        yield load_given(source, task.auto_class, task.head_labels)
 
 
 def _scores(rank: Rank, task):
@@ -330,28 +342,6 @@ def _scores(rank: Rank, task):
             f'the scores in {rank.corpus.where} changed since the run was planned; start the run again'
         )
     return scores
-
-
-def _of_several(rank: Rank, task):  # (a callable on batches, seconds its caches took or None)
-    "The signal of several teachers, one of which is loaded at a time where it is stored."
-    from kdnotes.distill.intermediate import online_teacher
-    from kdnotes.distill.models import load_given
-    from kdnotes.distill.weights import source_sha256
-    from kdnotes.distill.scores import Teachers
-
-    config = rank.config
-    if sha256_text(*map(source_sha256, config.teachers)) != rank.job['teachers']['sha256']:
-        raise RunError('the weights of teachers changed since the run was planned; start the run again')
-    as_read = task_of_teacher(config, rank.corpus, rank.runtime, task)
-    signals = []
-    for source in config.teachers:
-        model = load_given(source, task.auto_class, task.head_labels).to(rank.runtime.device)
-        if config.signal == 'online':
-            signals.append(online_teacher(as_read, model, config, as_read is not task))
-        else:
-            signals.append(_cached_signal(rank, as_read, model))
-    seconds = None if config.signal == 'online' else sum(signal.meta['teacher_s'] for signal in signals)
-    return Teachers(tuple(signals), config), seconds
 
 
 def _cached_signal(rank: Rank, task, teacher):

@@ -13,8 +13,7 @@ from ..core.config import ConfigError
 
 # %% auto #0
 __all__ = ['Seeds', 'Objective', 'Trial', 'losses', 'dominates', 'front', 'hypervolume', 'box', 'hypervolume_history',
-           'with_means', 'pareto_with_seeds', 'trials_table', 'share_saved', 'front_table', 'number_text', 'knee',
-           'Choice', 'ship']
+           'with_means', 'pareto_with_seeds', 'trials_table', 'share_saved', 'number_text', 'knee', 'Choice', 'ship']
 
 # %% ../../nbs/search/02_front.ipynb #6d7165ba
 @dataclass(frozen=True)
@@ -234,20 +233,6 @@ def share_saved(
 ) -> float:  # 0: nothing; 0.25: a quarter less; negative: more
     "What a cost is below another, as a share of it."
     return 1 - cost / before
-
-
-def front_table(
-    trials: Sequence[Trial],
-    objectives: Sequence[Objective],
-    baseline: Trial | None = None,  # what is saved is said beside it
-) -> pd.DataFrame:  # number, run_id, parameters, objectives, `<objective> saved`; a row a trial of the front
-    "The front of a search."
-    table = trials_table(front(trials, objectives), objectives).drop(columns=['state', 'cause'])
-    for o in objectives if baseline else ():
-        before = baseline.values.get(o.name)
-        if before and not o.higher_is_better:
-            table[f'{o.name} saved'] = share_saved(table[o.name], before)
-    return table
 
 # %% ../../nbs/search/02_front.ipynb #1a543611
 def number_text(

@@ -53,8 +53,6 @@ class Shown:
     space: Mapping[str, Any]  # parameter -> with `distribution()`
     threshold: float | None = None  # of the score
     seeds: Seeds = field(default_factory=dict)  # of front points that were trained on more seeds
-    # name -> histories of its repeats; {}: this search alone, in its own box
-    histories: Mapping[str, Sequence[np.ndarray]] = field(default_factory=dict)
     smoke: bool = False  # numbers that mean nothing
 
     @property
@@ -512,10 +510,8 @@ def causes_figure(
     return figure
 
 # %% ../../nbs/search/05_pictures.ipynb #01f5f6ab
-def _histories(s: Shown) -> Mapping[str, Sequence[np.ndarray]]:
-    "The searches beside each other, or this one alone."
-    if s.histories:
-        return s.histories
+def _history(s: Shown) -> Mapping[str, Sequence[np.ndarray]]:  # as for `hypervolume_figure`
+    "That of this search, in its own box."
     if not any(t.state == 'complete' for t in s.trials):
         raise pt.NotDrawn('no trial is complete')
     reference, ideal = box(s.trials, s.objectives)
@@ -553,14 +549,6 @@ def _front_caption(s: Shown) -> str:
     return ' '.join(said)
 
 
-def _history_caption(s: Shown) -> str:
-    repeats = any(len(its) > 1 for its in _histories(s).values())
-    return (
-        'Hypervolume of the front after each trial, as a share of the box between the worst and the ideal.'
-        + ' Lines are medians over repeats, bands reach from the lowest to the highest.' * repeats
-    )
-
-
 def _parallel_caption(s: Shown) -> str:
     return (
         f'The settings of {_n(s.trials)}, a line each, from the lowest value of each parameter '
@@ -575,6 +563,7 @@ def _slices_caption(s: Shown) -> str:
     )
 
 # %% ../../nbs/search/05_pictures.ipynb #c16f975b
+_HISTORY = 'Hypervolume of the front after each trial, as a share of the box between the worst and the ideal.'
 _TIMELINE = 'When each trial ran, from its start to its end, a line a worker. Gaps are workers that waited.'
 _CAUSES = (
     'Infeasible trials by the constraint they broke, with the time they ran. A trial that broke several '
@@ -582,7 +571,7 @@ _CAUSES = (
 )
 PICTURES = {  # name of the file -> picture, in the order of the argument
     'search_front': pt.Picture(front_figure, _front_caption),
-    'search_hypervolume': pt.Picture(hypervolume_figure, _history_caption, lambda s: (_histories(s),)),
+    'search_hypervolume': pt.Picture(hypervolume_figure, _HISTORY, lambda s: (_history(s),)),
     'search_importances': pt.Picture(importances_figure, IMPORTANCE),
     'search_parallel': pt.Picture(parallel_figure, _parallel_caption),
     'search_slices': pt.Picture(slices_figure, _slices_caption),

@@ -17,8 +17,7 @@ from ..core.config import ConfigError, RunConfig, flat, result_parameters, task_
 from ..core.given import make_config
 from ..core.resolve import factors
 from ..tasks.sources import Corpus
-from ..experiment.launch import RunError, execute, failures, make_runs, milestones
-from .driver import Follow, make_settings
+from ..experiment.launch import Follow, RunError, execute, failures, make_runs, milestones, outcome
 from .spaces import OneOf, Real, Space
 from ..experiment.plan import Plan, plan
 from ..records.store import records, units
@@ -77,11 +76,10 @@ def tuning_id(
     arm: str,
     space: Space,
     trials: int,
-    seed: int = TUNING_SEED,
     more: dict | None = None,  # what its trials have that is not usual, as of `plan_search`
 ) -> str:  # '<study>-<arm>-<8 hex digits>'
     "The name of a search."
-    parts: list = [study, arm, {k: _as_named(of) for k, of in sorted(space.items())}, trials, seed]
+    parts: list = [study, arm, {k: _as_named(of) for k, of in sorted(space.items())}, trials, TUNING_SEED]
     if more:
         parts.append(more)
     named = json.dumps(parts, sort_keys=True)
@@ -210,7 +208,13 @@ def judge(
     return pd.DataFrame(rows)
 
 # %% ../../nbs/search/07_random.ipynb #e15e2727
-def _made(plans: Sequence[Plan], say: Callable[[str], None], jobs: int, follow: Follow) -> list[dict]:
+def _made(
+    plans: Sequence[Plan],
+    say: Callable[[str], None],
+    jobs: int,
+    follow: Follow,
+    told: Callable[[dict], str] = outcome,  # as of `launch.make_runs`
+) -> list[dict]:
     "The records of runs of one study, once all are made."
 
     def make(p: Plan, beside: int) -> None:
@@ -218,11 +222,16 @@ def _made(plans: Sequence[Plan], say: Callable[[str], None], jobs: int, follow: 
         own = milestones if beside > 1 else follow
         execute(p, own(lambda text: say(f'{p.run_id}, {text.strip()}')), say, beside)
 
-    failed = make_runs(plans, make, say, jobs)
+    failed = make_runs(plans, make, say, jobs, told)
     if failed:
         raise RunError(failures(failed, len(plans)))
     found = {r['run_id']: r for r in records(plans[0].config.study)}
     return [found[p.run_id] for p in plans]
+
+
+def _outcome_as_judged(record: dict) -> str:
+    "A trial in a line; a search is not shown its test set."
+    return outcome(as_judged([record])[0])
 
 
 def space_of(
@@ -268,8 +277,7 @@ def search(
     settings = [setting for setting, _ in planned]
     plans = [p for _, p in planned]
     on_plans(plans)
-    shared = _shared(mode, space, trials, study, common)
-    made = make_settings(planned, space, shared, jobs, say, follow)
+    made = _made(plans, say, jobs, follow, _outcome_as_judged)
     table = judge(settings, made, units(plans[0].config.study, [r['run_id'] for r in made]))
     chosen = {name: table[name].tolist()[0] for name in space}
     return Search(plans[0].config.tuning_id, mode, table, chosen)

@@ -17,7 +17,7 @@ from ..analysis.evidence import primary_interval
 from ..core.config import counted, score_name, task_info
 from ..core.files import atomic_write, figures_path, runs_path
 from ..records.store import units
-from .driver import Found, choice, runs_of, seed_values
+from .found import Found, choice, runs_of, seed_values
 from .front import Trial, losses, number_text, pareto_with_seeds, share_saved, trials_table
 
 # %% auto #0

@@ -142,13 +142,11 @@ def first_points(
 _ATTRIBUTES = ('run_id', 'causes', 'values', 'seconds', 'started_s', 'ended_s', 'extra', 'reason')
 
 
-def _storage(path: Path | None, url: str):  # of Optuna
+def _storage(path: Path, url: str):  # of Optuna
     "Where trials are kept."
-    from optuna.storages import InMemoryStorage, JournalStorage, RDBStorage
+    from optuna.storages import JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
-    if not url and path is None:
-        return InMemoryStorage()
     if not url:
         path.parent.mkdir(parents=True, exist_ok=True)
         turn = JournalFileSymlinkLock(str(path))  # who writes has it, on whatever machine
@@ -177,12 +175,12 @@ def _storage(path: Path | None, url: str):  # of Optuna
 
 
 @contextmanager
-def _undamaged(path: Path | None) -> Iterator[None]:
+def _undamaged(path: Path) -> Iterator[None]:
     "Inside, Optuna reads a journal; what it says of a line that is none becomes a sentence."
     try:
         yield
     except (json.JSONDecodeError, UnicodeDecodeError, AssertionError, TypeError, KeyError) as e:
-        if path is None or not path.exists():
+        if not path.exists():
             raise
         raise ConfigError(
             f'{path} is damaged ({str(e) or type(e).__name__}); restore it, or move it away and give the '
@@ -217,7 +215,7 @@ class Ledger:
     "The trials of a search, as Optuna keeps them."
 
     name: str  # the study's
-    path: Path | None  # of the journal, where there is no URL; None: they are forgotten at the end
+    path: Path  # of the journal, where there is no URL
     space: Space
     objectives: Sequence[Objective]
     identity: Mapping[str, Any]  # JSON-able; what may not differ between two calls of one search

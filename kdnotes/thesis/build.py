@@ -27,7 +27,7 @@ from ..records.store import predictions, records, units
 from ..tasks.squad import answer_sentences
 from ..analysis.energy import energy_values, measured_modes
 from ..analysis.scaling_results import predictions as predicted_steps
-from ..search.driver import is_search, load_found
+from ..search.found import is_search, load_found
 from ..search.summary import draw_found, runs_of, seed_values
 from .facts import flat, peaks_table, settings_table, studies_table, table
 from .facts import transfer_values, trial_values

@@ -12,7 +12,7 @@ from ..analysis.estimate import duration
 from ..analysis.intervals import Interval
 from ..analysis.evidence import primary_interval
 from ..core.config import task_info
-from ..search.driver import Found, choice
+from ..search.found import Found, choice
 from ..search.front import number_text, share_saved, with_means
 from ..search.spaces import STUDY, Integer, OneOf, Real, Space
 from ..search.summary import front_with_test, seed_values
