@@ -43,7 +43,8 @@ def is_parameters(cell: dict) -> bool:
 
 
 def kinds(outputs: list[dict]) -> set[str]:
-    "What a cell shows: streams by name, and all MIME types."
+    "What a cell shows: streams by name, and all MIME types; not its progress, which slow ones show."
+    outputs = [o for o in outputs if o['output_type'] != 'display_data']
     return {o.get('name') or o['output_type'] for o in outputs} | {
         k for o in outputs for k in o.get('data', {})
     }
