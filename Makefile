@@ -110,7 +110,7 @@ $(error `make $(GOALS)` has no variable $(firstword $(filter-out $(VARIABLES),$(
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints audit study report tune search test test-all test-rest lint check fuzz mutation bench scaling doctor gpu-check thesis docs lab readme clean
+.PHONY: help setup constraints audit study report tune search test test-all test-rest lint check fuzz mutation bench scaling doctor gpu-check thesis docs lab lessons readme clean
 
 help:    ## print this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
@@ -228,6 +228,12 @@ docs: setup   ## build the docs site in _docs/ from notebooks, modules and evide
 
 lab: setup    ## start JupyterLab
 	jupyter lab
+
+lessons: setup  ## run the lessons in nbs/lessons from beginning to end, and keep what they show: ten minutes
+	@for lesson in nbs/lessons/*.ipynb; do \
+	    echo "$$lesson" && jupyter nbconvert --log-level=ERROR --to notebook --execute --inplace "$$lesson" 2> >($(QUIET) >&2) || \
+	    { echo "$$lesson failed at the cell above; mend it, or what it shows, and call make lessons again" >&2; exit 1; }; done
+	nbdev_clean --fname nbs/lessons
 
 readme: setup ## make README.md of nbs/index.ipynb
 	jupyter nbconvert --to notebook --execute --inplace nbs/index.ipynb

@@ -92,6 +92,11 @@ def packages(root: Path) -> list[str]:
     return ordered(sorted(p.parent.name for p in (root / 'kdnotes').glob('*/__init__.py')), ORDER)
 
 
+def lessons(root: Path) -> list[str]:
+    "The lessons, in the order of their numbers."
+    return sorted(p.stem for p in (root / 'nbs' / 'lessons').glob('*.ipynb'))
+
+
 def how_tos(root: Path) -> list[str]:
     "The how-to notebooks, in the order in which the start names them."
     there = sorted(p.stem for p in (root / 'nbs' / 'howto').glob('*.ipynb'))
@@ -115,6 +120,7 @@ def addresses(root: Path, modules: Iterable[Module]) -> dict[str, str]:
     "Which file of the checkout is which page."
     return (
         {'nbs/index.ipynb': '/index.ipynb', 'README.md': '/index.ipynb'}
+        | {f'nbs/lessons/{name}.ipynb': f'/lessons/{name}.ipynb' for name in lessons(root)}
         | {f'nbs/howto/{name}.ipynb': f'/howto/{name}.ipynb' for name in how_tos(root)}
         | {f'nbs/{name}.ipynb': f'/experiments/{name}.ipynb' for name in experiments(root)}
         | {f'bench/nbs/{name}.ipynb': f'/bench/{name}.ipynb' for name in bench(root)}
@@ -169,6 +175,7 @@ def about_package(root: Path, package: str) -> str:
 def write_start(site: Site) -> None:
     "The first page, with the list of all others at its side."
     lists = [
+        toctree([f'lessons/{name}' for name in lessons(site.root)], 'Lessons'),
         toctree([f'howto/{name}' for name in how_tos(site.root)], 'How to'),
         toctree([f'experiments/{name}' for name in experiments(site.root)], 'Notebooks to run'),
         toctree(
@@ -184,7 +191,9 @@ def write_start(site: Site) -> None:
 
 
 def write_notebooks(site: Site) -> None:
-    "How-to, experiments and the bench."
+    "Lessons, how-to, experiments and the bench."
+    for name in lessons(site.root):
+        site.write_notebook(f'nbs/lessons/{name}.ipynb')
     for name in how_tos(site.root):
         site.write_notebook(f'nbs/howto/{name}.ipynb')
     for name in experiments(site.root):

@@ -16,7 +16,8 @@ PLACES = (ROOT / 'nbs', ROOT / 'bench' / 'nbs')
 NOTEBOOKS = [p for of in PLACES for p in sorted(of.rglob('*.ipynb')) if '.ipynb_checkpoints' not in p.parts]
 LIBRARY = [p for p in NOTEBOOKS if re.match(r'\d\d_', p.name)]
 HOW_TO = [p for p in NOTEBOOKS if p.parent.name == 'howto']
-EXPERIMENTS = [p for p in NOTEBOOKS if p not in LIBRARY + HOW_TO and p.stem != 'index']
+LESSONS = [p for p in NOTEBOOKS if p.parent.name == 'lessons']
+EXPERIMENTS = [p for p in NOTEBOOKS if p not in LIBRARY + HOW_TO + LESSONS and p.stem != 'index']
 
 
 @functools.cache
