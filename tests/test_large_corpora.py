@@ -20,6 +20,7 @@ from synthetic import read_large, synthetic_pairs
 from kdnotes.core import files, tables
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.files import FileError, cache_path
+from kdnotes.experiment.clean import stale
 from kdnotes.tasks import rules, sources
 from kdnotes.tasks.candidates import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
@@ -578,3 +579,11 @@ def test_a_missing_column_is_told_before_any_row_is_read(reviews, end):
     with pytest.raises(CorpusError, match=r"no column 'text' among .* and 280 more; rename") as refusal:
         load_corpus('text_classification', str(reviews))
     assert len(str(refusal.value)) < 800
+
+
+def test_columns_of_files_that_have_changed_are_stale_and_no_others(reviews, large):
+    load_corpus('text_classification', str(reviews))
+    assert stale() == []
+    with (reviews / 'train.jsonl').open('a') as f:
+        f.write(json.dumps(dict(text='one more', label='1')) + '\n')
+    assert [leftover.path.suffix for leftover in stale()] == [".corpus"]

@@ -95,14 +95,12 @@ def _is_older(signal: Path) -> bool:
 def _has_changed(corpus: Path) -> bool:
     "Were columns made of files that are others now?"
     try:
-        read = read_json(corpus / 'meta.json').get('read', {})
-        return not read or any(
-            not Path(path).is_file() or sha256_big_file(path) != of for path, of in read.values()
-        )
+        read = read_json(corpus / 'meta.json')['known']['read']
+        return any(not Path(path).is_file() or sha256_big_file(path) != of for path, of in read.values())
     except FileError:
         return False  # half made
-    except (OSError, ValueError, AttributeError):
-        return True  # a file that is gone
+    except (OSError, KeyError, TypeError, ValueError):
+        return True  # a file that is gone, or columns of an earlier version, which no key leads to
 
 
 def leftovers() -> list[Leftover]:

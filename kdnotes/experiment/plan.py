@@ -61,11 +61,11 @@ from kdnotes.experiment.planned import (
     teacher_origin,
     teachers_in_words,
 )
+from ..tasks.base import split_sizes
 from kdnotes.tasks.sources import (
     Corpus,
     corpus_of,
     resolve_corpus,
-    split_sizes,
 )
 from ..records.schema import NAMING
 

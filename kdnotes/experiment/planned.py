@@ -36,7 +36,8 @@ from kdnotes.core.resolve import (
     training_settings,
 )
 from ..records.store import find_record
-from ..tasks.sources import resolve_corpus, sizes_in_words
+from ..tasks.base import sizes_in_words
+from ..tasks.sources import resolve_corpus
 
 # %% auto #0
 __all__ = ['on_this_machine', 'study_name', 'smoke_name', 'lined', 'Plan', 'teacher_origin', 'converged_in_words',

@@ -15,9 +15,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 from ..core.arms import MODES
-from ..core.config import RunConfig, TaskSettings
+from ..core.config import RunConfig, TaskSettings, counted, task_info
 from ..core.files import sha256_text
-from ..core.columns import Columns, joined
+from ..core.columns import Columns, Texts, joined
 from .sources import Corpus, Rows
 from .batching import Batch, EncodedPairs, all_apart
 from ..losses.conventions import dialect_weights
@@ -27,7 +27,7 @@ from ..losses.targets import hard_target_ce, soft_target_kl
 __all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'FLOOR_COLUMNS', 'SignalSpec', 'Primary', 'Evaluation', 'unit_table', 'SoftTargets',
            'soft_targets', 'free_weights', 'check_free_weights', 'free_weights_in_words', 'labels_config',
            'sequence_head_flops', 'worst_units', 'words_of', 'floors_key', 'some_rows', 'floor_table', 'Forward',
-           'Task', 'setting', 'TaskInfo', 'TaskView']
+           'Task', 'setting', 'TaskInfo', 'split_sizes', 'sizes_in_words', 'TaskView']
 
 # %% ../../nbs/tasks/05_base.ipynb #a3434a53
 @dataclass(frozen=True)
@@ -511,6 +511,33 @@ class TaskInfo:
         "The setting used for a network on a corpus when a run gives none."
         keys = product((f'{transfer} -> {corpus}', corpus, '*'), (network, '*'))
         return dict(next(self.defaults[key] for key in keys if key in self.defaults))
+
+# %% ../../nbs/tasks/05_base.ipynb #c7bae6c7
+def split_sizes(
+    corpus: Corpus,
+    task: str,  # of `config.TASKS`
+) -> dict[str, dict[str, int]]:  # split -> 'rows', and what several rows make together: 'questions'
+    "How much there is of each split."
+    of = task_info(task).rows_of
+    return {
+        split: dict(rows=len(rows)) | ({of[0]: len(set(Texts(rows, of[1])))} if of else {})
+        for split, rows in corpus.splits.items()
+    }
+
+
+def sizes_in_words(
+    sizes: dict[str, dict[str, int]],  # of `split_sizes`
+    task: str,  # of `config.TASKS`
+) -> str:  # 'train 857 questions (8,672 rows), dev ...'
+    "The same for people."
+    info = task_info(task)
+
+    def words(n: dict[str, int]) -> str:
+        if info.rows_of is None:
+            return counted(n['rows'], info.row_name[:-1])
+        return f'{counted(n[info.rows_of[0]], info.rows_of[0][:-1])} ({counted(n["rows"], "row")})'
+
+    return ', '.join(f'{split} {words(n)}' for split, n in sizes.items())
 
 # %% ../../nbs/tasks/05_base.ipynb #e525fbdc
 class TaskView:

@@ -17,6 +17,7 @@ from ..core.config import ConfigError, shown, task_info
 from ..core.files import atomic_write, cache_path, sha256_text
 from ..core.streams import stream
 from .rules import TEACHER, class_cells, needed_columns, score_columns, score_key
+from .base import sizes_in_words, split_sizes
 from kdnotes.tasks.sources import (
     FORMATS,
     SPLITS,
@@ -27,8 +28,6 @@ from kdnotes.tasks.sources import (
     dataset_classes,
     of_split,
     read_split,
-    sizes_in_words,
-    split_sizes,
 )
 
 # %% auto #0

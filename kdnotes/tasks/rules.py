@@ -38,7 +38,7 @@ from kdnotes.core.tables import (
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'UNLABELLED', 'TEACHER', 'Corpus', 'MadeCorpus', 'UnlabelledRule', 'CorpusRules', 'score_key',
            'score_columns', 'column_names', 'mapped', 'check_layout', 'needed_columns', 'drop_in_words', 'check_filled',
-           'checked_rows', 'check_every_row', 'possible_columns', 'read_split', 'of_split']
+           'checked_rows', 'check_every_row', 'read_split', 'of_split']
 
 # %% ../../nbs/tasks/00_rules.ipynb #e4549e5e
 # of one split, in the source's order: a list, or `Columns` where it is large
@@ -503,15 +503,6 @@ def _with_room(parts: Iterable[list[dict]], path: Path, n: int) -> Iterator[list
             check_room(path.parent, written * (n / len(rows) - 1), f'the columns of {n:,} rows')
 
 # %% ../../nbs/tasks/00_rules.ipynb #2f1d23a6
-def possible_columns(
-    rules: CorpusRules,
-    columns: str | None,  # of `column_names`
-) -> set[str]:
-    "The columns that rows may need: those that keys are said to have, and those that are called as keys are."
-    names = column_names(columns, rules.columns, rules.scored)
-    return {*names, *names.values()}
-
-
 def read_split(
     path: Path,  # ends in one of FORMATS
     split: str,  # 'train' | 'dev' | 'test': what it is used for

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from ..core.arms import MODES
-from ..core.columns import Columns, Texts, codes, joined, open_sealed, seal, taken, with_cell
+from ..core.columns import Columns, codes, joined, open_sealed, seal, taken, with_cell
 from ..core.config import ConfigError, RunConfig, counted, shown, task_info
 from kdnotes.core.files import (
     cache_path,
@@ -42,13 +42,12 @@ from kdnotes.tasks.rules import (
     column_names,
     mapped,
     of_split,
-    possible_columns,
     read_split,
 )
 
 # %% auto #0
 __all__ = ['PLAIN_NAMES', 'LARGE', 'find_folder', 'split_files', 'place_of', 'read_folder', 'hub_rows', 'read_hub', 'local_copy',
-           'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules', 'trained_on', 'split_sizes', 'sizes_in_words']
+           'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules', 'trained_on']
 
 # %% ../../nbs/tasks/04_sources.ipynb #98cb0f20
 # of a split's file, without its ending
@@ -535,8 +534,17 @@ def _large_files(rules: CorpusRules, name: str, columns: str | None) -> dict[str
     return files if size >= LARGE else {}
 
 
+def _possible_columns(
+    rules: CorpusRules,
+    columns: str | None,  # of `column_names`
+) -> set[str]:
+    "The columns that rows may need: those that keys are said to have, and those that are called as keys are."
+    names = column_names(columns, rules.columns, rules.scored)
+    return {*names, *names.values()}
+
+
 def _size_of_all(files: dict[str, Path], rules: CorpusRules, columns: str | None) -> int:  # bytes
-    possible = possible_columns(rules, columns)
+    possible = _possible_columns(rules, columns)
     return sum(size_of(path, possible) for path in files.values())
 
 
@@ -548,7 +556,7 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
     before = _sums(files)
     rules = task_info(task).corpora
     read_as = json.dumps([task, name, columns, list(rules.columns)])
-    key = sha256_text('corpus-4', read_as, json.dumps(before, sort_keys=True))
+    key = sha256_text('corpus-5', read_as, json.dumps(before, sort_keys=True))
     folder = cache_path() / 'corpora' / f'{key[:32]}.corpus'
     if found := open_sealed(folder):
         return _unsealed(files, *found)
@@ -564,7 +572,8 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
             for split, now in _sums(files).items():
                 if now != before[split]:
                     raise changed(files[split])
-            seal(folder, {of: value for of, value in vars(corpus).items() if of != 'splits'})
+            about = {of: value for of, value in vars(corpus).items() if of != 'splits'}
+            seal(folder, dict(read=before, corpus=about))
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -577,31 +586,4 @@ def _sums(files: dict[str, Path]) -> dict[str, list[str]]:
 
 
 def _unsealed(files: dict[str, Path], known: dict[str, Any], columns: dict[str, Columns]) -> Corpus:
-    return Corpus(splits={split: columns[split] for split in files}, **known)
-
-# %% ../../nbs/tasks/04_sources.ipynb #ce72c335
-def split_sizes(
-    corpus: Corpus,
-    task: str,  # of `config.TASKS`
-) -> dict[str, dict[str, int]]:  # split -> 'rows', and what several rows make together: 'questions'
-    "How much there is of each split."
-    of = task_info(task).rows_of
-    return {
-        split: dict(rows=len(rows)) | ({of[0]: len(set(Texts(rows, of[1])))} if of else {})
-        for split, rows in corpus.splits.items()
-    }
-
-
-def sizes_in_words(
-    sizes: dict[str, dict[str, int]],  # of `split_sizes`
-    task: str,  # of `config.TASKS`
-) -> str:  # 'train 857 questions (8,672 rows), dev ...'
-    "The same for people."
-    info = task_info(task)
-
-    def words(n: dict[str, int]) -> str:
-        if info.rows_of is None:
-            return counted(n['rows'], info.row_name[:-1])
-        return f'{counted(n[info.rows_of[0]], info.rows_of[0][:-1])} ({counted(n["rows"], "row")})'
-
-    return ', '.join(f'{split} {words(n)}' for split, n in sizes.items())
+    return Corpus(splits={split: columns[split] for split in files}, **known['corpus'])
