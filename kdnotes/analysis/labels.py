@@ -278,7 +278,7 @@ def labels_figure(e: Evidence) -> Figure:
         raise pt.NotDrawn('all runs have as many labels; give labels=<n>, as --grid labels=64,256,1024 does')
     task, primary = e.records[0]['task'], e.records[0]['primary']
     unit = unit_of(task, primary['metric'])
-    figure = Figure(figsize=(pt.WIDTH, 3.4))
+    figure = Figure(figsize=(pt.WIDTH, 4.2))
     axes = figure.subplots()
     for start in dict.fromkeys(map(start_of, known)):
         best = _best_alone(its for its in known if start_of(its) == start)
@@ -289,17 +289,24 @@ def labels_figure(e: Evidence) -> Figure:
     given = [its for its in known if its.labels is None]
     for its, dashes in zip(given, cycle(('--', ':', '-.'))):
         level = unit.factor * e.values[its.arm]['primary'].estimate
-        axes.axhline(level, color=pt.BLACK, linewidth=1, linestyle=dashes, label=its.arm, zorder=1)
+        axes.axhline(level, color=pt.BLACK, linewidth=1, linestyle=dashes, label=_named(its), zorder=1)
     trained = [its for its in known if its.labels is not None]
     for its, x in zip(trained, _apart([its.labels for its in trained])):
         looks = _looks(its, trained)
         row = pt.mark(e.values[its.arm]['primary'], looks, unit.factor, hollow=its.role == 'alone')
-        pt.put_marks(axes, [row | dict(at=x)], 'y', label=its.arm)
+        pt.put_marks(axes, [row | dict(at=x)], 'y', label=_named(its))
     pt.log_axis(axes, 'x', _numbers(known))
     axes.set_xlabel('rows with a label')
     axes.set_ylabel(metric_on(primary, task))
-    figure.legend(loc='outside right upper')
+    figure.legend(loc='outside lower center', ncols=2)
     return figure
+
+
+def _named(its: Learner) -> str:
+    "An arm, and what it learnt from, as a legend has it."
+    taught = 'distilled' + f', {its.texts:,} rows without a label' * bool(its.texts)
+    how = dict(teacher='a teacher', alone='no distillation', taught=taught)[its.role]
+    return f'{its.arm} ({"not trained here" if its.labels is None else how})'
 
 
 def _apart(labels: Sequence[int]) -> list[float]:

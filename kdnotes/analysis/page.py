@@ -64,13 +64,13 @@ def _table(df: pd.DataFrame, caption: str, index: bool = True) -> Table:
     return Table(tuple(map(str, df.columns)), rows, caption)
 
 
-def _turned(df: pd.DataFrame, caption: str) -> Table:
-    "Arms side by side: a column is a row, and what all arms have in common is said once, in the caption."
+def _by_arm(df: pd.DataFrame, caption: str) -> Table:
+    "An arm a row; what all arms have in common is said once, in the caption."
     same = [c for c in df.columns if len(df) > 1 and df[c].nunique() == 1]
     alike = ', '.join(f'{c} {df[c].iloc[0]}' for c in same if df[c].iloc[0] != '-')
     missing = ', '.join(c for c in same if df[c].iloc[0] == '-')
     more = f' The same in all: {alike}.' * bool(alike) + f' Not measured: {missing}.' * bool(missing)
-    return _table(df.drop(columns=same).T.rename_axis(index=''), caption + more)
+    return _table(df.drop(columns=same), caption + more)
 
 # %% ../../nbs/analysis/16_page.ipynb #81e70bb6
 def runs_table(
@@ -120,13 +120,13 @@ def page_of(
     compared = tables({'Arms compared on the same seeds and units.': found.comparisons}, index=False)
     runs = tables({'One a row.': runs_table(e.records), **differ}, index=False)
     notes = (f'{note[0].upper()}{note[1:]}.' for note in found.notes)
-    use = _turned(found.use, 'Means over runs; shares with their intervals.')
+    use = _by_arm(found.use, 'Means over runs; shares with their intervals.')
     parts = (
         Part('What each model is for its user', tables=(use, *floors)),
-        Part('What it took to train', tables=(_turned(found.arms, 'Mean ± half of the interval.'),)),
-        Part('How it was trained', found.setting),
-        Part('What each factor does', found.sentences, compared),
+        Part('What it took to train', tables=(_by_arm(found.arms, 'Mean ± half of the interval.'),)),
         Part('Figures', figures=tuple(f for f in figures if f.path)),
+        Part('What each factor does', found.sentences, compared),
+        Part('How it was trained', found.setting),
         Part('All metrics', tables=tables(metrics)),
         Part('What was left out, and what to know', (*notes, *left_out)),
         Part('The runs', tables=runs),
