@@ -66,10 +66,26 @@ class Site:
         self, path: str, own: dict[str, str] | None = None, after: str = '', end: str = ''
     ) -> None:
         "A notebook as a page."
-        notebook = json.loads((self.root / path).read_text(encoding='utf-8'))
+        notebook = as_executed(self.root, path)
         folder = path.rpartition('/')[0]
         made = page(notebook, lambda text: self.prose(text, folder, own or {}), after, end)
         self.write(self.addresses[path][1:], json.dumps(made, ensure_ascii=False))
+
+
+def as_executed(root: Path, path: str) -> dict:
+    "A notebook, with what it showed when it was run last where that is kept and its code is still the same."
+    notebook = json.loads((root / path).read_text(encoding='utf-8'))
+    kept = root / 'docs' / 'executed' / Path(path).name
+    if Path(path).parent.name != 'nbs' or not kept.is_file():
+        return notebook
+    executed = json.loads(kept.read_text(encoding='utf-8'))
+    return executed if sources(executed) == sources(notebook) else notebook
+
+
+def sources(notebook: dict) -> list[str]:
+    "What its cells say, but for the one that papermill puts in."
+    found = notebook['cells']
+    return [''.join(c['source']) for c in found if 'injected-parameters' not in c['metadata'].get('tags', [])]
 
 
 def chapter(module: Module) -> str:

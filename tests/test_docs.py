@@ -189,6 +189,17 @@ def test_links_lead_to_pages_and_a_lost_one_is_refused(written):
         written.prose('[a](lost.ipynb)', 'nbs', {})
 
 
+@pytest.mark.parametrize('kept', sorted((ROOT / 'docs' / 'executed').glob('*.ipynb')), ids=lambda p: p.stem)
+def test_what_the_site_shows_of_a_notebook_is_of_its_code_now(kept):
+    executed = json.loads(kept.read_text(encoding='utf-8'))
+    assert site.sources(executed) == site.sources(
+        json.loads((ROOT / 'nbs' / kept.name).read_text(encoding='utf-8'))
+    ), f'run `python tools/executed.py {kept.stem}`'
+    told = [json.dumps(o) for c in executed['cells'] for o in c.get('outputs', [])]
+    assert told and not [o[:200] for o in told if str(ROOT) in o or '/tmp/' in o or 'site-packages' in o]
+    assert 'error' not in {o.get('output_type') for c in executed['cells'] for o in c.get('outputs', [])}
+
+
 def test_every_command_has_its_examples_its_options_and_its_place():
     page = commands_page()
     for listed in COMMANDS:
