@@ -228,6 +228,8 @@ def gpu_check(
     Correctness in every number format, the memory of the paper profile, and speed and energy beside other
     libraries."""
     check = program('gpu_check')
+    if absent := check.missing():
+        raise ConfigError(f'these packages are missing or too old: {", ".join(absent)}; install them')
     setting = check.GpuCheckSetting(
         device=device,
         smoke=smoke,
@@ -238,6 +240,10 @@ def gpu_check(
         alternations=alternations,
     )
     chosen = check.ORDER if parts is None else parts.split(',')
-    results = check.gpu_check(setting, chosen, minutes, speaker(as_json))
+    try:
+        results = check.gpu_check(setting, chosen, minutes, speaker(as_json))
+    except KeyboardInterrupt:
+        say('gpu-check was stopped; the next one begins anew')
+        return 130
     print_json(results) if as_json else say('', check.text(results))
     return 1 if check.failures(results) else 0

@@ -121,14 +121,16 @@ def sync_tree(
     folder: str | Path,
 ) -> None:
     "Bring a folder's files and entries to the disk, before something is written that vouches for them."
-    for path in (*Path(folder).rglob('*'), folder):
-        sync(path)
+    for path in (*Path(folder).rglob('*'), Path(folder)):
+        if path.is_file() or path.is_dir():  # a link may lead nowhere
+            sync(path)
 
 # %% ../../nbs/core/04_files.ipynb #ee3febf7
 def check_room(
     folder: str | Path,  # where it is to be written; it need not be there yet
     needed: float,  # bytes
     what: str,  # in the plural, as a sentence begins: 'the tokens of 10,000,000 texts'
+    advice: str = 'free some room, or set KDNOTES_HOME to a folder on a larger disk',
 ) -> None:
     "Refuse to begin what the disk has no room for."
     there = Path(folder).absolute()
@@ -137,7 +139,7 @@ def check_room(
     if needed > free:
         raise FileError(
             f'{what} take about {_gigabytes(needed)} in {folder}, and its disk has {_gigabytes(free)} free; '
-            'free some room, or set KDNOTES_HOME to a folder on a larger disk'
+            f'{advice}'
         )
 
 
@@ -195,14 +197,18 @@ def write_json(
     obj: dict,  # JSON-able; no NaN, no infinity
 ) -> Path:  # the file
     "Write a JSON file in one step, with sorted keys."
+    return atomic_write(path, _as_json(path, obj) + '\n')
+
+
+def _as_json(path: str | Path, obj: dict) -> str:
+    "An object as the text of a file."
     try:
-        text = json.dumps(obj, sort_keys=True, indent=1, allow_nan=False)
+        return json.dumps(obj, sort_keys=True, indent=1, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as e:
         raise FileError(
             f'{path} is not written, since {e}; give plain numbers, texts, lists and dicts, and null for '
             'what is unknown'
         ) from None
-    return atomic_write(path, text + '\n')
 
 
 def read_json(
@@ -227,7 +233,8 @@ def write_signed(
     obj: dict,  # as for `write_json`
 ) -> Path:  # the file
     "Write a JSON file with the hash of what it says."
-    return write_json(path, obj | dict(sha256=_signature(obj)))
+    plain = json.loads(_as_json(path, obj))  # as it is read again: keys are texts
+    return write_json(path, plain | dict(sha256=_signature(plain)))
 
 
 def read_signed(

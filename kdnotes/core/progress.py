@@ -6,7 +6,9 @@
 from __future__ import annotations
 import contextlib
 import itertools
+import json
 import os
+import secrets
 import shutil
 import sys
 import time
@@ -15,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 from .config import counted
-from .files import FileError, read_json, write_json
+from .files import FileError, read_json
 
 # %% auto #0
 __all__ = ['QUIET_S', 'EVERY_S', 'Sink', 'Report', 'stage', 'followed', 'reporting_to', 'report', 'silent', 'meter', 'in_words',
@@ -232,7 +234,13 @@ class ReportFile:
         self.path = Path(path)
 
     def __call__(self, report: Report) -> None:
-        write_json(self.path, asdict(report))
+        # many a second, and soon forgotten: nothing waits for the disk
+        temporary = self.path.with_name(f'.{self.path.name}.{secrets.token_hex(4)}.tmp')
+        try:
+            temporary.write_text(json.dumps(asdict(report)))
+            temporary.replace(self.path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 class ReportFollower:

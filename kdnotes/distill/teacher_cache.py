@@ -240,10 +240,18 @@ class _Shard:
     def open(self, arrays: dict[str, _Array]) -> dict[str, np.ndarray] | None:
         "What is stored, by name, a row each; None: not there, or not what was written."
         found = open_appended(self.folder, _files(arrays))
-        return found and {
-            name: flat.reshape(-1, *arrays[name].shape) if name in arrays else flat
-            for name, flat in found.items()
-        }
+        if found is None:
+            return None
+        examples = self.end - self.begin
+        offsets = found.get(_OFFSETS)
+        if offsets is not None and len(offsets) != examples + 1:
+            return None
+        for name, array in arrays.items():
+            rows = int(offsets[-1]) if array.ragged else examples
+            if len(found[name]) != rows * int(np.prod(array.shape)):
+                return None
+            found[name] = found[name].reshape(rows, *array.shape)
+        return found
 
 
 def _shards(
@@ -343,7 +351,9 @@ def _bytes_of(arrays: dict[str, _Array], lengths: np.ndarray) -> int:
     )
 
 
-PART = 32  # batches between two writes: so many an interruption costs at most
+# tokens between two writes: so many an interruption costs at most. It knows nothing of a batch's size, which
+# another device may have: a resume finds the parts where they were
+PART = 1 << 17
 
 
 @dataclass(frozen=True)
@@ -361,7 +371,7 @@ class _Work:
 
     def parts(self, shard: _Shard) -> list[np.ndarray]:
         "The examples of a shard that are written together, in their order."
-        part = np.cumsum(self.lengths[shard.begin : shard.end], dtype=np.int64) // (PART * self.tokens)
+        part = np.cumsum(self.lengths[shard.begin : shard.end], dtype=np.int64) // PART
         return np.split(np.arange(shard.begin, shard.end), np.flatnonzero(np.diff(part)) + 1)
 
     def rows(
@@ -475,7 +485,8 @@ def _begin(folder: Path, key: str, lengths: np.ndarray, ranks: int, arrays: dict
     for path in set(folder.glob('shard-*')) - own:
         shutil.rmtree(path)
     if not left:
-        check_room(folder, _bytes_of(arrays, lengths), "a teacher's outputs")
+        advice = 'free some room, or use signal=online'
+        check_room(folder, _bytes_of(arrays, lengths), "a teacher's outputs", advice)
     write_signed(folder / 'partial.json', plan | dict(schema=SIGNAL_SCHEMA, key=key))
 
 

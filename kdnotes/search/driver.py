@@ -35,6 +35,7 @@ from kdnotes.search.goal import (
     threshold_of,
 )
 from .spaces import Integer, OneOf, Real, Space, baseline
+from .random import tried_again
 from .trials import Ledger, constraints_of, values_of
 
 # %% auto #0
@@ -274,14 +275,8 @@ _MOST_FAILED = 3  # trials in a row that fail for no known cause, before the sea
 
 
 def _executed(driver: _Driver, p: Plan, **more: Any) -> dict:  # more: of `launch.execute`
-    "The record of a run; one that is killed is tried once more."
-    try:
-        return driver.execute(p, **more)
-    except RunError as e:
-        if e.cause != 'killed':
-            raise
-    driver.say(f'{p.run_id} was killed, and is tried once more')
-    return driver.execute(p, **more)
+    "The record of a run."
+    return tried_again(lambda: driver.execute(p, **more), p, driver.say)
 
 
 def _make(driver: _Driver, p: Plan, limits: Limits) -> _Outcome:  # in a thread of its own

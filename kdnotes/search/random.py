@@ -25,7 +25,7 @@ from ..analysis.intervals import Interval, crossed_interval
 
 # %% auto #0
 __all__ = ['TUNING_SEED', 'SPACES', 'MOST_TRIALS', 'draws', 'tuning_id', 'Search', 'plan_search', 'as_judged', 'from_the_best',
-           'judge', 'space_of', 'plan_trials', 'search', 'tuned_plans', 'train_tuned']
+           'judge', 'tried_again', 'space_of', 'plan_trials', 'search', 'tuned_plans', 'train_tuned']
 
 # %% ../../nbs/search/07_random.ipynb #81ae8338
 TUNING_SEED = 1000  # far from 0, 1, 2, ..., the seeds of studies
@@ -168,13 +168,19 @@ def as_judged(
     # the same with the primary metric of the set that is not the test set; best first, a tie by name
 ) -> list[dict]:
     "Trials as the search sees them."
-    where = task_info(trials[0]['task']).tuning_set
     sign = -1 if trials[0]['primary']['higher_is_better'] else 1
-    judged = []
-    for r in trials:
-        value = r['metrics'][where][r['primary']['metric']]
-        judged.append(r | dict(primary=r['primary'] | dict(set=where, value=value)))
+    judged = [_judged(r) for r in trials]
+    for r in judged:
+        if r['primary']['value'] is None:
+            raise RunError('{metric} on {set} is not known'.format(**r['primary']) + f' of {r["run_id"]}')
     return sorted(judged, key=lambda r: (sign * r['primary']['value'], r['run_id']))
+
+
+def _judged(record: dict) -> dict:
+    "A record whose primary metric is that of the set by which settings are chosen."
+    where = task_info(record['task']).tuning_set
+    value = record['metrics'][where][record['primary']['metric']]
+    return record | dict(primary=record['primary'] | dict(set=where, value=value))
 
 
 def from_the_best(
@@ -208,6 +214,21 @@ def judge(
     return pd.DataFrame(rows)
 
 # %% ../../nbs/search/07_random.ipynb #e15e2727
+def tried_again(
+    attempt: Callable[[], dict],  # trains it
+    p: Plan,
+    say: Callable[[str], None],
+) -> dict:
+    "The record of a trial; one that is killed, as where memory ran out, is tried once more."
+    try:
+        return attempt()
+    except RunError as e:
+        if e.cause != 'killed':
+            raise
+    say(f'{p.run_id} was killed, and is tried once more')
+    return attempt()
+
+
 def _made(
     plans: Sequence[Plan],
     say: Callable[[str], None],
@@ -220,7 +241,8 @@ def _made(
     def make(p: Plan, beside: int) -> None:
         # several talk at the same time: each says which one it is
         own = milestones if beside > 1 else follow
-        execute(p, own(lambda text: say(f'{p.run_id}, {text.strip()}')), say, beside)
+        on_row = own(lambda text: say(f'{p.run_id}, {text.strip()}'))
+        tried_again(lambda: execute(p, on_row, say, beside), p, say)
 
     failed = make_runs(plans, make, say, jobs, told)
     if failed:
@@ -231,7 +253,7 @@ def _made(
 
 def _outcome_as_judged(record: dict) -> str:
     "A trial in a line; a search is not shown its test set."
-    return outcome(as_judged([record])[0])
+    return outcome(_judged(record))
 
 
 def space_of(
