@@ -11,6 +11,9 @@ from kdnotes.core.config import ConfigError
 
 CPU = s.Machine(4e-3, 6e-3, 12e-3, spread=0.05, overlap=0.3, crowding=0.1, alpha_s=3e-4, byte_s=1 / 0.8e9)
 GPU = s.Machine(1e-3, 2e-3, 5e-3, 0.0, 0.03, 0.5, 0.0, 2e-5, 1 / 100e9, 5e-5, 1 / 2e9, 1 / 10e9)
+# two constants alone, which are fitted fast
+SIMPLE = s.Machine(per_example_s=4e-3, byte_s=1 / 0.8e9)
+BOTH = ('per_example_s', 'byte_s')
 BASE = s.Step(16, 50, 32, 4, gradient_bytes=264e6, bucket_bytes=25 * 2**20)
 SIZE = 27e6  # bytes of the gradients of `rows`
 
@@ -157,19 +160,18 @@ def test_left_out_steps_are_predicted():
 
 
 def test_a_left_out_row_is_not_seen():
-    made = rows()
+    made = rows(SIMPLE)
     made[7] = made[7] | dict(step_s=[3 * made[7]['step_s'][0]])
-    fitted = ('per_example_s', 'byte_s'), CPU
-    table, _ = s.held_out(made, *fitted)
+    table, _ = s.held_out(made, BOTH)
     assert table['error_percent'][7] == pytest.approx(100 * (1 / 3 - 1), abs=1)
     again = made[7] | dict(name='again')  # the same configuration is left out with it
-    twice, _ = s.held_out([*made, again], *fitted)
+    twice, _ = s.held_out([*made, again], BOTH)
     assert twice['error_percent'][7] == pytest.approx(100 * (1 / 3 - 1), abs=1)
 
 
 def test_steps_that_the_model_could_not_have_made_show_in_the_errors():
-    odd = [r | dict(step_s=[r['step_s'][0] * (2.0 if r['ranks'] == 4 else 1.0)]) for r in rows()]
-    table, _ = s.held_out(odd, ('per_example_s', 'byte_s'), CPU)
+    odd = [r | dict(step_s=[r['step_s'][0] * (2.0 if r['ranks'] == 4 else 1.0)]) for r in rows(SIMPLE)]
+    table, _ = s.held_out(odd, BOTH)
     assert table['error_percent'].abs().median() > 10
 
 
