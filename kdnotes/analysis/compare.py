@@ -464,7 +464,11 @@ def _beside_floor(
 ) -> list[tuple[str, Comparison]]:
     "Comparisons with a remark where neither arm is above the floor."
     gains = {arm: gain_interval(runs, floor, units) for arm, runs in arms.items()}
-    low = {arm for arm, gained in gains.items() if gained is not None and not is_above(gained)}
+    low = {
+        arm
+        for arm, gained in gains.items()
+        if gained is not None and gained.low is not None and not is_above(gained)
+    }
 
     def told(c: Comparison) -> Comparison:
         if c.difference is None or not {c.a, c.b} <= low:

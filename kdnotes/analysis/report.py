@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 import pandas as pd
+from .comparable import trained
 from .compare import commits
 from .evidence import chain_table, difference_table
 from .figures import draw_evidence
@@ -69,6 +70,8 @@ class Report:
     def __str__(self) -> str:
         tables = [self.use, self.floors, self.arms, self.metrics, self.sets, self.progress]
         compared = 'one arm, so nothing is compared'
+        if len(self.use) > 1:
+            compared = 'no step of the chain is between these arms: `kdnotes compare A B` compares two'
         if len(self.comparisons):
             compared = self.comparisons.to_string(index=False)
         parts = [
@@ -99,7 +102,7 @@ def _setting(e: Evidence) -> tuple[str, ...]:
         'Setting:': by_arm((r['arm'], setting_in_words(r['settings'])) for r in found),
         'Not default:': by_arm(changed),
         'Kept:': by_arm((arm, kept_words(runs)) for arm, runs in e.arms.items()),
-        'Trained on': _trained_on(found),
+        'Trained on': _trained_on([r for runs in e.arms.values() for r in filter(trained, runs)]),
         'Scored on': _scored_on(e),
     }
     return tuple(f'{begin} {words}.' for begin, all_words in said.items() for words in all_words)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from ..core.arms import MODES
 from ..core.config import metric_name, task_info
-from .compare import TIMES, Comparison, verdict_on
+from .compare import ONE_SEED, TIMES, Comparison, verdict_on
 from .intervals import Interval, number_texts, scaled
 from .tests import ALPHA, Family, p_words
 
@@ -102,7 +102,7 @@ def epochs_beside(
     "How long two models were trained: a time says little without it."
     if None in (a, b):
         return ''
-    return f'{a:g} epochs each' if a == b else f'{b:g} epochs against {a:g}'
+    return f'{a:g} epoch{"s" * (a != 1)} each' if a == b else f'{b:g} epochs against {a:g}'
 
 
 def epochs_words(c: Comparison) -> str:
@@ -186,7 +186,8 @@ def _claim(c: Comparison, about: str) -> str:
     found = verdict_on(c, about)
     if i.n == 1:
         alone = f'seed {c.seeds[0]}' if len(c.seeds) == 1 else 'one seed'  # the others have no value
-        return f'With {alone} alone, {told.name} of {c.b} was {told.was}; nothing is known about other seeds'
+        own = f' ({told.amount} over the {c.unit_name} of that seed)' if i.low is not None else ''
+        return f'With {alone} alone, {told.name} of {c.b} was {told.was}{own}; not tested, since {ONE_SEED}'
     level = f'{i.level:.0%} interval, ' if i.low is not None else ''
     units = f' and {i.units} {c.unit_name}{_differing(c)}' if i.units else ''
     rests = f'{level}{i.n} seeds{units}{_p_clause(p, corrected, c.family)}'
@@ -195,7 +196,7 @@ def _claim(c: Comparison, about: str) -> str:
         what = f'The d{between} is {told.amount} ({rests})'
         return f'{what}; it was {found.words}, since {found.reason}{told.alike}'
     if found.code == 'significant':
-        whose = f', the effect of {c.attribution.factor}' if c.attribution.factor else f' ({c.called})'
+        whose = f', the effect of {c.attribution.factor}' if c.attribution.factor else ''
         alike = '' if told.better else told.alike
         return f'{told.name[0].upper()}{told.name[1:]} of {c.b} was {told.was} ({rests}){whose}{alike}'
     if i.low is None or i.low <= i.null <= i.high:

@@ -373,7 +373,8 @@ def all_values(where: Path, plan: dict, facts: dict, runs: dict[str, list[dict]]
     predicted = predicted_steps(results)
     drawn = draw_scaling(results, predicted, where / 'figures' / 'scaling')
     scope, peaks = _scope(facts, runs)
-    every = {r['run_id']: r for found in runs.values() for r in found}
+    # a run of one name may stand in two studies, made on two machines
+    every = {(r['study'], r['run_id']): r for found in runs.values() for r in found}
     others = [row['value'] for row in plan['published']]
     ours = made['main']['arms']['baseline']['primary'].estimate
     pairs = inspect.signature(answer_sentences).parameters
