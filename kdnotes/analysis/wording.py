@@ -196,7 +196,7 @@ def _claim(c: Comparison, about: str) -> str:
         what = f'The d{between} is {told.amount} ({rests})'
         return f'{what}; it was {found.words}, since {found.reason}{told.alike}'
     if found.code == 'significant':
-        whose = f', the effect of {c.attribution.factor}' if c.attribution.factor else ''
+        whose = f', the effect of {c.attribution.factor}' if c.attribution.factor else f' ({c.called})'
         alike = '' if told.better else told.alike
         return f'{told.name[0].upper()}{told.name[1:]} of {c.b} was {told.was} ({rests}){whose}{alike}'
     if i.low is None or i.low <= i.null <= i.high:
