@@ -28,6 +28,7 @@ from kdnotes.distill import teacher_cache as T
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.plan import make_task
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
+from kdnotes.core.appended import Appended, open_appended
 from kdnotes.core.given import make_config
 from kdnotes.core.files import FileError, read_signed, write_signed
 from kdnotes.core.resolve import Machine, resolve
@@ -647,6 +648,35 @@ def test_rows_of_tokens_go_on_after_an_interruption(teacher, tmp_path, monkeypat
     assert all(same_as_online(signal, task, teacher, index) for index in ORDERS)
     flip(tmp_path / 'torn' / ONLY / '_offsets')
     assert open_signal(tmp_path / 'torn') is None
+
+
+@pytest.mark.parametrize('kind', [Pairs, lambda: EachToken()], ids=['an example', 'a token'])
+@pytest.mark.parametrize('later', [32, 256])
+def test_a_resume_with_other_batches_finds_every_example(teacher, tmp_path, monkeypatch, kind, later):
+    "As on another device, where a forward takes more tokens or fewer."
+    monkeypatch.setattr(T, 'PART', 100)
+    task = kind()
+    with pytest.raises(KeyboardInterrupt):
+        make_signal(task, Counted(teacher, fail_after=5), tmp_path, KEY, tokens=64)
+    assert (tmp_path / ONLY / 'ledger.json').exists()
+    signal = make_signal(task, teacher, tmp_path, KEY, tokens=later)
+    if kind is Pairs:
+        whole = task.batch('train', task.all)
+        assert close(signal(whole), online_signal(task, teacher)(whole))
+    else:
+        assert all(same_as_online(signal, task, teacher, index) for index in ORDERS)
+
+
+def test_a_stored_signal_with_rows_too_many_or_too_few_is_not_whole(task, teacher, tmp_path):
+    signal = make_signal(task, teacher, tmp_path, KEY, tokens=64)
+    files = T._files(signal._arrays)
+    stored = {name: np.array(flat) for name, flat in open_appended(tmp_path / ONLY, files).items()}
+    for change in (lambda flat: flat[:-2], lambda flat: np.concatenate([flat, flat[:2]])):
+        shutil.rmtree(tmp_path / ONLY)
+        made = Appended(tmp_path / ONLY, files, {})
+        made.add({name: change(flat) for name, flat in stored.items()})
+        made.finish()
+        assert open_signal(tmp_path) is None
 
 
 def one_process(store, rank, ranks, folder, start, said):
