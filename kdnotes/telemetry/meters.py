@@ -73,7 +73,7 @@ def visible_gpu(
         return entry
     return f'GPU-{cuda_uuid}' if cuda_uuid else int(entry)
 
-
+# %% ../../nbs/telemetry/01_meters.ipynb #0ae77130
 def gpu_handle(
     nvml: Any,  # the module pynvml, initialised
     name: str | int,  # from `visible_gpu`
@@ -147,7 +147,7 @@ _POWER_INSTANT = 186
 # 0.05 % of the time
 SPARING = 2000.0
 
-
+# %% ../../nbs/telemetry/01_meters.ipynb #5266ee7c
 class _Driver:
     "A device of NVML that is asked one question after another."
 
@@ -330,7 +330,7 @@ class CpuMeter:
             self.reasons['joules'] = f'a RAPL counter could not be read any more: {e}'
         return None if 'joules' in self.reasons else self.microjoules / 1e6
 
-
+# %% ../../nbs/telemetry/01_meters.ipynb #37616576
 class NoMeter:
     "No device that could be read, and why."
 

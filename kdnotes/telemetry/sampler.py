@@ -53,7 +53,7 @@ def column_mean(
     values = column_values(trace, key, first, end)
     return float(values.mean()) if len(values) and np.isfinite(values).all() else None
 
-
+# %% ../../nbs/telemetry/02_sampler.ipynb #660c39f0
 def energy_of(
     trace: dict,  # of COLUMNS
     first: int = 0,  # sample that the part begins with
@@ -168,7 +168,7 @@ def _change(telemetry: Telemetry, name: str | None) -> None:
         telemetry.pieces.append((*telemetry._now, mark))
     telemetry._now = name and (name, mark)
 
-
+# %% ../../nbs/telemetry/02_sampler.ipynb #83901d4c
 def _watch(telemetry: Telemetry) -> None:
     "The thread's work: samples, and now and then a row."
     reported_at = time.perf_counter()
@@ -211,7 +211,7 @@ def _spend(
     telemetry.busy_s += spent
     telemetry._paid_at = max(telemetry._paid_at, time.perf_counter()) + spent / MOST_SHARE
 
-
+# %% ../../nbs/telemetry/02_sampler.ipynb #f01052f8
 def _sample(
     telemetry: Telemetry,
     exact: bool = False,  # read the counter now, whatever that costs

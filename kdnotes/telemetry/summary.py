@@ -56,7 +56,7 @@ def _others(cores: int, used_s: float, own_s: float, wall_s: float) -> float:
     "The share of the machine that went to others; its clock moves in hundredths of a second."
     return min(1.0, max(0.0, used_s - own_s) / (cores * wall_s))
 
-
+# %% ../../nbs/telemetry/03_summary.ipynb #86b39b9f
 def is_busy(
     machine: dict,  # `machine` of a summary or a record
 ) -> bool | None:  # None: not known
@@ -123,7 +123,7 @@ def _weighted(pairs: list[tuple[float | None, float]]) -> float | None:
         return None
     return sum(value * weight for value, weight in pairs) / (sum(weight for _, weight in pairs) or 1.0)
 
-
+# %% ../../nbs/telemetry/03_summary.ipynb #284cc8bf
 def _device(telemetry: Telemetry, energy: dict, gpu_percent: float | None) -> dict:
     "A device and how it was used."
     most = {key: column_values(telemetry.trace, key) for key in ('temperature_c', 'device_mib')}
@@ -193,7 +193,7 @@ def summarise(
         | _pace(telemetry)
     )
 
-
+# %% ../../nbs/telemetry/03_summary.ipynb #85eedfe0
 def _bridges(telemetry: Telemetry) -> dict[str, str]:
     "What was read in between others only."
     if not telemetry.bridged:
@@ -316,7 +316,7 @@ def together(
     )
     return result | dict(reasons=_reasons_together(result, summaries))
 
-
+# %% ../../nbs/telemetry/03_summary.ipynb #3cb33471
 def without_sums(
     used: dict,  # of `together`
     why: str,  # it is not the whole run
@@ -331,7 +331,7 @@ def without_sums(
     nulls = (name for name in _nulls(parts) if name.startswith('phases.') or name.endswith(sums))
     return used | parts | dict(reasons=used['reasons'] | dict.fromkeys(nulls, why))
 
-
+# %% ../../nbs/telemetry/03_summary.ipynb #c28680da
 def _average(values: list[float]) -> float:
     return sum(values) / len(values)
 
@@ -451,7 +451,7 @@ def _version(package: str) -> str | None:
     except PackageNotFoundError:
         return None
 
-
+# %% ../../nbs/telemetry/03_summary.ipynb #c366d1d4
 def git_commit(
     folder: Path | None = None,  # None: that of this module, if its repository has the module
     # '<sha>', '<sha>-dirty' when a tracked file differs that is no evidence and no figure (runs write those

@@ -72,7 +72,7 @@ def _layer(row: dict) -> dict:
         shares=shares,
     )
 
-
+# %% ../../nbs/telemetry/04_timeline.ipynb #c3bbfe2a
 def compact_gradients(
     rows: Iterable[dict],  # of kind `gradients`, in order; others are ignored
     # step, scale and layers: layer, elements, zero, not_finite (shares), log2_from, shares (of bins two
