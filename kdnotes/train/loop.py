@@ -87,7 +87,7 @@ def schedule_steps(
 
     return total, steps()
 
-
+# %% ../../nbs/train/10_loop.ipynb #06e2b26d
 def with_steps(
     task: Task,
     config: RunConfig,  # resolved
@@ -111,7 +111,7 @@ def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
         groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=True
     )
 
-
+# %% ../../nbs/train/10_loop.ipynb #cd5dbb25
 def rate_factor(
     step: int,  # from 0
     total: int,  # steps of the run
@@ -219,7 +219,7 @@ def log_interval(
     "From one `step` row to the next: a hundred rows of a training, of a long one up to a thousand."
     return max(1, min(total_steps // 100, max(20, total_steps // 1000)))
 
-
+# %% ../../nbs/train/10_loop.ipynb #b9e558fc
 def _nothing_kept(task: Task, config: RunConfig, total_steps: int) -> dict | None:
     "What a training that keeps its best model begins with."
     if config.keep != 'best':
@@ -280,7 +280,7 @@ def needed_positions(model: nn.Module, config: RunConfig) -> contextlib.Abstract
     "The last layer for what the losses read: of a classifier the first position, unless they look at layers."
     return contextlib.nullcontext() if uses_intermediate_layers(config) else first_position(model)
 
-
+# %% ../../nbs/train/10_loop.ipynb #e2c9e0e1
 def train(
     task: Task,  # encoded
     model: nn.Module,  # on the runtime's device, weights in fp32; trained in place
@@ -317,7 +317,7 @@ def train(
     take_best(state)
     return _finish(state)
 
-
+# %% ../../nbs/train/10_loop.ipynb #911487fd
 def _optimise(
     state: TrainingState, step: Step
 ) -> tuple[Tensor, bool]:  # the gradients' norm; is there a row?
@@ -360,7 +360,7 @@ def _set_rate(state: TrainingState, step: Step) -> float:
         group['lr'] = rate
     return rate
 
-
+# %% ../../nbs/train/10_loop.ipynb #3769e8a3
 def _forward_backward(state: TrainingState, step: Step) -> None:
     "All micro-batches of a step; memory that runs out becomes a sentence."
     state.fast_path.start(
@@ -393,7 +393,7 @@ def _synchronise(state: TrainingState) -> list[Tensor]:
     state.waits.end()
     return gradients
 
-
+# %% ../../nbs/train/10_loop.ipynb #5e212cfb
 def _after_update(state: TrainingState, step: Step, norm: Tensor, rate: float) -> None:
     "Remember the norm, and follow the loss scale: it falls when fp16 overflowed and the step was skipped."
     state.fast_path.clear(norm)
@@ -420,7 +420,7 @@ def _report_gradients(state: TrainingState, step: Step) -> None:
     layers = gradient_ranges(gradients, scale, scaled)
     state.row('gradients', step=step.done, scale=scale, scaled=scaled, layers=layers)
 
-
+# %% ../../nbs/train/10_loop.ipynb #3c7ae38c
 def _log(state: TrainingState, step: Step, norm: Tensor) -> None:
     "A `step` row, and a point of the curve."
     means, tokens = state.meter.read()
@@ -442,7 +442,7 @@ def _log(state: TrainingState, step: Step, norm: Tensor) -> None:
         elapsed_s=elapsed,
     )
 
-
+# %% ../../nbs/train/10_loop.ipynb #f47ee78a
 def _sets_due(state: TrainingState, step: Step) -> tuple[str, ...]:
     """All sets are evaluated every `score_every` steps, the first set every `score_epochs` epochs.
     The last step is evaluated by who has started the training; where the best is kept, it is looked at too.
@@ -469,7 +469,7 @@ def _evaluate_on_the_way(state: TrainingState, step: Step, sets: tuple[str, ...]
     if state.config.keep == 'best':
         keep_if_best(state, step, found[sets[0]])
 
-
+# %% ../../nbs/train/10_loop.ipynb #8f6df648
 def _end_early(state: TrainingState, step: Step, norm: Tensor, logged: bool) -> None:
     "The last step of a training is this one."
     state.result.steps = step.done
@@ -547,7 +547,7 @@ def _check_finite(
         if not bool(total.isfinite()):
             _explain_non_finite(state, *(step for step, _ in unchecked))
 
-
+# %% ../../nbs/train/10_loop.ipynb #52631fd5
 def _loss_of(state: TrainingState, batch: Batch) -> Callable[[nn.Module], Tensor]:
     "The weighted loss of a batch, as a function of the model."
 
