@@ -253,7 +253,7 @@ def _wait_for_all(store: dist.Store, rank: int, ranks: int) -> None:
             raise TimeoutError(f'rank {rank} waited {RANK_TIMEOUT} for the other ranks')
         time.sleep(0.02)
 
-
+# %% ../../nbs/train/03_distributed.ipynb #2e7b7624
 @dataclass(frozen=True)
 class Met:
     "What a rank knows when it has met the others."
@@ -287,7 +287,7 @@ def meet() -> Met:
     # torchrun numbers machines by their addresses; the host is to have the first rank
     return Met(rank if first is None else (rank - int(store.get('first'))) % ranks, ranks, store)
 
-
+# %% ../../nbs/train/03_distributed.ipynb #d20cd6f8
 def _device(local: int, threads: int | None) -> torch.device:
     "The device of this process, set up."
     if torch.cuda.is_available():
@@ -312,7 +312,7 @@ def _runtime(device: torch.device, dtype: str, **place) -> Runtime:
         **place,
     )
 
-
+# %% ../../nbs/train/03_distributed.ipynb #12e90f59
 def start(
     config: RunConfig,  # resolved
     met: Met | None = None,  # None: the other ranks have not been met yet
