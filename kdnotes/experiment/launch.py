@@ -95,7 +95,7 @@ def execute(
     leave_card(folder)
     return folder.record()
 
-
+# %% ../../nbs/experiment/06_launch.ipynb #c9963f8e
 def _make_foundations(
     plan: Plan, meeting: Meeting | None, on_row: Callable, say: Callable, jobs: int
 ) -> None:
@@ -109,7 +109,7 @@ def _make_foundations(
             say(f'{plan.run_id} needs {needed} first: {first.run_id}')
             execute(first, on_row, say, jobs)
 
-
+# %% ../../nbs/experiment/06_launch.ipynb #428b02a1
 def _make_run(
     plan: Plan,
     meeting: Meeting | None,
@@ -130,7 +130,7 @@ def _make_run(
                 say(f'{machines} meet at {meeting.address}; each waits half an hour for the others')
             _launch(plan, folder, meeting, on_row, jobs, held, limits)
 
-
+# %% ../../nbs/experiment/06_launch.ipynb #8d8bd42f
 def _take_part(plan: Plan, meeting: Meeting, say: Callable[[str], None]) -> dict:  # the record
     "Have ranks of a run here whose results another process writes, on another machine or this one."
     if made := _made(plan.run_id):
@@ -151,7 +151,7 @@ def _take_part(plan: Plan, meeting: Meeting, say: Callable[[str], None]) -> dict
         raise RunError(f'{folder.run_id} left no record in {folder.path}; see the log of its first rank')
     return folder.record()
 
-
+# %% ../../nbs/experiment/06_launch.ipynb #2ab40aa6
 def _doing(plan: Plan, folder: RunFolder) -> str:
     "What is done with a run that is not there."
     if is_given(plan.config):
@@ -190,7 +190,7 @@ def make_runs(
         raise RunError(failures(failed, len(plans)))
     return failed
 
-
+# %% ../../nbs/experiment/06_launch.ipynb #e72959ea
 @dataclass
 class _Maker:
     "Makes runs one by one, each after what it stands on, and says how each of them ended."
@@ -229,14 +229,14 @@ class _Maker:
                 return first.run_id
         return None
 
-
+# %% ../../nbs/experiment/06_launch.ipynb #ce9b8d67
 def missing(
     p: Plan,
 ) -> list[Plan]:
     "What a run stands on and is not made."
     return [first for first in (p.teacher, p.transfer) if first and find_run_model(first.run_id) is None]
 
-
+# %% ../../nbs/experiment/06_launch.ipynb #1cd3c3ee
 def _make_in_stages(plans: Sequence[Plan], make_one: Callable[[Plan, int], None], jobs: int) -> None:
     "Make several runs at the same time, after those that they stand on."
     for stage in stages(plans):
@@ -273,7 +273,7 @@ def _cancel(made: Sequence[Future]) -> None:
     for future in made:
         future.cancel()
 
-
+# %% ../../nbs/experiment/06_launch.ipynb #f238c135
 def _check_source(plan: Plan, record: dict) -> None:
     "Refuse a finished run of schema 2, whose name tells its weights alone, if they are read otherwise today."
     if record['models'].get('reading_sha256'):
@@ -378,7 +378,7 @@ def _times_before(plan: Plan) -> dict[str, float | None]:  # seconds
         transfer_s=transfer['time']['total_s'] if transfer else None,
     )
 
-
+# %% ../../nbs/experiment/06_launch.ipynb #8d44be7f
 def _launch(
     plan: Plan,
     folder: RunFolder,
@@ -424,7 +424,7 @@ def _write_job(plan: Plan, folder: RunFolder, jobs: int) -> None:
         )
     )
 
-
+# %% ../../nbs/experiment/06_launch.ipynb #6543d7ae
 def _run_ranks(
     plan: Plan,
     folder: RunFolder,
