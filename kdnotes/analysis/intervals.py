@@ -160,7 +160,7 @@ def cluster_interval(
         mean, variance, n - 1, LEVEL, n=n, units=len(y), method='linearised ratio, Student t over clusters'
     )
 
-
+# %% ../../nbs/analysis/01_intervals.ipynb #bf46c921
 def scaled(
     interval: Interval,
     factor: float,  # > 0
@@ -194,7 +194,7 @@ def mean_squares(
     squares = U * (seeds**2).sum((-2, -1)), S * (units**2).sum((-2, -1)), (rest**2).sum((-2, -1))
     return mean[..., 0, 0], np.stack([s / d for s, d in zip(squares, df)], -1), df
 
-
+# %% ../../nbs/analysis/01_intervals.ipynb #a49b217b
 @dataclass(frozen=True)
 class Components:
     "Two-way analysis of variance without replication: mean squares and variance components."
@@ -247,7 +247,7 @@ def moments_of(
         its_df = np.where(spread > 0, terms.sum(-1) ** 2 / spread, n - 1)
     return terms.sum(-1) / n, its_df
 
-
+# %% ../../nbs/analysis/01_intervals.ipynb #98057b6b
 def crossed_interval(
     matrix,  # (seeds, units)
     level: float = LEVEL,  # confidence level
@@ -288,7 +288,7 @@ def few_differ(
     "Is its variance known from a few units alone, with most of them without a difference?"
     return differing_units(matrix) < min(FEW_DIFFER, np.shape(matrix)[1] / 2)
 
-
+# %% ../../nbs/analysis/01_intervals.ipynb #b7f7577a
 @dataclass(frozen=True)
 class BoundedMean:
     "One-sided limits of a mean of differences whose size is bounded, seeds and units both random."
@@ -345,7 +345,7 @@ def bounded_mean(
         (S, U),
     )
 
-
+# %% ../../nbs/analysis/01_intervals.ipynb #191dacfd
 def bounded_interval(of: BoundedMean) -> Interval:  # without a standard error, since it is not symmetric
     "The interval of a mean of which few units differ."
     one_sided = (1 + LEVEL) / 2
@@ -435,7 +435,7 @@ def _resampled(y: np.ndarray, seeds: np.ndarray, units: np.ndarray) -> tuple[np.
     # what subtraction leaves of equal squares is no spread
     return mean, np.where(se < 1e-7 * np.sqrt((y**2).mean() / y.size), 0.0, se)
 
-
+# %% ../../nbs/analysis/01_intervals.ipynb #e39b230e
 def studentised_limits(
     matrix: np.ndarray,  # (seeds, units)
     seeds: np.ndarray,  # (draws, seeds) of `draw_counts`
