@@ -78,7 +78,7 @@ def _layer_stack(
         )
     return outermost[0]
 
-
+# %% ../../nbs/distill/06_students.ipynb #1970f716
 def _check_layers(layers: tuple[int, ...], n_layers: int, whose: str) -> None:
     "Refuse layers that are not there, or not in order."
     if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= n_layers:
@@ -156,7 +156,7 @@ def _student_weights(
         )
     return {name: found[name] for name in wanted}, tuple(left_out)
 
-
+# %% ../../nbs/distill/06_students.ipynb #cd0ac916
 def left_out_in_words(
     layers: tuple[int, ...],  # of the teacher that the student keeps
     left_out: tuple[str, ...],  # weights that have no place in the student
@@ -169,7 +169,7 @@ def left_out_in_words(
         'a first layer of this architecture has none; student_layers that begin with 0 lose nothing'
     )
 
-
+# %% ../../nbs/distill/06_students.ipynb #0104de6d
 def choose_layers(
     model: nn.Module,  # an encoder of transformers
     layers: tuple[int, ...],  # which of its layers to keep, from 0, rising
@@ -236,7 +236,7 @@ def check_reload(
             f"({', '.join(changed) or 'its weights'}); choose another teacher"
         )
 
-
+# %% ../../nbs/distill/06_students.ipynb #03cf1d5f
 def check_student(
     source: str | Path,  # the teacher, as for `find_model`
     layers: tuple[int, ...],  # which of its layers to keep, from 0, rising
@@ -277,7 +277,7 @@ def add_layers(
     deeper.new_parameters = [*getattr(model, 'new_parameters', []), *new]
     return deeper
 
-
+# %% ../../nbs/distill/06_students.ipynb #efe8b254
 def set_depth(
     model: nn.Module,  # an encoder of transformers
     n_layers: int,
@@ -310,7 +310,7 @@ def _feed_forward(layer: nn.Module) -> tuple[tuple[nn.Module, str], tuple[nn.Mod
         return (layer.ffn, 'lin1'), (layer.ffn, 'lin2')
     return (layer.intermediate, 'dense'), (layer.output, 'dense')
 
-
+# %% ../../nbs/distill/06_students.ipynb #7a692d3e
 def _strongest(inner: nn.Linear, outer: nn.Linear, width: int) -> list[int]:  # rising
     "The neurons with the largest norm; of equal ones the first."
     if inner.weight.is_meta:
@@ -319,7 +319,7 @@ def _strongest(inner: nn.Linear, outer: nn.Linear, width: int) -> list[int]:  # 
     squares += inner.bias.detach().square()
     return sorted(squares.argsort(descending=True, stable=True)[:width].tolist())
 
-
+# %% ../../nbs/distill/06_students.ipynb #e0afb7de
 def set_feed_forward(
     model: nn.Module,  # of `heads.SHAPED`; changed in place
     width: int,  # neurons of each feed-forward layer, >= 1
@@ -353,7 +353,7 @@ def drawn_heads(
         for layer in range(n_layers)
     ]
 
-
+# %% ../../nbs/distill/06_students.ipynb #f3677d86
 @contextmanager
 def _masked(model: nn.Module) -> Iterator[list[Tensor | None]]:
     "Multiply what each head puts out by a mask of ones; the masks (n, heads) of the last forward, by layer."
@@ -377,7 +377,7 @@ def _masked(model: nn.Module) -> Iterator[list[Tensor | None]]:
         for hook in hooks:
             hook.remove()
 
-
+# %% ../../nbs/distill/06_students.ipynb #976b5aa6
 # optimizer steps whose examples say how important a head is
 IMPORTANCE_STEPS = 4
 
@@ -429,7 +429,7 @@ def _keep(
         return most_important(importance(model), config.heads)
     return drawn_heads(n_layers, of, config.heads, config.pruning_seed)
 
-
+# %% ../../nbs/distill/06_students.ipynb #31449daf
 def shape_student(
     model: nn.Module,  # of transformers: the layers it starts from; changed in place where they suffice
     config: RunConfig,  # resolved
