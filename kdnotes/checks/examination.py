@@ -88,7 +88,7 @@ class Case:
         "What the teacher says, asked when it is needed."
         return te.online_signal(self.as_read, self.teacher, own_tokens=self.as_read is not self.task)
 
-
+# %% ../../nbs/checks/04_examination.ipynb #e3578cab
 @dataclass(frozen=True)
 class WatchedTraining:
     "A short training without dropout."
@@ -122,7 +122,7 @@ def _train_watched(
         result = tr.train(case.task, model, config, here, on_row, witness)
     return WatchedTraining(seen, witness, result, losses, probes.checksums(model.parameters()))
 
-
+# %% ../../nbs/checks/04_examination.ipynb #bffbb63d
 def _two_steps(
     case: Case,
     whole: bool,  # a step in one piece; else cut so that each rank has two micro-batches
@@ -135,7 +135,7 @@ def _two_steps(
     longest = max(int(lengths[step.index].max()) for step in tr.schedule_steps(case.task, short)[1])
     return short.model_copy(update=dict(micro_batch_tokens=NO_LIMIT if whole else 2 * longest))
 
-
+# %% ../../nbs/checks/04_examination.ipynb #64f5e7f6
 def _check_trainings(case: Case) -> list[Finding]:  # on the main rank; elsewhere nothing
     "Equalities and counts of real optimizer steps."
     here = case.here
@@ -212,7 +212,7 @@ def _judge_precision(case: Case, seen: SimpleNamespace) -> Finding:
     weights = names(p.dtype for p in case.model.parameters())
     return verdicts.judge_precision(names(seen.formats), weights, seen.flags, here.dtype, case.reason, faster)
 
-
+# %% ../../nbs/checks/04_examination.ipynb #7d2a0b47
 # most steps of the timed training, and about how long it may take
 _STEPS = 4
 _WATCH_S = 3.0
@@ -362,7 +362,7 @@ def _checks_of_one_rank(
     yield 0, 'memory', memory
     yield 0, '', lambda: _train_reference(case)
 
-
+# %% ../../nbs/checks/04_examination.ipynb #f559b872
 _CHECKS_OF_ALL_RANKS = [
     (
         ('ranks', 'one rank', 'all-reduce', 'wrapper', 'inputs', 'teacher', 'host syncs', 'precision'),
@@ -517,7 +517,7 @@ def _prepare(given: dict, runtime, shared: dict) -> Case:
         teacher_epochs=0.0 if trained else given['teacher_epochs'],
     )
 
-
+# %% ../../nbs/checks/04_examination.ipynb #f6577700
 def examine(
     job: dict,  # cases: config, label, reason, initial, teacher_run_id, teacher_epochs, folder of each
     report: Callable[[Finding], None],  # called on the main rank, and where a rank fails

@@ -156,7 +156,7 @@ def _count_all_reduces(wrapper: DistributedDataParallel, seen) -> None:
     wrapper.register_comm_hook = register_counted
     wrapper.register_forward_pre_hook(forward)
 
-
+# %% ../../nbs/checks/02_probes.ipynb #e20d14e9
 @contextlib.contextmanager
 def communication(
     # gets `wrapped`, forwards of a wrapper; `rounds` of all-reduces; `buckets`; `messages`, all calls of
@@ -180,7 +180,7 @@ def communication(
     with replaced(DistributedDataParallel, '__init__', constructed), replaced(dist, 'all_reduce', sent):
         yield
 
-
+# %% ../../nbs/checks/02_probes.ipynb #04593989
 @contextlib.contextmanager
 def _watch_halves(seen, device: str) -> Iterator[None]:
     "Count host syncs within `accumulate` and `update_weights`; logging between steps may wait."
@@ -222,7 +222,7 @@ def checksums(
 def _gradients(model: nn.Module) -> list[Tensor]:
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters() if p.requires_grad]
 
-
+# %% ../../nbs/checks/02_probes.ipynb #7f339599
 @contextlib.contextmanager
 def watch(
     model: nn.Module,  # not wrapped
@@ -302,7 +302,7 @@ def matmul_rate(
         count = max(count + 1, min(10 * count, int(1.2 * count * seconds / max(taken, 1e-9))))
     return count * sum(2.0 * b * m * k * n for b, m, k, n in shapes) / taken
 
-
+# %% ../../nbs/checks/02_probes.ipynb #a2752959
 def bf16_speed(
     runtime: Runtime,  # of a run in bf16
     n: int = 768,  # side of the matrices
@@ -397,7 +397,7 @@ def still(
                 setattr(module, name, 0.0)
     return model
 
-
+# %% ../../nbs/checks/02_probes.ipynb #2d6722d7
 EXAMPLES = 8  # of a step of the equality checks
 
 
@@ -475,7 +475,7 @@ def few_signal(
 
     return of_few, signal.meta['teacher_s'] * here.ranks / len(chosen)
 
-
+# %% ../../nbs/checks/02_probes.ipynb #f5a1b240
 def compare_signals(
     cached: dict[str, Tensor],  # name -> (n, ...)
     online: dict[str, Tensor],

@@ -218,7 +218,7 @@ def judge_ranks(
     found = f'losses, gradients and weights are equal to the last bit on {ranks} ranks after {steps} steps'
     return Finding('ranks', 'ok', found, figure=f'{ranks} equal')
 
-
+# %% ../../nbs/checks/03_verdicts.ipynb #a9910dac
 def judge_one_rank(
     apart: list[tuple[float, float]],  # a step: `distance` of the ranks' gradient from one rank's
     losses: list[tuple[float, float]],  # a step: the loss of the ranks, of one rank
@@ -373,7 +373,7 @@ def judge_teacher(
     found = f'{said}; the largest error of its signal is {error:.1e} of its largest number'
     return _judged('teacher', not change, found, change, f'{error:.0e}')
 
-
+# %% ../../nbs/checks/03_verdicts.ipynb #1a968cf9
 def judge_cache(
     far: float,  # largest difference between the stored and the computed signal
     within: bool,  # all of them are as small as promised
@@ -438,7 +438,7 @@ def judge_memory(
     figure = f'{total / gib:.2f} GiB'
     return _judged('memory', total <= 0.85 * free, found, change, figure, 'fail' if total > free else 'warn')
 
-
+# %% ../../nbs/checks/03_verdicts.ipynb #dab3e000
 def judge_time(
     parts: dict[str, float],  # seconds by purpose
     before: float,  # seconds of a teacher's training that has to come first
