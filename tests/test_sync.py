@@ -173,6 +173,34 @@ def test_a_library_notebook_has_the_house_form(path):
         )
 
 
+TAUGHT = (  # notebooks that are written as lessons; the others are to follow
+    'analysis/01_intervals',
+    'checks/02_probes',
+    'checks/03_verdicts',
+    'checks/04_examination',
+    'checks/05_doctor',
+    'distill/06_students',
+    'experiment/06_launch',
+    'telemetry/01_meters',
+    'telemetry/02_sampler',
+    'telemetry/03_summary',
+    'telemetry/04_timeline',
+    'train/03_distributed',
+    'train/10_loop',
+)
+
+
+@pytest.mark.parametrize('name', TAUGHT)
+def test_a_lesson_interrupts_the_code_and_shows_no_bare_repr(name):
+    exports = 0  # in a row
+    for c in cells(ROOT / 'nbs' / f'{name}.ipynb'):
+        exports = exports + 1 if re.match(r'#\| *export\b', c['source']) else 0
+        assert exports <= 2, f'say why before the third exported cell in a row:\n{c["source"][:200]}'
+        for output in c.get('outputs', []):
+            if output['output_type'] == 'execute_result':
+                assert output['data'].keys() != {'text/plain'}, f'print a sentence or a table:\n{c["source"]}'
+
+
 @pytest.mark.parametrize('path', EXPERIMENTS, ids=lambda p: p.stem)
 def test_an_experiment_has_parameters_and_is_left_to_papermill(path):
     tagged = [c for c in cells(path) if 'parameters' in c['metadata'].get('tags', [])]

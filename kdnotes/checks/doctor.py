@@ -104,7 +104,7 @@ def _follow(
             time.sleep(0.2)
     return found, code
 
-
+# %% ../../nbs/checks/05_doctor.ipynb #16b451f5
 def _launch(job: dict, folder: Path, on_finding: Callable[[Finding], None], deadline: float) -> list[Finding]:
     "Start a job's processes, follow them, and name the checks that they did not reach."
     file, log, out = (folder / f"{name}-{job['ranks']}" for name in ('job.json', 'log.txt', 'findings.jsonl'))
@@ -169,7 +169,7 @@ def doctor(
 
     return Diagnosis(tuple(sorted(found, key=place)), tuple(notes), time.monotonic() - begin)
 
-
+# %% ../../nbs/checks/05_doctor.ipynb #dd877fd9
 def main() -> None:
     "Entry of a rank: `python -m kdnotes.checks.doctor <job file>`."
     die_with_parent()
