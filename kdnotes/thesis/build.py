@@ -83,6 +83,8 @@ PARTS = {
         # fp32 is beside itself with its sums in another order, as far as it was trained
         Part('rounding', 'rates'),
         Part('labels', 'labels'),
+        # other texts, starts and settings, on a GPU
+        Part('labels_gpu', 'labels', transfer='labels_teacher'),
         # what was trained elsewhere for it: its teacher, and a student of the same pairs
         Part('labels_teacher', 'transfer'),
         Part('labels_rival', 'transfer'),

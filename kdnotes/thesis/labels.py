@@ -17,7 +17,7 @@ from .steps import verdict
 from .values import study_values
 
 # %% auto #0
-__all__ = ['Beside', 'held_against', 'learners_table', 'pays_table', 'labels_values']
+__all__ = ['Beside', 'held_against', 'learners_table', 'pays_table', 'Variant', 'variants', 'variants_table', 'labels_values']
 
 # %% ../../nbs/thesis/09_labels.ipynb #158b50d6
 class Beside(NamedTuple):
@@ -77,6 +77,43 @@ def pays_table(found: Sequence[Beside]) -> pd.DataFrame:
     )
 
 
+class Variant(NamedTuple):
+    "A taught arm, beside the one it is a variant of."
+
+    pays: Pays
+    result: Comparison  # with Holm's correction over the variants
+
+    @property
+    def taught(self) -> Learner:
+        return self.pays.taught
+
+
+def variants(e: Evidence, chosen: Pays) -> list[Variant]:
+    "The other arms that are taught with as many labels and with texts, each beside the chosen one."
+    others = [
+        p
+        for p in what_pays(e)
+        if p.taught.texts and p.taught.labels == chosen.taught.labels and p.taught.arm != chosen.taught.arm
+    ]
+    found = corrected([('variant', compare(chosen.taught.runs, p.taught.runs, e.units)) for p in others])
+    return [Variant(p, result) for p, (_, result) in zip(others, found)]
+
+
+def variants_table(e: Evidence, found: Sequence[Variant]) -> pd.DataFrame:
+    "What other texts, starts and settings change: a row an arm, text."
+    return table(
+        found,
+        {
+            'taught': '{taught.arm}',
+            'texts without a label': '{taught.texts:,}',
+            'seeds': '{result.n_seeds}',
+            'score': lambda of: f'{e.values[of.taught.arm]["primary"]:.3f}',
+            'difference': '{result.difference:+.3f}',
+            'p': '{result.p_holm:p}',
+        },
+    )
+
+
 def _values(of: Beside, e: Evidence) -> dict:
     "What chapters say of one taught arm."
     taught, alone = of.pays.taught, of.alone
@@ -108,6 +145,8 @@ def labels_values(e: Evidence) -> dict:
         return values
     chosen = min(with_texts, key=lambda of: of.pays.taught.labels)
     taught, teacher = chosen.pays.taught, chosen.pays.teacher
+    varied = variants(e, chosen.pays)
+    values['tables']['variants'] = variants_table(e, varied)
     plain = [of for of in main if of.pays.taught.labels == taught.labels and not of.pays.taught.texts]
     elsewhere = [
         of for of in found if of.pays.taught.arm == taught.arm and start_of(of.alone) != start_of(taught)
@@ -117,6 +156,15 @@ def labels_values(e: Evidence) -> dict:
         texts=_values(chosen, e),
         labelled_only=_values(plain[0], e) if plain else None,
         elsewhere=_values(elsewhere[0], e) if elsewhere else None,
+        variants={
+            of.taught.arm: dict(
+                texts=of.taught.texts,
+                closed=of.pays.closed,
+                difference=of.result.difference,
+                p=of.result.p_holm,
+            )
+            for of in varied
+        },
         format=run['precision'],
         share=run['settings']['unlabelled_share'],
         teacher_primary=e.values[teacher.arm]['primary'] if teacher else None,
