@@ -19,6 +19,7 @@ from jinja2 import Environment
 from .figures import draw_evidence
 from .plotting import FigureFile
 from .report import report_of
+from .wording import sentence
 from .evidence import Evidence, ReportError, evidence
 from ..core.config import score_name, taught_by
 from ..core.files import atomic_write, figures_path, runs_path
@@ -105,7 +106,7 @@ def page_of(
     left_out = [f'The figure {f.name} is not drawn: {f.reason}.' for f in figures if not f.path]
     for _, c in e.comparisons:
         if 'comparison' in c.reasons:
-            left_out.append(f'{c.a} and {c.b} are not compared: {c.reasons["comparison"]}.')
+            left_out.append(sentence(c))
 
     def tables(by_caption: dict[str, pd.DataFrame], index: bool = True) -> tuple[Table, ...]:
         return tuple(_table(df, caption, index) for caption, df in by_caption.items() if len(df))

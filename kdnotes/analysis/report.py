@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 import pandas as pd
-from .comparable import trained
+from .comparable import lacks, trained
 from .compare import commits
 from .evidence import chain_table, difference_table
 from .figures import draw_evidence
@@ -31,7 +31,7 @@ from kdnotes.analysis.tables import (
     sets_table,
 )
 from .wording import explain, kept_words, teachers_words
-from ..core.config import counted, primary_name, score_name, task_info, visible
+from ..core.config import counted, score_name, task_info, visible
 from ..core.files import figures_path
 from ..core.resolve import by_arm, changes_in_words, setting_in_words
 
@@ -181,10 +181,8 @@ def _notes(e: Evidence, arms: pd.DataFrame) -> tuple[str, ...]:  # arms: of `arm
         notes.append(f"the runs stem from more than one git commit: {', '.join(c)}")
     if alone := [arm for arm, runs in e.arms.items() if len(runs) == 1]:
         notes.append(f"a single seed, so nothing is known about other seeds: {', '.join(alone)}")
-    for r in found:
-        if r['primary']['value'] is None:
-            why = r['reasons'].get('primary.value', 'no reason recorded')
-            notes.append(f"{r['arm']} has no {primary_name(r)}: {why}")
+    if null := [r for r in found if r['primary']['value'] is None]:
+        notes.append(lacks(null))
     if len({r['parallel']['ranks'] for r in found}) == 1:
         notes.append(f"the number of ranks was not varied: {found[0]['parallel']['ranks']} in every run")
     if marked := [f'{c.a} -> {c.b}' for _, c in e.comparisons if c.difference and c.few_differ]:

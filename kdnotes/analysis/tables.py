@@ -317,9 +317,14 @@ def _at_rest(
     rest = [e['idle_w'] for e in known]
     whole = [e['mean_w'] for e in known]
     return (
-        f'At rest it drew {min(rest):.0f} to {max(rest):.0f} W, and in the runs {min(whole):.0f} to '
-        f'{max(whole):.0f} W; "above rest" is the energy without the power at rest'
+        f'At rest it drew {_watts(rest)}, and in the runs {_watts(whole)}; "above rest" is the energy '
+        'without the power at rest'
     )
+
+
+def _watts(values: Sequence[float]) -> str:
+    "One number where all are the same as they are shown."
+    return ' to '.join(dict.fromkeys(f'{w:.0f}' for w in (min(values), max(values)))) + ' W'
 
 # %% ../../nbs/analysis/11_tables.ipynb #6a775287
 # what accuracy can be shown against
