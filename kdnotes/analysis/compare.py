@@ -435,7 +435,8 @@ def study_comparisons(
         if arm not in own and runs[0]['mode'] in arms
     ]
     compared = {arm for _, *both in steps for arm in both}
-    first, *others = [mode for mode in MODES if mode in of_mode] or [None]
+    by_steps = dict.fromkeys(arm for step in CHAIN + CONTROLS for arm in step)
+    first, *others = [mode for mode in by_steps if mode in of_mode] or [None]
     # an arm that no step leads to or from
     steps += [
         ('procedures', *pair)
