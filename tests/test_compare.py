@@ -228,14 +228,18 @@ def test_units_whose_mean_is_not_the_metric_are_not_used_and_other_units_are_ref
 def test_what_is_null_gives_its_reason_and_the_rest_stays():
     a, b = arm('full_student'), arm('full_kd')
     c = compare(a, list(map(without_value, b)))
-    assert c.difference is None and 'the evaluation failed' in explain(c)
+    assert c.difference is None and 'have no MAP: the evaluation failed.' in explain(c)
+    assert sentence(c).startswith('full_student and full_kd are not compared by MAP on the test set, since ')
     assert set(c.speedup) == {'train_s', 'total_s'}
     c = compare(a, [r | dict(time=r['time'] | {'total_s': None}) for r in b])
-    assert set(c.speedup) == {'train_s'} and 'since it is null' in c.reasons['total_s']
+    assert set(c.speedup) == {'train_s'} and c.reasons['total_s'].endswith(
+        ' have no total_s: no reason recorded'
+    )
     b[1] = b[1] | dict(time=b[1]['time'] | {'train_s': None})
     c = compare(a, b)
     assert (c.speedup['train_s'].n, c.speedup['total_s'].n) == (2, 3)
-    assert any('train_s is null' in w and b[1]['run_id'] in w for w in said(c))
+    lost = f"{b[1]['run_id']} has no train_s: no reason recorded; its pair is excluded"
+    assert lost in said(c)
 
 
 def test_two_commits_are_said():
@@ -637,7 +641,7 @@ def test_a_comparison_at_the_floor_says_that_it_tells_nothing():
         return study_comparisons(runs, units_of(runs), table)[0][1]
 
     both, one, none = (told(value) for value in (0.75, 0.71, 0.5))
-    assert both.at_floor and sentence(both).endswith('is above BM25, so that this tells nothing.')
+    assert both.at_floor and sentence(both).endswith('is better than BM25, so that this tells nothing.')
     assert 'so that this tells nothing' in explain(both)
     assert one.at_floor is None and none.at_floor is None and 'tells nothing' not in sentence(none)
 

@@ -61,8 +61,8 @@ def test_the_interval_of_a_share_above_a_floor_is_that_of_its_gains():
 
 
 AT_THE_FLOOR = {  # the best floor -> code, begin of the headline, cell of the table
-    0.81: ('teacher_at_floor', 'baseline, the teacher, is not above BM25', 'teacher at the floor'),
-    0.73: ('student_at_floor', 'mixed_kd is not above BM25', 'at the floor'),
+    0.81: ('teacher_at_floor', 'baseline, the teacher, is not better than BM25', 'teacher at the floor'),
+    0.73: ('student_at_floor', 'mixed_kd is not better than BM25', 'at the floor'),
 }
 
 
@@ -80,9 +80,9 @@ def test_there_is_no_share_at_the_floor(value):
     told = report_as_dict(report('made'))
     assert told['kept']['mixed_kd']['code'] == code and told['kept']['mixed_kd']['share'] is None
     assert told['floors']['bm25']['test']['map'] == value
-    # full_kd -> mixed_kd: neither is above it
+    # full_kd -> mixed_kd: neither is better
     [low] = [text for text in told['sentences'] if text.startswith('full_kd -> mixed_kd')]
-    assert 'either full_kd nor mixed_kd is above BM25, so that this tells nothing' in low
+    assert 'either full_kd nor mixed_kd is better than BM25, so that this tells nothing' in low
 
 
 def test_a_given_teacher_at_the_floor_is_asked_for_its_labels():
@@ -166,6 +166,56 @@ def test_where_less_is_better_a_share_is_of_what_is_less_than_the_floor():
     assert 'full_kd keeps 74.8 %' in said and 'BM25 3.800' in said
 
 
+def test_where_less_is_better_no_text_says_above():
+    for mode, value in (('baseline', 3.0), ('full_student', 3.9), ('full_kd', 3.95)):
+        for seed in range(3):
+            made = make_record(mode, seed, value + 0.01 * seed, higher=False)
+            write_run(made)
+    write_floors(made, bm25=3.8)
+    e = evidence('made')
+    keeps = in_use.headline(in_use.in_use(e))[0]
+    assert keeps.startswith('full_kd is not better than BM25, which takes no training')
+    step = next(c for _, c in e.comparisons if (c.a, c.b) == ('full_student', 'full_kd'))
+    assert step.at_floor == 'neither full_student nor full_kd is better than BM25, so that this tells nothing'
+    [teacher] = in_use.headline(in_use.in_use(evidence('made', [r['run_id'] for r in e.arms['baseline']])))[
+        :1
+    ]
+    assert teacher.endswith('It is better than BM25, which takes no training.')
+    assert 'above' not in str(report('made'))
+
+
+def without_value(record):
+    record['primary']['value'] = record['metrics']['test']['map'] = None
+
+
+def test_only_an_arm_that_is_missing_is_advised():
+    def sure(modes, change=lambda record: None):
+        return in_use.headline(in_use.in_use(write_study(modes, change=change)))[-1]
+
+    def other_batches(record):
+        if record['mode'] == 'full_kd':
+            record['settings']['batch_size'] = 16
+
+    unknown = 'What distillation itself adds is not known from these runs: '
+    assert f'{unknown}add the arm full_student, the same student without' in sure(('baseline', 'full_kd'))
+    said = sure(('baseline', 'full_student', 'full_kd'), other_batches)
+    assert f'{unknown}the step from full_student to full_kd is not kd alone: batch_size differ' in said
+
+
+def test_runs_without_a_value_are_named_with_their_reason_wherever_they_are_missed():
+    e = write_study(('baseline', 'full_student', 'full_kd'), seeds=(0,), change=without_value, floors={})
+    ids = {arm: runs[0]['run_id'] for arm, runs in e.arms.items()}
+    lack = {arm: f'{i} has no MAP: made up' for arm, i in ids.items()}
+    both = f"{ids['full_student']}, {ids['full_kd']} have no MAP: made up"
+    keeps, _, sure = in_use.headline(in_use.in_use(e))
+    assert keeps.startswith('What full_kd keeps of baseline is not known, since') and 'have no MAP' in keeps
+    step = f'full_student and full_kd are not compared by MAP on the test set, since {both}.'
+    assert sure.endswith(f'is not known from these runs: {step}')
+    assert any(step in said for said in report('made').sentences)
+    alone = in_use.headline(in_use.in_use(evidence('made', [ids['baseline']])))
+    assert alone == (f"{lack['baseline']}.",)
+
+
 def test_training_beside_the_teachers_network_in_the_same_format_stands_beside_it():
     modes = ('baseline', 'mixed_baseline', 'mixed_kd')
     saves = in_use.headline(in_use.in_use(write_study(modes)))[1]
@@ -178,7 +228,7 @@ def test_a_study_of_one_arm_says_what_it_scores_and_whether_that_was_learnt(mode
     e = write_study([mode])
     said = in_use.headline(in_use.in_use(e))
     assert len(said) == 2 and f'MAP on the test set: {mode} 0.' in said[0] and 'BM25 0.500' in said[0]
-    assert said[0].endswith('It is above BM25, which takes no training.')
+    assert said[0].endswith('It is better than BM25, which takes no training.')
     assert 'This rests on 3 seeds and 7 ' in said[1] or '3 seeds and 40' in said[1]
     assert f'What is kept and what is saved shows {other} beside it.' in said[1]
     assert str(report('made')).startswith(said[0])

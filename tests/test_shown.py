@@ -81,7 +81,7 @@ def test_a_run_without_a_value_or_a_teacher_says_so():
 
     nothing = written('full_kd', 0.72, unknown)
     box = run_box(nothing)
-    assert 'no MAP on the test set, since made up' in box.title
+    assert box.title == f'{nothing["run_id"]} has no MAP: made up'
     assert box.lines['teacher'].startswith('baseline-s9-000000000000 is not beside it')
     assert 'saved' not in box.lines
 

@@ -157,6 +157,31 @@ def test_a_function_is_one_idea():
         assert not long, f'{path}: more than {STATEMENTS} statements: {long}'
 
 
+def promise(path: Path) -> str:
+    "The line below the title."
+    return re.search(r'^> (.+)', cells(path)[0]['source'], re.M)[1]
+
+
+def test_whoever_reads_promises_alone_finds_where_a_missing_column_is_refused_and_where_the_page_is_made():
+    named = {name_of(path): promise(path) for path in LIBRARY}
+    refusing = [
+        name_of(path) for path in LIBRARY if 'rename the column that holds it' in '\n'.join(exported(path))
+    ]
+    promising = [name for name, said in named.items() if 'refusal of a missing column' in said]
+    assert refusing == promising == ['tasks.rules']
+    elsewhere = {
+        'tasks.rules': ('core.columns', 'core.tables', 'commands.refusals'),
+        'core.given': ('commands.refusals',),
+        'core.tables': ('analysis.tables',),
+        'analysis.page': ('analysis.report',),
+        'analysis.report': ('analysis.page',),
+    }
+    for name, neighbours in elsewhere.items():
+        assert all(f'`{name}`' in named[neighbour] for neighbour in neighbours), name
+    pointed = {name for said in named.values() for name in re.findall(r'`([a-z]+\.[a-z_]+)`', said)}
+    assert pointed <= set(named), 'promises name modules that exist'
+
+
 @pytest.mark.parametrize('path', LIBRARY, ids=title)
 def test_a_library_notebook_has_the_house_form(path):
     first, *rest = cells(path)

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from .intervals import Interval, difference_interval, mean_interval
-from ..core.config import task_info
+from ..core.config import primary_name, task_info
 from ..core.resolve import factor_settings, training_settings
 from ..records.schema import dropout_masks
 
 # %% auto #0
 __all__ = ['HARDWARE', 'SEED', 'trained', 'Timed', 'timed', 'of_one_machine', 'recorded', 'differences', 'Attribution',
-           'attribute', 'label', 'check_arm', 'commits', 'mixed', 'refusal', 'matched', 'matched_pairs', 'by_cluster',
-           'unit_matrix', 'units_alike', 'independent_name', 'Floor', 'floors_of', 'reach_of', 'gain', 'gain_interval',
-           'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells', 'neighbours']
+           'attribute', 'label', 'check_arm', 'commits', 'mixed', 'refusal', 'matched', 'matched_pairs', 'lacks',
+           'by_cluster', 'unit_matrix', 'units_alike', 'independent_name', 'Floor', 'floors_of', 'reach_of', 'gain',
+           'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells', 'neighbours']
 
 # %% ../../nbs/analysis/04_comparable.ipynb #af490aa1
 def trained(record: dict) -> bool:
@@ -299,6 +299,17 @@ def matched_pairs(
         why = f'they have no seed in common: {seeds}; run the same seeds in both'
     return pairs, left, why
 
+# %% ../../nbs/analysis/04_comparable.ipynb #65d754d2
+def lacks(
+    runs: Sequence[dict],  # that have no such value; at least one
+    place: str = 'primary.value',  # in a record
+) -> str:  # a clause
+    "That runs have no value, and why."
+    name = primary_name(runs[0]) if place == 'primary.value' else place.rpartition('.')[2]
+    why = dict.fromkeys(r['reasons'].get(place, 'no reason recorded') for r in runs)
+    ids = ', '.join(r['run_id'] for r in runs)
+    return f'{ids} {"has" if len(runs) == 1 else "have"} no {name}: {"; ".join(why)}'
+
 # %% ../../nbs/analysis/04_comparable.ipynb #cae6a68f
 def by_cluster(
     matrix: pd.DataFrame,  # rows: runs; columns: units; no value is missing
@@ -453,7 +464,7 @@ def interval_of_gain(
 def is_above(
     gained: Interval | None,  # of `gain_interval`
 ) -> bool:
-    "Is a model above a trivial one, as far as its interval tells?"
+    "Is a model better than a trivial one, as far as its interval tells?"
     return gained is not None and gained.low is not None and gained.low > 0
 
 # %% ../../nbs/analysis/04_comparable.ipynb #c4963e4a

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from pydantic.dataclasses import dataclass
-from pydantic.dataclasses import dataclass
 from ..core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
 from ..core.config import FIRST_TASK, task_info
 from kdnotes.analysis.tests import (
@@ -59,6 +58,7 @@ from kdnotes.analysis.comparable import (
     independent_name,
     is_above,
     label,
+    lacks,
     matched,
     matched_pairs,
     neighbours,
@@ -92,17 +92,10 @@ def metric_differences(
 ) -> tuple[np.ndarray | None, list[Remark], str | None]:
     "b - a of the primary metric, (seeds, units) or (seeds,); remarks; why there is none."
     null = [r for pair in pairs for r in pair if r['primary']['value'] is None]
-    why = [
-        (
-            f"the {r['primary']['metric']} of {r['run_id']} is null: "
-            f"{r['reasons'].get('primary.value', 'no reason recorded')}"
-        )
-        for r in null
-    ]
     pairs = [pair for pair in pairs if not any(r in null for r in pair)]
     if not pairs:
-        return None, [], why[0]
-    remarks = [Remark('no_value', f'{w}; its pair is excluded') for w in why]
+        return None, [], lacks(null)
+    remarks = [Remark('no_value', f'{lacks([r])}; its pair is excluded') for r in null]
     a = [p[0] for p in pairs]
     b = [p[1] for p in pairs]
     x = unit_matrix(a, units)
@@ -142,16 +135,17 @@ def _speedups(
     reasons = {}
     remarks = [Remark('times_excluded', times.note)] if len(runs) < 2 * len(pairs) else []
     for key in TIMES:
+        place = f'time.{key}'
         here = [p for p in pairs if all(times.has(r, key) for r in p)]
         missing = [r for p in here for r in p if not r['time'].get(key)]
         both = [p for p in here if all(r['time'].get(key) for r in p)]
         if both:
             found[key] = ratio_interval(*([pair[k]['time'][key] for pair in both] for k in (0, 1)))
+            remarks += [Remark('no_time', f'{lacks([r], place)}; its pair is excluded') for r in missing]
+        elif missing:
+            reasons[key] = f'{key} is not compared, since {lacks(missing, place)}'
         else:
-            null = f'{key} is not compared, since it is null in {_named(missing)}'
-            reasons[key] = null if missing else times.note
-        if both and missing:
-            remarks.append(Remark('no_time', f'{key} is null in {_named(missing)}; the pair is excluded'))
+            reasons[key] = times.note
     if busy := [r for r in runs if is_busy(r.get('machine') or {})]:
         share = f'others used more than {BUSY_SHARE:.0%} of the machine'
         remarks.append(Remark('busy', f'{share} during {_named(busy)}: times are unreliable'))
@@ -441,8 +435,8 @@ def study_comparisons(
         if arm not in own and runs[0]['mode'] in arms
     ]
     compared = {arm for _, *both in steps for arm in both}
-    in_order = dict.fromkeys(arm for step in CHAIN + CONTROLS for arm in step)
-    first, *others = [mode for mode in in_order if mode in of_mode] or [None]
+    by_steps = dict.fromkeys(arm for step in CHAIN + CONTROLS for arm in step)
+    first, *others = [mode for mode in by_steps if mode in of_mode] or [None]
     # an arm that no step leads to or from
     steps += [
         ('procedures', *pair)
@@ -462,7 +456,7 @@ def _beside_floor(
     arms: dict[str, list[dict]],
     units: pd.DataFrame | None,
 ) -> list[tuple[str, Comparison]]:
-    "Comparisons with a remark where neither arm is above the floor."
+    "Comparisons with a remark where neither arm is better than the floor."
     gains = {arm: gain_interval(runs, floor, units) for arm, runs in arms.items()}
     low = {
         arm
@@ -473,7 +467,7 @@ def _beside_floor(
     def told(c: Comparison) -> Comparison:
         if c.difference is None or not {c.a, c.b} <= low:
             return c
-        text = f'neither {c.a} nor {c.b} is above {floor.words}, so that this tells nothing'
+        text = f'neither {c.a} nor {c.b} is better than {floor.words}, so that this tells nothing'
         return replace(c, warnings=(*c.warnings, Remark('at_floor', text)))
 
     return [(kind, told(c)) for kind, c in comparisons]
@@ -564,6 +558,9 @@ def _effect(
     rows, left, why = matched(list(arms.values()), lambda r: r['primary']['value'] is not None)
     if why:
         return none(why)
+    null = [r for runs in arms.values() for r in runs if r['primary']['value'] is None]
+    if null and not rows:
+        return none(lacks(null))
     matrices = {a: unit_matrix(list(runs), units) for a, runs in zip(arms, zip(*rows))} or {'none': None}
     if any(
         m is None or m.isna().any(axis=None) or set(m.columns) != set(next(iter(matrices.values())).columns)

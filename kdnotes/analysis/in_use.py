@@ -16,6 +16,7 @@ from kdnotes.analysis.comparable import (
     independent_name,
     interval_of_gain,
     is_above,
+    lacks,
 )
 from .compare import Comparison
 from kdnotes.analysis.intervals import (
@@ -281,28 +282,30 @@ def _scores(
 def _keeps(use: InUse, student: str) -> str:
     e = use.evidence
     values = _scores(e, {student: student, use.teacher: f'its teacher {use.teacher}'})
-    if not values:
-        name = metric_on(e.records[0]['primary'], e.records[0]['task'])
-        return f'What {student} keeps of {use.teacher} is not known, since there is no {name}.'
     kept = use.kept[student]
-    return values if kept is None else f'{_kept_in_words(use, student, kept)} {values}'
+    told = ''
+    if not values or kept and kept.code == 'no_value':
+        null = [r for arm in (student, use.teacher) for r in e.arms[arm] if r['primary']['value'] is None]
+        told = f'What {student} keeps of {use.teacher} is not known, since {lacks(null)}.'
+    elif kept:
+        told = _kept_in_words(use, student, kept)
+    return ' '.join(filter(None, (told, values)))
 
 
-_NO_SHARE = {  # code of KEPT -> a sentence: why there is no share, and what to try
-    'no_value': 'What {student} keeps of {teacher} is not known, since a run has no value.',
+_NO_SHARE = {  # code of KEPT, of runs with a value -> a sentence: why there is no share, and what to try
     'no_floor': (
         'How much of what {teacher} has learnt {student} keeps is not known, since no model that has learnt '
         'nothing was scored beside these runs: the same `kdnotes study` again does that, and trains nothing.'
     ),
-    'not_told': 'Whether {student} is above {floor} cannot be told from single values: run more seeds.',
+    'not_told': 'Whether {student} is better than {floor} cannot be told from single values: run more seeds.',
     'teacher_at_floor': (
-        '{teacher}, the teacher, is not above {floor}, which takes no training, so that no share of it '
+        '{teacher}, the teacher, is not better than {floor}, which takes no training, so that no share of it '
         'means anything: {advice}'
     ),
     'student_at_floor': (
-        '{student} is not above {floor}, which takes no training, so that nothing it keeps of its teacher '
-        'can be shown: train it longer or at another learning rate (`kdnotes tune`), give it more layers, or '
-        'score it on more {units}.'
+        '{student} is not better than {floor}, which takes no training, so that nothing it keeps of its '
+        'teacher can be shown: train it longer or at another learning rate (`kdnotes tune`), give it more '
+        'layers, or score it on more {units}.'
     ),
 }
 _ADVICE = {  # is the teacher a model that was given?
@@ -329,7 +332,7 @@ def _kept_in_words(use: InUse, student: str, kept: Kept) -> str:
     if beside is not None and beside.share is not None:
         alone = f'; without distillation, {c.a} keeps {in_percent(beside.share)}'
     elif beside is not None and beside.code == 'student_at_floor':
-        alone = f'; without distillation, {c.a} is not above {floor}'
+        alone = f'; without distillation, {c.a} is not better than {floor}'
     return f'{student} keeps {in_percent(kept.share)} of what its teacher gains over {floor}{alone}.'
 
 
@@ -411,16 +414,26 @@ def rests_on(e: Evidence, arm: str) -> str:  # a sentence
 
 def _how_sure(e: Evidence, student: str) -> str:
     c = _effect_of_kd(e, student)
-    if c:
-        return f'{rests_on(e, student)} {sentence(c)}'
+    told = sentence(c) if c else _why_no_effect_of_kd(e, student)
+    return f'{rests_on(e, student)} {told}'
+
+
+def _why_no_effect_of_kd(e: Evidence, student: str) -> str:  # a sentence
+    "What is missing where nothing tells distillation from everything else: an arm, a value, or one setting."
+    unknown = 'What distillation itself adds is not known from these runs'
     factors = e.arms[student][0]['factors']
     precision = 'full' if factors['precision'] == 'fp32' else 'mixed'
     other = f'{precision}_student' if factors['kd'] else f'{precision}_kd'
-    return (
-        f'{rests_on(e, student)} What distillation itself adds is not known from these runs: '
-        f"add the arm {other}, the same student {'without' if factors['kd'] else 'with'} its teacher's "
-        'outputs.'
-    )
+    there = [arm for arm, runs in e.arms.items() if runs[0]['mode'] == other]
+    same = f"the same student {'without' if factors['kd'] else 'with'} its teacher's outputs"
+    if not there:
+        return f'{unknown}: add the arm {other}, {same}.'
+    c = next((c for _, c in e.comparisons if student in (c.a, c.b) and {c.a, c.b} & {*there}), None)
+    if c is None:
+        return f'{unknown}: none of {", ".join(there)} is {same}.'
+    if c.difference is None:
+        return f'{unknown}: {sentence(c)}'
+    return f'{unknown}: the step from {c.a} to {c.b} is {c.called}.'
 
 
 def _alone(use: InUse, arm: str) -> tuple[str, ...]:
@@ -428,7 +441,7 @@ def _alone(use: InUse, arm: str) -> tuple[str, ...]:
     e = use.evidence
     values = _scores(e, {arm: arm})
     if not values:
-        return (f'{arm} has no {metric_on(e.records[0]["primary"], e.records[0]["task"])}.',)
+        return (f'{lacks(e.arms[arm])}.',)
     early = unconverged_words(e.arms[arm]) if arm == use.teacher else ''
     other = 'a student' if arm == use.teacher else 'a teacher'
     beside = f'{rests_on(e, arm)} What is kept and what is saved shows {other} beside it.'
@@ -436,14 +449,14 @@ def _alone(use: InUse, arm: str) -> tuple[str, ...]:
 
 
 def _learnt(e: Evidence, arm: str) -> str:  # a sentence behind a blank; '': no trivial model was scored
-    "Is an arm above the best of the models that have learnt nothing?"
+    "Is an arm better than all models that have learnt nothing?"
     if not e.trivial:
         return ''
     floor = f'{e.trivial[0].words}, which takes no training'
     found = gain_interval(e.arms[arm], e.trivial[0], e.units)
     if found is None or found.low is None:
-        return f' Whether it is above {floor}, cannot be told from single values.'
-    return f' It is above {floor}.' if is_above(found) else f' It is not above {floor}.'
+        return f' Whether it is better than {floor}, cannot be told from single values.'
+    return f' It is better than {floor}.' if is_above(found) else f' It is not better than {floor}.'
 
 
 SMOKE_STUDY = (

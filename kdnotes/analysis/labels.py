@@ -84,7 +84,7 @@ def gap_closed(
     alone: np.ndarray,  # of `values_of`, without distillation
     taught: np.ndarray,  # with it
     teacher: np.ndarray,
-) -> Interval | None:  # None: the teacher is not above the student, as far as the interval tells
+) -> Interval | None:  # None: the teacher is not better than the student, as far as the interval tells
     "The share of the gap between a student without distillation and its teacher that distillation closes."
     gained, gap = taught - alone, teacher - alone
     whole = _mean(gap)
@@ -156,7 +156,7 @@ def labels_worth(
 NO_GAP = {  # code -> why
     'no_teacher': 'its teacher is no run of this study',
     'no_seeds': 'they have fewer than two seeds in common',
-    'not_above': 'the teacher is not above {alone}, as far as the interval tells',
+    'not_above': 'the teacher is not better than {alone}, as far as the interval tells',
 }
 
 

@@ -31,9 +31,9 @@ from ..core.files import atomic_write, lock, read_json, runs_path, sha256_file, 
 from .intervals import Interval
 
 # %% auto #0
-__all__ = ['BLACK', 'ORANGE', 'SKY', 'GREEN', 'BLUE', 'RED', 'PURPLE', 'QUIET', 'PALE', 'LINE', 'LOOKS', 'ORDER', 'WIDTH',
-           'SMALLEST', 'STYLE', 'BOUNDED', 'BAND', 'SMOKE_MARK', 'look', 'theme', 'figure_bytes', 'notebook_png',
-           'drawing', 'arms_of', 'mark', 'put_marks', 'explain_bounded', 'interval_rows', 'rows_from_the_top', 'grid',
+__all__ = ['BLACK', 'ORANGE', 'SKY', 'GREEN', 'BLUE', 'RED', 'PURPLE', 'QUIET', 'PALE', 'LINE', 'LOOKS', 'WIDTH', 'SMALLEST',
+           'STYLE', 'BOUNDED', 'BAND', 'SMOKE_MARK', 'look', 'theme', 'figure_bytes', 'notebook_png', 'drawing',
+           'arms_of', 'mark', 'put_marks', 'explain_bounded', 'interval_rows', 'rows_from_the_top', 'grid',
            'course_grid', 'put_lines', 'put_course', 'in_mixed_precision', 'put_band', 'log_axis', 'number_words',
            'number_axis', 'stacked_bars', 'mark_smoke', 'NotDrawn', 'FigureFile', 'Picture', 'save_figure',
            'bind_figures', 'make_figures']
@@ -49,7 +49,7 @@ PURPLE = '#CC79A7'
 QUIET = '#777777'  # what others are compared with: fronts, floors, the other arms
 PALE = '#BBBBBB'  # what is there besides
 LINE = '#444444'  # no effect, borders
-LOOKS = {
+LOOKS = {  # mode -> colour, marker
     'baseline': (BLACK, 'o'),
     'parallel_baseline': (ORANGE, 's'),
     'mixed_baseline': (PURPLE, 'D'),
@@ -58,7 +58,6 @@ LOOKS = {
     'full_kd': (BLUE, 'P'),
     'mixed_kd': (RED, 'X'),
 }
-ORDER = tuple(LOOKS)  # of the chain
 _OWN_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
 WIDTH = 6.2  # inches: the text width of the thesis, so that a letter is printed as large as it is drawn
 SMALLEST = 7  # points
@@ -133,13 +132,14 @@ def drawing(
 # %% ../../nbs/analysis/05_plotting.ipynb #1a246311
 def arms_of(
     records: Iterable[dict],
-) -> dict[str, list[dict]]:  # arm -> its runs by seed; modes in the order of the chain, then arms of your own
+) -> dict[str, list[dict]]:  # arm -> its runs by seed; modes in the order of `MODES`, then arms of your own
     "Runs by arm, always in the same order."
+    order = list(MODES)
     found: dict[str, list[dict]] = {}
     for r in sorted(
         records,
         key=lambda r: (
-            ORDER.index(r['mode']),
+            order.index(r['mode']),
             r['arm'] != r['mode'],
             arm_order(r['mode'], r['arm']),
             r['seed'],

@@ -215,9 +215,11 @@ def sentence(
     c = comparison
     if about in c.reasons and 'comparison' not in c.reasons:
         return f'{c.a} -> {c.b}: {c.reasons[about]}.'
-    why = c.reasons.get('comparison') or (c.reasons.get('difference') if about == 'primary' else None)
-    if why:
-        return f'{c.a} and {c.b} are not compared, since {why}.'
+    if 'comparison' in c.reasons:
+        return f'{c.a} and {c.b} are not compared, since {c.reasons["comparison"]}.'
+    if about == 'primary' and 'difference' in c.reasons:
+        metric = metric_on(c.primary, c.task)
+        return f'{c.a} and {c.b} are not compared by {metric}, since {c.reasons["difference"]}.'
     floor = f'; {c.at_floor}' if about == 'primary' and c.at_floor else ''
     return f'{_claim(c, about)}{floor}.'
 

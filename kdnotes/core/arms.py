@@ -22,14 +22,15 @@ class Mode:
     role: str  # why it is in the study
 
 
+# the order of arms, in every plan, table and figure: the chain's, a control behind what it is beside
 MODES = {
     'baseline': Mode('teacher', 'fp32', False, '1', 'procedure 1; its model teaches the KD arms'),
-    'full_kd': Mode('student', 'fp32', True, 'auto', 'procedure 2'),
-    'mixed_kd': Mode('student', 'mixed', True, 'auto', 'procedure 3'),
     'parallel_baseline': Mode('teacher', 'fp32', False, 'auto', 'control: ranks'),
     'mixed_baseline': Mode('teacher', 'mixed', False, '1', 'control: precision of the teacher'),
     'full_student': Mode('student', 'fp32', False, 'auto', 'control: KD'),
     'mixed_student': Mode('student', 'mixed', False, 'auto', 'control: KD in mixed precision'),
+    'full_kd': Mode('student', 'fp32', True, 'auto', 'procedure 2'),
+    'mixed_kd': Mode('student', 'mixed', True, 'auto', 'procedure 3'),
 }
 # processes are what it is run for: it has several wherever that is possible
 SEVERAL_RANKS = 'parallel_baseline'

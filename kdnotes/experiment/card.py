@@ -110,18 +110,16 @@ def _metric_in_words(task: str, metric: str) -> str:
 
 
 def _floor_rows(record: dict, units: pd.DataFrame) -> list[str]:
-    "What models score that take no training, and whether this one is above them; []: not measured."
+    "What models score that take no training, and whether this one is better; []: not measured."
     found = floors_of([record], known_floors(record['study'], [record]))
     if not found:
         return []
     name = metric_name(record['primary']['metric'], record['task'])
     own = units.assign(run_id=record['run_id'])
-    above = is_above(gain_interval([record], found[0], own))
+    better = is_above(gain_interval([record], found[0], own))
     texts = _score_texts(record['task'], record['primary']['metric'], [floor.value for floor in found])
     said = ', '.join(f'{floor.words} {text}' for floor, text in zip(found, texts))
-    verdict = (
-        'This model is above the best of them' if above else '**This model is not above the best of them**'
-    )
+    verdict = 'This model is better than them all' if better else '**This model is not better than them all**'
     return ['', f'Without any training, {name} on {record["primary"]["set"]}: {said}. {verdict}.']
 
 

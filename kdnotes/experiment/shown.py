@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..analysis.comparable import differences
+from ..analysis.comparable import differences, lacks
 from ..analysis.in_use import KEPT, in_use, rests_on, saves, trivial, use_table
 from ..core.config import task_info, visible
 from ..analysis.evidence import Evidence, arm_values, known_floors
@@ -189,8 +189,7 @@ def _title(record: dict, e: Evidence, kept) -> str:
     "A run's result in a line."
     value = e.records[0]['primary']['value']
     if value is None:
-        why = record['reasons'].get('primary.value', 'no reason recorded')
-        return f'{record["run_id"]}: no {_metric(record)}, since {why}'
+        return lacks([record])
     share = ''
     if kept and kept.share:
         share = f", {in_percent(kept.share)} of its teacher's gain over {kept.floor.words}"

@@ -314,7 +314,7 @@ def _after(driver: _Driver, trial, p: Plan, outcome: _Outcome) -> None:
     if driver.threshold is not None and driver.score is not None:
         kept['threshold'] = driver.threshold.excess(values['score'], driver.score.higher_is_better)
         causes += ['threshold'] * (kept['threshold'] > 0)
-    reason = f'not above {driver.threshold.value:.4f}, {driver.threshold.words}' if causes else ''
+    reason = f'not better than {driver.threshold.value:.4f}, {driver.threshold.words}' if causes else ''
     driver.records[trial.number] = record
     driver.ledger.tell(
         trial,
