@@ -152,7 +152,7 @@ def test_a_space_in_yaml(tmp_path):
         (dict(storage='postgresql://nobody:secret@127.0.0.1:1/x'), 'does not answer'),
         (dict(storage='nothing at all'), 'does not answer'),
         (dict(storage='sqlite://'), 'keeps nothing; name a file'),
-        (dict(mode='baseline'), 'trains no student to search for; give one of full_kd'),
+        (dict(mode='baseline'), 'trains no student to search for; give one of full_student'),
         (dict(layer=3), "^there is no parameter 'layer'"),
         (dict(mode='full_student', space=dict(temperature=[1, 4])), 'temperature would play no part'),
         (dict(tempreture=3), "no parameter 'tempreture'"),
