@@ -22,6 +22,7 @@ html_search_scorer = str(Path(__file__).with_name('_static') / 'scorer.js')
 html_math_renderer = 'mathml'
 html_copy_source = False
 html_show_sourcelink = False
+html_show_search_summary = False  # it fetches each page, which a browser refuses where they are files
 html_last_updated_fmt = None
 templates_path = []
 exclude_patterns = ['files']

@@ -104,9 +104,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) 
 def page(p: Page, addresses: dict[str, str], runs: str) -> str:  # runs: of `runs_part`
     "A study as Markdown."
     headline = directive('container', 'headline', '\n\n'.join(map(comment, p.headline))) if p.headline else ''
+    about = comment(p.about[0].upper() + p.about[1:])
     parts = [part(x, addresses) for x in p.parts if x.sentences or x.tables or x.figures]
     return (
-        '\n\n'.join(filter(None, [f'# {escaped(p.title)}', headline, comment(p.about), *parts, runs])) + '\n'
+        '\n\n'.join(filter(None, [f'# {escaped(p.title)}', headline, about, *parts, runs])) + '\n'
     )
 
 
