@@ -106,9 +106,7 @@ def page(p: Page, addresses: dict[str, str], runs: str) -> str:  # runs: of `run
     headline = directive('container', 'headline', '\n\n'.join(map(comment, p.headline))) if p.headline else ''
     about = comment(p.about[0].upper() + p.about[1:])
     parts = [part(x, addresses) for x in p.parts if x.sentences or x.tables or x.figures]
-    return (
-        '\n\n'.join(filter(None, [f'# {escaped(p.title)}', headline, about, *parts, runs])) + '\n'
-    )
+    return '\n\n'.join(filter(None, [f'# {escaped(p.title)}', headline, about, *parts, runs])) + '\n'
 
 
 def runs_part(study: str, found: Sequence[dict], records_at: str) -> str:  # records_at: address on the site

@@ -1,7 +1,6 @@
 "The docs site: parameter tables are whole, every public name has its place, and no link is dead."
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 import pytest
@@ -13,6 +12,7 @@ from kinds import one_of_each
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from docs import __main__ as main  # noqa: E402
 from docs import notebooks, site  # noqa: E402
 from docs.__main__ import check, sphinx  # noqa: E402
 from docs.commands import commands_page  # noqa: E402
@@ -189,6 +189,35 @@ def test_links_lead_to_pages_and_a_lost_one_is_refused(written):
         written.prose('[a](lost.ipynb)', 'nbs', {})
 
 
+@pytest.mark.parametrize(
+    'cells, why',
+    [
+        ([], 'nbs/a.ipynb has no title; begin its first cell with a line "# What it is about"'),
+        ([dict(source=['about'])], 'nbs/a.ipynb has no title'),
+        (
+            [
+                dict(source=['# a']),
+                dict(
+                    source='1/0',
+                    outputs=[dict(output_type='error', ename='ZeroDivisionError', evalue='division by zero')],
+                ),
+            ],
+            r'shows a cell that failed \(ZeroDivisionError: division by zero\); mend it, and run',
+        ),
+    ],
+)
+def test_a_notebook_that_cannot_be_a_page_is_refused(cells, why):
+    with pytest.raises(DocsError, match=why):
+        site.check_notebook('nbs/a.ipynb', dict(cells=cells))
+
+
+def test_without_its_packages_no_site_is_begun(tmp_path, monkeypatch):
+    monkeypatch.setattr(main, 'NEEDED', ('sphinx', 'no_such_package'))
+    with pytest.raises(DocsError, match=r"no_such_package is not installed: make setup, or pip install -e"):
+        main.build(tmp_path / 'source', tmp_path / 'site')
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize('kept', sorted((ROOT / 'docs' / 'executed').glob('*.ipynb')), ids=lambda p: p.stem)
 def test_what_the_site_shows_of_a_notebook_is_of_its_code_now(kept):
     executed = json.loads(kept.read_text(encoding='utf-8'))
@@ -252,10 +281,3 @@ def test_a_warning_fails_the_build(written, tmp_path, wrong):
     small.write('index.md', f'# start\n\n{wrong}\n')
     with pytest.raises(DocsError, match='the pages have the warnings above'):
         sphinx(tmp_path / 'source', tmp_path / 'site')
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_the_whole_site_is_built():
-    subprocess.run([sys.executable, '-m', 'docs'], cwd=ROOT, check=True)
-    assert dead_links(ROOT / '_docs') == []
