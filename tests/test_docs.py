@@ -179,6 +179,18 @@ def test_a_cell_loses_its_directives_and_a_hidden_one_is_left_out():
     assert silent['metadata']['tags'] == ['remove-input']
 
 
+def test_of_a_cell_that_makes_a_text_the_text_is_shown_and_leads_to_pages(written):
+    said = dict(output_type='display_data', data={'text/markdown': ['see a study (`nbs/study.ipynb`)']})
+    cell = dict(cell_type='code', id='ab12', source="Markdown(f'see ...')", outputs=[said])
+    [shown] = notebooks.page_cells(cell, lambda text: written.prose(text, 'nbs', {}))
+    assert shown['metadata']['tags'] == ['remove-input']
+    assert (
+        shown['outputs'][0]['data']['text/markdown']
+        == 'see a study ([study.ipynb](/experiments/study.ipynb))'
+    )
+    assert notebooks.page_cells(cell | dict(outputs=[]), str) == []
+
+
 def test_links_lead_to_pages_and_a_lost_one_is_refused(written):
     text = 'see [a](01_targets.ipynb#Soft-Targets), `soft_target_kl`\n```sh\n[b](c)\n```'
     changed = written.prose(text, 'nbs/losses', {})
