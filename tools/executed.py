@@ -13,6 +13,13 @@ EXECUTED = ROOT / 'docs' / 'executed'
 GIVEN = dict(run=dict(mode='mixed_kd', corpus='embedded'), study=dict(corpus='embedded', seeds=3))
 
 
+def is_bar(output: nbformat.NotebookNode) -> bool:
+    "Is an output a bar of progress, drawn by a widget or in letters?"
+    data = output.get('data', {})
+    alone = output.output_type == 'display_data' and set(data) == {'text/plain'}
+    return alone or 'application/vnd.jupyter.widget-view+json' in data
+
+
 def without_traces(
     notebook: nbformat.NotebookNode,
     home: Path,  # where its runs lay
@@ -22,9 +29,7 @@ def without_traces(
         cell.metadata = {name: value for name, value in cell.metadata.items() if name == 'tags'}
         if cell.cell_type == 'code':
             cell.execution_count = None
-            cell.outputs = [
-                o for o in cell.outputs if 'application/vnd.jupyter.widget-view+json' not in o.get('data', {})
-            ]
+            cell.outputs = [o for o in cell.outputs if not is_bar(o)]
             for output in cell.outputs:
                 output.metadata = {}
                 output.pop('execution_count', None)
