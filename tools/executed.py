@@ -1,6 +1,7 @@
 "Run notebooks on the embedded corpus and keep what they show for the site: docs/executed/."
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +21,10 @@ def is_bar(output: nbformat.NotebookNode) -> bool:
     return alone or 'application/vnd.jupyter.widget-view+json' in data
 
 
+# how far a training in a terminal's words has come
+STEP = re.compile(r'^ +\d+ %: step .*\n', re.M)
+
+
 def without_traces(
     notebook: nbformat.NotebookNode,
     home: Path,  # where its runs lay
@@ -31,10 +36,13 @@ def without_traces(
             cell.execution_count = None
             cell.outputs = [o for o in cell.outputs if not is_bar(o)]
             for output in cell.outputs:
+                if output.output_type == 'stream':
+                    output.text = STEP.sub('', output.text)
                 output.metadata = {}
                 output.pop('execution_count', None)
                 if output.output_type == 'execute_result':
                     output.execution_count = None
+            cell.outputs = [o for o in cell.outputs if o.get('text') != '']
     notebook.metadata = {}
     text = nbformat.writes(notebook)
     for place in (str(home), str(ROOT)):
