@@ -4,10 +4,20 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from docs.links import dead_links, loaded_from_elsewhere
 from docs.site import ROOT, new_site, write_made, write_static
 from docs.symbols import DocsError
+
+
+NEEDED = ('sphinx', 'myst_nb', 'furo')  # what the extra `docs` brings
+
+
+def check_packages() -> None:
+    "Refuse to begin without the packages that make pages."
+    if missing := [name for name in NEEDED if find_spec(name) is None]:
+        raise DocsError(f"{', '.join(missing)} is not installed: make setup, or pip install -e '.[docs]'")
 
 
 def sphinx(
@@ -32,6 +42,7 @@ def check(site: Path) -> None:
 
 def build(source: Path, site: Path) -> None:
     "The whole site, made anew."
+    check_packages()
     made = source.parent / 'site'  # beside it myst-nb writes a folder jupyter_execute
     for folder in (source, made, site):
         shutil.rmtree(folder, ignore_errors=True)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 FENCES = re.compile(r'(^```.*?^```[^\n]*$)', re.M | re.S)
 LINK = re.compile(r'\]\((?![a-z]+:)([^)\s]+)\)')
 CODE = re.compile(r'(?<![`\[])`([A-Za-z_][\w.]*)(\(\))?`(?![`\]])')
+PATH = re.compile(r'`nbs/([\w/]+\.ipynb)`')
+ONLY_TEXT = re.compile(r'Markdown\(')  # a cell that does nothing but make a text
 FLAG = re.compile(r'^#\| *(.+?) *\n?$', re.M)
 
 
@@ -68,8 +70,11 @@ def page_cells(
     text = FLAG.sub('', source).strip('\n')
     if not text:
         return []
-    outputs = [_output(o) for o in cell.get('outputs', [])]
-    tags = ['remove-input'] if 'echo: false' in flags else []
+    outputs = [_output(o, prose) for o in cell.get('outputs', [])]
+    makes_text = bool(ONLY_TEXT.match(text))
+    if makes_text and not outputs:
+        return []
+    tags = ['remove-input'] if 'echo: false' in flags or makes_text else []
     shown = dict(
         cell_type='code', metadata=dict(tags=tags), source=text, outputs=outputs, execution_count=None
     )
@@ -78,9 +83,14 @@ def page_cells(
     return [*target, shown]
 
 
-def _output(output: dict) -> dict:
-    "A stored output, without the number of its execution."
-    return output | ({'execution_count': None} if output['output_type'] == 'execute_result' else {})
+def _output(output: dict, prose: Callable[[str], str]) -> dict:
+    "A stored output, without the number of its execution; a notebook's path in a text is a link."
+    changed = output | ({'execution_count': None} if output['output_type'] == 'execute_result' else {})
+    data = output.get('data', {})
+    if 'text/markdown' in data:
+        text = prose(PATH.sub(r'[\1](\1)', ''.join(data['text/markdown'])))
+        changed |= dict(data=data | {'text/markdown': text})
+    return changed
 
 
 def _markdown(text: str) -> dict:

@@ -69,9 +69,8 @@ def raced(root: Path) -> str:
     )
     missed = [name for name, value in race['ratios'].items() if name.endswith('.reached') and not value]
     aims = f'Of the aims that were set before, {len(missed)} were missed; the log says which.'
-    return (
-        f'{table(tuple(map(comment, race["table"]["head"])), rows, "figures")}\n\n{comment(f"{said} {aims}")}'
-    )
+    head = tuple(map(comment, race['table']['head']))
+    return f'{table(head, rows, "figures race")}\n\n{comment(f"{said} {aims}")}'
 
 
 def peers_page(root: Path) -> str:  # the checkout

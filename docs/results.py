@@ -1,16 +1,20 @@
 "Pages about the committed evidence: each study's headline, tables and figures."
 
 import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from docs.findings import finding
 from docs.markdown import code, comment, directive, escaped, table
 from kdnotes.analysis.figures import FIGURES, draw_evidence
 from kdnotes.analysis.page import Page, Part, page_of, runs_table
 from kdnotes.analysis.plotting import FigureFile
 from kdnotes.analysis.evidence import Evidence, ReportError, evidence
-from kdnotes.records.store import records
+from kdnotes.records.store import predictions, records
+from kdnotes.search.found import is_search, load_found, runs_of, seed_values
+from kdnotes.search.pictures import PICTURES
+from kdnotes.search.summary import search_page, shown_of
 from kdnotes.thesis.questions import QUESTION_FIGURES
 
 
@@ -44,20 +48,28 @@ def manifest_of(root: Path, study: str) -> dict[str, dict]:
     return json.loads(path.read_text(encoding='utf-8')) if path.is_file() else {}
 
 
-def committed_figures(root: Path, e: Evidence) -> list[FigureFile]:
-    "The committed figures of a study, in the order in which they are drawn."
-    known = {**FIGURES, **QUESTION_FIGURES}
-    manifest = manifest_of(root, e.study)
-    captions = {name: partial(figure.caption, e) for name, figure in known.items()} | {'rates': lambda: RATES}
-    order = sorted(manifest, key=lambda file: list(captions).index(file.removesuffix('.svg')))
+def committed_figures(
+    root: Path,
+    study: str,
+    captions: Mapping[str, Callable[[], str]],  # by name, in the order in which they are shown
+) -> list[FigureFile]:
+    "The committed figures of a study."
+    manifest = manifest_of(root, study)
+    order = list(captions)
     found = []
-    for file in order:
+    for file in sorted(manifest, key=lambda file: order.index(file.removesuffix('.svg'))):
         name = file.removesuffix('.svg')
         said = manifest[file]
-        path = root / 'figures' / e.study / file if said['sha256'] else None
+        path = root / 'figures' / study / file if said['sha256'] else None
         caption = captions[name]() if path else ''
         found.append(FigureFile(name, path, caption, tuple(said['run_ids']), said.get('reason')))
     return found
+
+
+def captions_of(e: Evidence) -> dict[str, Callable[[], str]]:
+    "What is below each figure that a study may have."
+    known = {**FIGURES, **QUESTION_FIGURES}
+    return {name: partial(figure.caption, e) for name, figure in known.items()} | {'rates': lambda: RATES}
 
 
 def its_runs(root: Path, study: str) -> list[str] | None:
@@ -67,10 +79,10 @@ def its_runs(root: Path, study: str) -> list[str] | None:
 
 
 def figure(f: FigureFile, address: str) -> str:
-    "A figure with its caption."
-    return directive(
-        'figure', address, comment(f.caption), alt=f.name.replace('_', ' '), **{'class': 'drawn'}
-    )
+    "A figure with its caption, which leads to the runs that it shows."
+    runs = f'[{len(f.run_ids)} {"run" if len(f.run_ids) == 1 else "runs"}](#the-runs)'
+    said = f'{comment(f.caption)} Drawn from the records of {runs}.'
+    return directive('figure', address, said, alt=f.name.replace('_', ' '), **{'class': 'drawn'})
 
 
 def part(p: Part, addresses: dict[str, str]) -> str:  # figure -> address on the site
@@ -89,19 +101,28 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) 
     return f'{table(tuple(map(comment, columns)), cells, kind)}\n\n{comment(caption)}'
 
 
-def page(p: Page, addresses: dict[str, str]) -> str:
+def page(p: Page, addresses: dict[str, str], runs: str) -> str:  # runs: of `runs_part`
     "A study as Markdown."
     headline = directive('container', 'headline', '\n\n'.join(map(comment, p.headline))) if p.headline else ''
+    about = comment(p.about[0].upper() + p.about[1:])
     parts = [part(x, addresses) for x in p.parts if x.sentences or x.tables or x.figures]
-    return '\n\n'.join(filter(None, [f'# {escaped(p.title)}', headline, comment(p.about), *parts])) + '\n'
+    return '\n\n'.join(filter(None, [f'# {escaped(p.title)}', headline, about, *parts, runs])) + '\n'
 
 
-def unreported(study: str, found: list[dict], why: ReportError) -> str:
-    "A study whose runs cannot be compared: why, and what they were."
+def runs_part(study: str, found: Sequence[dict], records_at: str) -> str:  # records_at: address on the site
+    "Where each number of a page comes from."
     runs = runs_table(found)
-    rows = runs.itertuples(index=False)
-    listed = _table(tuple(runs.columns), [tuple(map(str, row)) for row in rows], 'One run a row.')
-    return f'# Study {escaped(study)}\n\n{comment(f"{why}.")}\n\n## The runs\n\n{listed}\n'
+    rows = [tuple(map(str, row)) for row in runs.itertuples(index=False)]
+    shown = code(f'kdnotes show {rows[0][0]}')
+    how = f'In a checkout of this project, {shown} prints the record of a run.'
+    whole = f'[All records of {escaped(study)}]({records_at}), a line each.'
+    return f'## The runs\n\n{how} {whole}\n\n{_table(tuple(runs.columns), rows, "One run a row.")}'
+
+
+def unreported(study: str, why: ReportError, runs: str) -> str:  # runs: of `runs_part`
+    "A study whose runs cannot be compared: why, and what they were."
+    alone = f'Each run has settings of its own, so that no arms are compared: {why}.'
+    return f'# Study {escaped(study)}\n\n{comment(alone)}\n\n{runs}\n'
 
 
 def line(study: str, found: Sequence[dict], said: str) -> tuple[str, ...]:
@@ -119,17 +140,39 @@ def study_page(
 ) -> StudyPage:
     "A study's page."
     found = records(study, its_runs(root, study))
-    try:
-        e = evidence(study, its_runs(root, study))
-    except ReportError as why:
-        return StudyPage(
-            study, unreported(study, found, why), line(study, found, 'Runs that are not compared.')
-        )
-    figures = committed_figures(root, e) or draw_evidence(e, source / 'files' / 'drawn' / study)
-    made = page_of(e, figures)
+    runs = runs_part(study, found, address(root, source, root / 'thesis' / 'data' / f'{study}.records.jsonl'))
+    if is_search(study):
+        made, figures = searched(root, study)
+    else:
+        try:
+            e = evidence(study, its_runs(root, study))
+        except ReportError as why:
+            said = 'Trials with settings of their own, which are not compared.'
+            return StudyPage(study, unreported(study, why, runs), line(study, found, said))
+        figures = committed_figures(root, study, captions_of(e))
+        figures = figures or draw_evidence(e, source / 'files' / 'drawn' / study)
+        made = compared(e, figures)
     addresses = {f.name: address(root, source, f.path) for f in figures if f.path}
-    said = made.headline[0] if made.headline else 'No teacher and student to compare.'
-    return StudyPage(study, page(made, addresses), line(study, e.records, said))
+    return StudyPage(study, page(made, addresses, runs), line(study, found, made.headline[0]))
+
+
+def compared(e: Evidence, figures: Sequence[FigureFile]) -> Page:
+    "A study of arms, headed by what it found."
+    made = page_of(e, figures)
+    found = finding(e, made.headline[0], predictions(e.study, [r['run_id'] for r in e.records]))
+    more = tuple(said for said in made.headline if said not in found)
+    differ = [replace(p, heading='Settings that differ', tables=p.tables[1:]) for p in made.parts[-1:]]
+    return replace(made, headline=(found, *more), parts=(*made.parts[:-1], *differ))
+
+
+def searched(root: Path, study: str) -> tuple[Page, list[FigureFile]]:
+    "A search, headed by what it would ship, and its figures."
+    found = load_found(study)
+    runs = runs_of(found)
+    shown = shown_of(found, seed_values(found, runs))
+    captions = {name: partial(picture.caption, shown) for name, picture in PICTURES.items()}
+    figures = committed_figures(root, study, captions)
+    return search_page(found, figures, runs), figures
 
 
 def address(root: Path, source: Path, path: Path) -> str:

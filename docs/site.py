@@ -67,9 +67,21 @@ class Site:
     ) -> None:
         "A notebook as a page."
         notebook = as_executed(self.root, path)
+        check_notebook(path, notebook)
         folder = path.rpartition('/')[0]
         made = page(notebook, lambda text: self.prose(text, folder, own or {}), after, end)
         self.write(self.addresses[path][1:], json.dumps(made, ensure_ascii=False))
+
+
+def check_notebook(path: str, notebook: dict) -> None:
+    "Refuse a notebook that has no title, or that shows how it failed."
+    cells = notebook['cells']
+    if not cells or not ''.join(cells[0]['source']).startswith('# '):
+        raise DocsError(f'{path} has no title; begin its first cell with a line "# What it is about"')
+    for output in (o for c in cells for o in c.get('outputs', [])):
+        if output['output_type'] == 'error':
+            why = f'{output["ename"]}: {output["evalue"]}'
+            raise DocsError(f'{path} shows a cell that failed ({why}); mend it, and run the notebook again')
 
 
 def as_executed(root: Path, path: str) -> dict:

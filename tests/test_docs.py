@@ -1,7 +1,6 @@
 "The docs site: parameter tables are whole, every public name has its place, and no link is dead."
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 import pytest
@@ -13,6 +12,7 @@ from kinds import one_of_each
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from docs import __main__ as main  # noqa: E402
 from docs import notebooks, site  # noqa: E402
 from docs.__main__ import check, sphinx  # noqa: E402
 from docs.commands import commands_page  # noqa: E402
@@ -179,6 +179,18 @@ def test_a_cell_loses_its_directives_and_a_hidden_one_is_left_out():
     assert silent['metadata']['tags'] == ['remove-input']
 
 
+def test_of_a_cell_that_makes_a_text_the_text_is_shown_and_leads_to_pages(written):
+    said = dict(output_type='display_data', data={'text/markdown': ['see a study (`nbs/study.ipynb`)']})
+    cell = dict(cell_type='code', id='ab12', source="Markdown(f'see ...')", outputs=[said])
+    [shown] = notebooks.page_cells(cell, lambda text: written.prose(text, 'nbs', {}))
+    assert shown['metadata']['tags'] == ['remove-input']
+    assert (
+        shown['outputs'][0]['data']['text/markdown']
+        == 'see a study ([study.ipynb](/experiments/study.ipynb))'
+    )
+    assert notebooks.page_cells(cell | dict(outputs=[]), str) == []
+
+
 def test_links_lead_to_pages_and_a_lost_one_is_refused(written):
     text = 'see [a](01_targets.ipynb#Soft-Targets), `soft_target_kl`\n```sh\n[b](c)\n```'
     changed = written.prose(text, 'nbs/losses', {})
@@ -187,6 +199,35 @@ def test_links_lead_to_pages_and_a_lost_one_is_refused(written):
     assert '[b](c)' in changed
     with pytest.raises(DocsError, match='a page links to nbs/lost.ipynb, which is not there'):
         written.prose('[a](lost.ipynb)', 'nbs', {})
+
+
+@pytest.mark.parametrize(
+    'cells, why',
+    [
+        ([], 'nbs/a.ipynb has no title; begin its first cell with a line "# What it is about"'),
+        ([dict(source=['about'])], 'nbs/a.ipynb has no title'),
+        (
+            [
+                dict(source=['# a']),
+                dict(
+                    source='1/0',
+                    outputs=[dict(output_type='error', ename='ZeroDivisionError', evalue='division by zero')],
+                ),
+            ],
+            r'shows a cell that failed \(ZeroDivisionError: division by zero\); mend it, and run',
+        ),
+    ],
+)
+def test_a_notebook_that_cannot_be_a_page_is_refused(cells, why):
+    with pytest.raises(DocsError, match=why):
+        site.check_notebook('nbs/a.ipynb', dict(cells=cells))
+
+
+def test_without_its_packages_no_site_is_begun(tmp_path, monkeypatch):
+    monkeypatch.setattr(main, 'NEEDED', ('sphinx', 'no_such_package'))
+    with pytest.raises(DocsError, match=r"no_such_package is not installed: make setup, or pip install -e"):
+        main.build(tmp_path / 'source', tmp_path / 'site')
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize('kept', sorted((ROOT / 'docs' / 'executed').glob('*.ipynb')), ids=lambda p: p.stem)
@@ -252,10 +293,3 @@ def test_a_warning_fails_the_build(written, tmp_path, wrong):
     small.write('index.md', f'# start\n\n{wrong}\n')
     with pytest.raises(DocsError, match='the pages have the warnings above'):
         sphinx(tmp_path / 'source', tmp_path / 'site')
-
-
-@pytest.mark.exhaustive
-@pytest.mark.slow
-def test_the_whole_site_is_built():
-    subprocess.run([sys.executable, '-m', 'docs'], cwd=ROOT, check=True)
-    assert dead_links(ROOT / '_docs') == []

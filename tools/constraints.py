@@ -21,6 +21,8 @@ CUDA_PINS = ROOT / 'constraints-cuda.txt'
 # `sha256sum` of torch's CPU builds, which have an index of their own
 CPU_SUMS = ROOT / 'tools' / 'torch-cpu.sha256'
 
+UNPINNED = ('browser',)  # what `make setup` leaves out, as its tests need a browser of the system besides
+
 HEADER = """\
 # The exact versions everything here was tested with (Python 3.11), with the sha256 of their files for
 # CPython 3.11 to 3.14 on 64 bits of Linux, macOS and Windows; `make setup` installs them. Made by
@@ -38,10 +40,10 @@ def project() -> dict:
 
 
 def requirements() -> list[str]:
-    "What pyproject.toml asks for: to build, to run, and all extras; pip, which installs it, is pinned too."
+    "What pyproject.toml asks for: to build, to run, and its extras; pip, which installs it, is pinned too."
     config = project()
-    extras = config['project']['optional-dependencies'].values()
-    asked = [r for extra in extras for r in extra]
+    extras = config['project']['optional-dependencies']
+    asked = [r for extra, its in extras.items() if extra not in UNPINNED for r in its]
     return ['pip', *config['build-system']['requires'], *config['project']['dependencies'], *asked]
 
 

@@ -1,6 +1,7 @@
 "Run notebooks on the embedded corpus and keep what they show for the site: docs/executed/."
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,17 @@ EXECUTED = ROOT / 'docs' / 'executed'
 GIVEN = dict(run=dict(mode='mixed_kd', corpus='embedded'), study=dict(corpus='embedded', seeds=3))
 
 
+def is_bar(output: nbformat.NotebookNode) -> bool:
+    "Is an output a bar of progress, drawn by a widget or in letters?"
+    data = output.get('data', {})
+    alone = output.output_type == 'display_data' and set(data) == {'text/plain'}
+    return alone or 'application/vnd.jupyter.widget-view+json' in data
+
+
+# how far a training in a terminal's words has come
+STEP = re.compile(r'^ +\d+ %: step .*\n', re.M)
+
+
 def without_traces(
     notebook: nbformat.NotebookNode,
     home: Path,  # where its runs lay
@@ -22,14 +34,15 @@ def without_traces(
         cell.metadata = {name: value for name, value in cell.metadata.items() if name == 'tags'}
         if cell.cell_type == 'code':
             cell.execution_count = None
-            cell.outputs = [
-                o for o in cell.outputs if 'application/vnd.jupyter.widget-view+json' not in o.get('data', {})
-            ]
+            cell.outputs = [o for o in cell.outputs if not is_bar(o)]
             for output in cell.outputs:
+                if output.output_type == 'stream':
+                    output.text = STEP.sub('', output.text)
                 output.metadata = {}
                 output.pop('execution_count', None)
                 if output.output_type == 'execute_result':
                     output.execution_count = None
+            cell.outputs = [o for o in cell.outputs if o.get('text') != '']
     notebook.metadata = {}
     text = nbformat.writes(notebook)
     for place in (str(home), str(ROOT)):

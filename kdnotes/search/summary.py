@@ -19,10 +19,11 @@ from ..core.files import atomic_write, figures_path, runs_path
 from ..records.store import units
 from .found import Found, choice, runs_of, seed_values
 from .front import Trial, losses, number_text, pareto_with_seeds, share_saved, trials_table
+from .pictures import Shown, draw_search
 
 # %% auto #0
-__all__ = ['front_with_test', 'settings_table', 'infeasible_table', 'sentences', 'draw_found', 'trials_as_text', 'search_page',
-           'progress_in_words', 'search_lines', 'search_as_dict', 'save_search']
+__all__ = ['front_with_test', 'settings_table', 'infeasible_table', 'sentences', 'shown_of', 'draw_found', 'trials_as_text',
+           'search_page', 'progress_in_words', 'search_lines', 'search_as_dict', 'save_search']
 
 # %% ../../nbs/search/06_summary.ipynb #7f39fe13
 def _mean(values: Sequence[float]) -> float:
@@ -188,15 +189,12 @@ def _nobody(found: Found) -> str:
     return f'No trial reached the threshold; the best had {score.label} {number_text(best)}.'
 
 
-def draw_found(
+def shown_of(
     found: Found,
     values: Mapping[str, Mapping[str, Sequence[float]]],  # of `seed_values`
-    folder: Path | None = None,  # where they go; None: runs/<study>/figures
-) -> list[FigureFile]:
-    "The pictures of a search."
-    from kdnotes.search.pictures import Shown, draw_search
-
-    shown = Shown(
+) -> Shown:
+    "What the pictures of a search show."
+    return Shown(
         trials=sorted((t for t in found.trials if t.ended_s is not None), key=lambda t: t.ended_s),
         objectives=found.objectives,
         space=found.space,
@@ -204,7 +202,15 @@ def draw_found(
         seeds=values if any(len(of) > 1 for of in found.seeds.values()) else {},
         smoke=_is_smoke(found),
     )
-    return draw_search(shown, folder or figures_path(found.study))
+
+
+def draw_found(
+    found: Found,
+    values: Mapping[str, Mapping[str, Sequence[float]]],  # of `seed_values`
+    folder: Path | None = None,  # where they go; None: runs/<study>/figures
+) -> list[FigureFile]:
+    "The pictures of a search."
+    return draw_search(shown_of(found, values), folder or figures_path(found.study))
 
 
 def _as_table(df: pd.DataFrame, caption: str) -> Table:

@@ -1,0 +1,117 @@
+"What a study found, in one sentence with its interval and its seeds: the head of its page."
+
+from collections.abc import Sequence
+from dataclasses import replace
+import pandas as pd
+from kdnotes.analysis.compare import Comparison, verdict_on
+from kdnotes.analysis.evidence import Evidence
+from kdnotes.analysis.intervals import scaled
+from kdnotes.analysis.labels import pays_sentences, what_pays
+from kdnotes.analysis.tests import ALPHA, Family, holm, p_words
+from kdnotes.analysis.wording import metric_on, unit_of
+from kdnotes.core.config import counted
+from kdnotes.thesis.rates import AtRate, at_rates
+
+# factor -> what it does, the most asked one first
+FACTORS = {
+    'kd': 'learning from a teacher',
+    'precision': 'computing in sixteen bits',
+    'ranks': 'training in several processes',
+    'network': 'the smaller network',
+}
+
+
+def amount(c: Comparison) -> str:
+    "A difference with its interval: '+0.011 [+0.004, +0.018]'."
+    unit = unit_of(c.task, c.primary['metric'])
+    return f'{scaled(c.difference, unit.factor):+.{unit.digits}f}{unit.words}'
+
+
+def better_by(c: Comparison) -> str:
+    "The same as a gain or a loss: 'better by 0.011 [0.004, 0.018]'."
+    unit = unit_of(c.task, c.primary['metric'])
+    d = scaled(c.difference, unit.factor)
+    size = d if d.estimate > 0 else replace(d, estimate=-d.estimate, low=-d.high, high=-d.low)
+    better = (d.estimate > 0) == c.primary['higher_is_better']
+    return f'{"better" if better else "worse"} by {size:.{unit.digits}f}{unit.words}'
+
+
+def rests_on(c: Comparison) -> str:
+    "Seeds, units and p of a difference."
+    _, p, corrected = c.tested('primary')
+    found = [counted(c.n_seeds, 'seed')]
+    if c.n_units:
+        found.append(counted(c.n_units, c.unit_name[:-1]))
+    if p is not None:
+        found.append(p_words(p) if corrected is None else f'{p_words(corrected)}, corrected')
+    return ', '.join(found)
+
+
+def of_factor(c: Comparison) -> str:
+    "What one factor does."
+    what = FACTORS[c.attribution.factor]
+    metric = metric_on(c.primary, c.task)
+    whose = f'{c.b} beside {c.a}, {rests_on(c)}'
+    verdict = verdict_on(c).code
+    floor = f' But {c.at_floor}.' if c.at_floor else ''
+    if verdict == 'significant':
+        return f'{what.capitalize()} makes {metric} {better_by(c)} ({whose}).{floor}'
+    if verdict == 'not_tested':
+        return (
+            f'With {what}, {metric} is {better_by(c)} ({whose}; one seed tells nothing about others).{floor}'
+        )
+    if c.attribution.factor == 'precision' and c.equivalences and c.equivalences[0].equivalent:
+        unit = unit_of(c.task, c.primary['metric'])
+        margin = f'{c.equivalences[0].margin * unit.factor:g}{unit.words}'
+        return f'{what.capitalize()} leaves {metric} within ±{margin}: {amount(c)} ({whose}).{floor}'
+    return f'That {what} changes {metric} is not shown: {amount(c)} ({whose}).{floor}'
+
+
+def of_variants(found: Sequence[Comparison]) -> str:
+    "What settings of one's own do, beside the arm that has none."
+    metric = metric_on(found[0].primary, found[0].task)
+    each = '; '.join(f'{c.b} is {better_by(c)} ({rests_on(c)})' for c in found)
+    return f'In {metric}, beside {found[0].a}: {each}.'
+
+
+def of_rates(rates: Sequence[AtRate]) -> str:
+    "What a number format does at several learning rates."
+    best = max(rates, key=lambda x: sum(r['primary']['value'] for r in x.fp32) / len(x.fp32))
+    c = best.compared['format']
+    span = f'{rates[0].rate:g} to {rates[-1].rate:g}'
+    at_best = f'{amount(c)} at the best of them, {best.rate:g} ({rests_on(c)})'
+    metric = metric_on(c.primary, c.task)
+    p = {f'{x.rate:g}': x.compared['format'].p for x in rates}
+    told = [rate for rate, value in holm(p, Family('rates', tuple(p))).items() if (value or 1) < ALPHA]
+    if told:
+        return f'{FACTORS["precision"].capitalize()} changes {metric} at {", ".join(told)}; {at_best}.'
+    rest = f'of {len(rates)} learning rates from {span}'
+    return f'That {FACTORS["precision"]} changes {metric} is not shown at any {rest}: {at_best}.'
+
+
+def finding(
+    e: Evidence,
+    otherwise: str,  # what is said of a study that has nothing to compare
+    predictions: pd.DataFrame,  # of its runs
+) -> str:
+    "A study's answer to what it was made for."
+    students = [r for r in e.records if r['factors']['network'] == 'student']
+    if not e.comparisons and len({r['settings']['learning_rate'] for r in students}) > 1:
+        rates = at_rates(e.records, e.units, dict(list(predictions.groupby('run_id'))))
+        if rates and all('format' in x.compared for x in rates):
+            return of_rates(rates)
+    if said := pays_sentences(what_pays(e)):
+        return said[0]
+    known = [(kind, c) for kind, c in e.comparisons if c.difference]
+    single = [c for _, c in known if c.attribution.factor in FACTORS]
+    if single:
+        order = list(FACTORS)
+        # steps in sixteen bits come behind those in 32
+        return of_factor(
+            min(reversed(single), key=lambda c: (c.n_seeds < 2, order.index(c.attribution.factor)))
+        )
+    variants = [c for kind, c in known if kind == 'variant']
+    if variants:
+        return of_variants(variants)
+    seeds = len({r['seed'] for r in e.records})
+    return f'{otherwise} This rests on {counted(seeds, "seed")}.'
