@@ -34,6 +34,7 @@ class Listed:
 
     @property
     def name(self) -> str:
+        "What one types."
         return self.run.__name__.rstrip('_').replace('_', '-')
 
 

@@ -82,6 +82,7 @@ def smoke_name(
 
 # %% ../../nbs/experiment/02_planned.ipynb #27c293cd
 def lined(lines: Sequence[tuple[str, str]]) -> str:
+    "Names and what is said of them, a line each, the colons below one another."
     return '\n'.join(f'{k:>13}: {v}' for k, v in lines)
 
 
@@ -159,6 +160,7 @@ class Plan:
 
     @property
     def corpus(self) -> str:
+        "The corpus as the configuration names it, and how its sha256 begins."
         return f'{self.config.corpus} (sha256 {self.corpus_sha256[:12]})'
 
     @property
