@@ -301,7 +301,7 @@ class Asked:
         return (self.epochs or t.epochs) * t.epoch_s
 
     def joules(self, t: Timing) -> float:  # joules
-        "What the device needs for so many epochs, of a timing whose energy was read."
+        "What the device uses in so many epochs, by a timing whose energy was read."
         return (self.epochs or t.epochs) * t.epoch_j
 
     def searched(

@@ -230,7 +230,7 @@ class RunFolder:
 
     @property
     def path(self) -> Path:
-        "The folder."
+        "The folder that holds its files."
         return self.elsewhere or runs_path() / self.study / self.run_id
 
     @property

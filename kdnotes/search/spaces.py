@@ -80,7 +80,7 @@ class OneOf:
     values: tuple
 
     def at(self, u: float) -> Any:  # u in [0, 1)
-        "The value at a share of the list, in which all are equally wide."
+        "The value at a share of the list."
         return self.values[int(u * len(self.values))]
 
     def distribution(self):  # of Optuna

@@ -245,7 +245,7 @@ class GpuMeter(_Driver):
         )
 
     def read(self, sparing: bool = False) -> dict:
-        "READINGS -> the value now, in the unit of its name; None: not read, for good if `reasons` says why."
+        "The READINGS now, in the units of their names, `throttle` as bits of NVML; None: not read."
         ask = partial(self._ask, sparing=sparing)
         nvml = self.nvml
         return dict(

@@ -216,7 +216,7 @@ class Given(NamedTuple):
 
     @property
     def evidence(self) -> Evidence:
-        "They as a study, with its comparisons."
+        "Their study with its comparisons."
         return evidence(self.study, self.ids)
 
     @property
