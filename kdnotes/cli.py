@@ -34,6 +34,7 @@ class Listed:
 
     @property
     def name(self) -> str:
+        "The command as it is typed."
         return self.run.__name__.rstrip('_').replace('_', '-')
 
 

@@ -382,6 +382,7 @@ class Floor:
 
     @property
     def value(self) -> float:
+        "What it scores, in the unit of the primary metric."
         return self.record['primary']['value']
 
 

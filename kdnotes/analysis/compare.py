@@ -224,10 +224,12 @@ class Comparison:
 
     @property
     def n_seeds(self) -> int:
+        "Pairs of seeds that the difference rests on; without one, all there are."
         return self.difference.n if self.difference else len(self.seeds)
 
     @property
     def n_units(self) -> int | None:
+        "Units of a run; None: there is no difference, or it is of no units."
         return self.difference.units if self.difference else None
 
     @property
@@ -380,6 +382,7 @@ class Verdict(NamedTuple):
 
     @property
     def words(self) -> str:
+        "What the code says."
         return VERDICTS[self.code]
 
 

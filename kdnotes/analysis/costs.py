@@ -32,6 +32,7 @@ class Cost:
     reasons: dict[str, str] = field(default_factory=dict)  # 'seconds' or 'joules' -> why it is None
 
     def times(self, factor: float) -> Cost:
+        "The cost of so many times the work; what is not known stays so."
         return Cost(*(None if v is None else v * factor for v in (self.seconds, self.joules)), self.reasons)
 
 

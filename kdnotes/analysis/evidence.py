@@ -132,15 +132,18 @@ class Evidence:
 
     @property
     def arms(self) -> dict[str, list[dict]]:
+        "Arm -> its runs by seed."
         return arms_of(self.records)
 
     @cached_property
     def trivial(self) -> list[Floor]:
-        return floors_of(self.records, self.floors)  # the best first; []: not measured
+        "What models that have learnt nothing score, the best first; []: not measured."
+        return floors_of(self.records, self.floors)
 
     @cached_property
     def times(self) -> Timed:
-        return timed(self.records)  # whose times, memory and energy are shown
+        "The runs whose times, memory and energy are shown."
+        return timed(self.records)
 
 
 def evidence(

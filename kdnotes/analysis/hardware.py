@@ -296,13 +296,20 @@ class Asked:
     workers: int = 1  # devices of a search that train at the same time
     seed: int = 0
 
-    def training_s(self, t: Timing) -> float:
+    def training_s(self, t: Timing) -> float:  # seconds
+        "How long so many epochs train."
         return (self.epochs or t.epochs) * t.epoch_s
 
-    def joules(self, t: Timing) -> float:
+    def joules(self, t: Timing) -> float:  # joules
+        "What the device uses in so many epochs, by a timing whose energy was read."
         return (self.epochs or t.epochs) * t.epoch_j
 
-    def searched(self, told: Sequence[Timing], asynchronous: bool) -> float:
+    def searched(
+        self,
+        told: Sequence[Timing],
+        asynchronous: bool,  # whoever is free takes the next trial; False: in rounds
+    ) -> float:  # seconds
+        "How long the search takes, whose trials last as long as a run of one of these timings."
         trials_s = [t.rest_s + self.training_s(t) for t in told]
         return wall_clock(trials_s, self.trials, self.workers, asynchronous, self.seed)
 

@@ -169,6 +169,7 @@ class InUse:
 
     @property
     def floor(self) -> Floor | None:
+        "The best model that has learnt nothing; None: none was measured."
         return next(iter(self.evidence.trivial), None)
 
     @property

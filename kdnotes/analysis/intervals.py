@@ -91,7 +91,11 @@ def no_interval(
     return Interval(float(estimate), None, None, n, LEVEL, method, units=units, reason=reason)
 
 # %% ../../nbs/analysis/01_intervals.ipynb #2bf6ca9f
-def checked_numbers(values, ndim: int, name: str) -> np.ndarray:
+def checked_numbers(
+    values,  # what numpy makes an array of
+    ndim: int,
+    name: str,  # what a refusal calls them
+) -> np.ndarray:
     "Finite float64 numbers of the given dimension, or a `StatsError`."
     try:
         values = np.asarray(values, dtype=np.float64)

@@ -113,6 +113,7 @@ class Worth:
 
     @property
     def is_told(self) -> bool:
+        "Is anything known? Not if the interval reaches from fewer labels than were tried to more."
         return not (self.low == BEFORE and self.high == BEYOND)
 
     def __str__(self) -> str:

@@ -421,9 +421,11 @@ class Picture:
     given: Callable[[Any], tuple] = lambda shown: (shown,)  # what is shown -> what `of` asks for
 
     def draw(self, shown: Any) -> Figure:
+        "The figure of what is shown; `NotDrawn` says why there is none."
         return self.of(*self.given(shown))
 
     def caption(self, shown: Any) -> str:
+        "Its caption for what is shown."
         return self.words if isinstance(self.words, str) else self.words(shown)
 
 

@@ -39,14 +39,17 @@ class Published:
 
     @property
     def gpus(self) -> int:
+        "GPUs of all machines."
         return GPUS_PER_MACHINE * self.machines
 
     @property
     def effective_batch(self) -> int:  # sequences
+        "How many an update learns from, on all GPUs."
         return self.gpus * self.batch * ACCUMULATION
 
     @property
     def what(self) -> str:
+        "The row in words: its number, GPUs, batch and synchronisation."
         rings = ', rings' * self.several_rings
         return f'{self.number}: {self.gpus} GPUs{rings}, batch {self.batch}, {self.sync}'
 

@@ -37,6 +37,7 @@ class Setup:
 
     @property
     def name(self) -> str:
+        "The step in words: ranks x micro-batches, how gradients are summed, and what is not usual."
         parts = [f'{self.ranks} x {self.micro_batches}{" large" * self.large}', self.gradient_sync]
         if self.bucket_mib != USUAL['bucket_mib']:
             parts.append(f'{self.bucket_mib:g} MiB')
@@ -75,10 +76,12 @@ class Predicted:
 
     @property
     def errors(self) -> pd.Series:  # percent, of the steps that others tell
+        "How far each predicted step is off, without sign."
         return self.table['error_percent'].abs().dropna()
 
     @property
     def wait_errors(self) -> pd.Series:  # percent of the wait, of the steps that wait
+        "How far the predicted wait of each step that waits is off, without sign."
         waits = self.table[self.table['waited_s'] > 0].dropna(subset=['predicted_wait_s'])
         return 100 * (waits['predicted_wait_s'] / waits['waited_s'] - 1).abs()
 

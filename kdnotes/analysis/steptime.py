@@ -72,7 +72,8 @@ class Step:
 
     @property
     def syncs(self) -> int:
-        return self.micro_batches if self.sync == 'every' else 1  # times that gradients are summed
+        "How often gradients are summed."
+        return self.micro_batches if self.sync == 'every' else 1
 
     @property
     def beside(self) -> float:
@@ -81,7 +82,8 @@ class Step:
 
     @property
     def batch(self) -> float:
-        return self.examples * self.micro_batches * self.ranks  # examples of all ranks
+        "Examples of all ranks and micro-batches."
+        return self.examples * self.micro_batches * self.ranks
 
 # %% ../../nbs/analysis/21_steptime.ipynb #cf689e93
 def ring_all_reduce_s(

@@ -259,10 +259,12 @@ class Equivalence:
 
     @property
     def noninferior(self) -> bool | None:
+        "Is b shown to be worse by less than the margin, if at all? None: not tested."
         return None if self.p_noninferior is None else self.p_noninferior < ALPHA
 
     @property
     def equivalent(self) -> bool | None:
+        "Are a and b shown to differ by less than the margin? None: not tested."
         return None if self.p_equivalent is None else self.p_equivalent < ALPHA
 
 

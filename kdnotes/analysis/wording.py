@@ -51,8 +51,9 @@ class Unit(NamedTuple):
     sign: str = ''  # behind a name, or a value
 
     @property
-    def spec(self) -> str:
-        return f'.{self.digits - 1}f'  # of a value
+    def spec(self) -> str:  # '.3f'
+        "The format of a value, with a digit less than a difference has."
+        return f'.{self.digits - 1}f'
 
     def text(self, of: float | Interval) -> str:  # '71.2', behind a name that has the sign
         "A value of the metric, with its interval where it has one."

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -104,7 +105,11 @@ def host_syncs(
 
 # %% ../../nbs/checks/02_probes.ipynb #42e7efc9
 @contextlib.contextmanager
-def replaced(owner, name: str, value) -> Iterator:
+def replaced(
+    owner: Any,  # a module, a class or an object
+    name: str,  # of its attribute
+    value: Any,
+) -> Iterator[Any]:
     "Another attribute for a while; gives the one before."
     before = getattr(owner, name)
     setattr(owner, name, value)

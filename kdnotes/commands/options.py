@@ -61,6 +61,7 @@ def offer(
 
 
 def offer_studies(incomplete: str) -> list[str]:
+    "The studies that begin with what is typed."
     from kdnotes.analysis.overview import studies
 
     return [name for name in studies() if name.startswith(incomplete)]
@@ -74,6 +75,7 @@ def offer_runs(incomplete: str) -> list[str]:
 
 
 def offer_studies_and_runs(incomplete: str) -> list[str]:
+    "The studies, and the run_ids of all, that begin with what is typed."
     return offer_studies(incomplete) + offer_runs(incomplete)
 
 

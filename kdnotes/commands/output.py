@@ -40,6 +40,7 @@ def speaker(
 def print_json(
     found: Any,  # JSON-able
 ) -> None:
+    "Print it as JSON, keys sorted; a number that is not finite is a `ValueError`."
     say(json.dumps(found, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False))
 
 # %% ../../nbs/commands/04_output.ipynb #16612d3a

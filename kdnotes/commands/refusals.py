@@ -117,6 +117,7 @@ class Command(TyperCommand):
         return getattr(self.callback, 'without', ())
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        "Read what was typed; an option given twice or a word too many is a `ConfigError`."
         args = _each_its_own(args, '--grid')
         if not ctx.resilient_parsing:  # as when a shell asks for completions
             left, order = self._read(ctx, args)
@@ -138,6 +139,7 @@ class Command(TyperCommand):
         return left, order
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        "Write the help, examples first."
         _examples_first(self, ctx, formatter, super().format_help)
 
 
@@ -170,10 +172,12 @@ class Group(TyperGroup):
     without: tuple[str, ...] = ()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        "Write the help, examples first and exit codes last."
         _examples_first(self, ctx, formatter, super().format_help)
         _write(formatter, ['exit codes:', exit_codes_in_words()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        "Find the command that was typed, or refuse it with the nearest one."
         name = args[0]
         if name not in self.commands and not ctx.resilient_parsing:
             near = get_close_matches(name, self.commands, 1, 0.5)

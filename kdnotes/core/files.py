@@ -326,10 +326,12 @@ def cache_path() -> Path:
 
 
 def figures_path(study: str) -> Path:
+    "The folder of a study's figures, beside its runs."
     return runs_path() / study / 'figures'
 
 
 def evidence_path() -> Path:
+    "The folder of the evidence that is kept of finished studies."
     return root() / 'thesis' / 'data'
 
 # %% ../../nbs/core/04_files.ipynb #8416acbf

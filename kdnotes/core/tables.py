@@ -83,6 +83,7 @@ def unchanged(*paths: Path) -> Iterator[None]:
 
 
 def changed(path: Path) -> CorpusError:
+    "The error for a file that is another one than when its reading began."
     return CorpusError(f'{path} changed while it was read; start the same command again when it is whole')
 
 

@@ -144,7 +144,12 @@ def build_model(
         return as_configured(model)
 
 
-def forward_anywhere(config, auto_class: str, look: Callable, attention: str = ''):
+def forward_anywhere(
+    config,  # of transformers
+    auto_class: str,  # the transformers head
+    look: Callable,
+    attention: str = '',  # as for `build_model`
+):
     """What `look(model, device)` gives without weights;
     where a forward reads numbers from the device, as DeBERTa's does, with random ones.
     """
@@ -307,7 +312,10 @@ def model_inputs(
     return inputs_of(type(model), getattr(model, 'config', None))
 
 
-def inputs_of(cls: type, config) -> set[str]:
+def inputs_of(
+    cls: type,
+    config,  # of transformers
+) -> set[str]:
     "As `model_inputs`, of a class and a config."
     names = set(_forward_names(cls))
     if getattr(config, 'type_vocab_size', 2) < 2:

@@ -61,10 +61,12 @@ class Attention:
 
     @property
     def heads(self) -> int:
+        "How many heads there are."
         return getattr(self.module, self.inputs[0]).out_features // self.size
 
     @property
     def dense(self) -> nn.Linear:
+        "The dense layer behind the heads."
         return getattr(self.output, self.output_name)
 
 

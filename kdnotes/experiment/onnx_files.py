@@ -82,8 +82,12 @@ class OnnxModel(nn.Module):
         self.config = SimpleNamespace(model_type='onnx', type_vocab_size=types)
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,  # (n, length) int64
+        attention_mask: Tensor,  # (n, length) int64, 1 where a token is
+        token_type_ids: Tensor | None = None,  # (n, length) int64; None: zeros
     ) -> SimpleNamespace:
+        "What the file computes, by the names of its outputs; all is on the CPU."
         # a batch of one segment has no token types, which transformers takes for zeros
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         given = dict(zip(_INPUTS, (input_ids, attention_mask, types)))

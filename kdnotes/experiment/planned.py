@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from ..core.arms import MODES, PROCEDURES, USUAL
 from kdnotes.core.config import (
     FIRST_TASK,
@@ -82,6 +83,7 @@ def smoke_name(
 
 # %% ../../nbs/experiment/02_planned.ipynb #27c293cd
 def lined(lines: Sequence[tuple[str, str]]) -> str:
+    "Names and what is said of them, a line each, the colons below one another."
     return '\n'.join(f'{k:>13}: {v}' for k, v in lines)
 
 
@@ -159,6 +161,7 @@ class Plan:
 
     @property
     def corpus(self) -> str:
+        "The corpus as the configuration names it, and how its sha256 begins."
         return f'{self.config.corpus} (sha256 {self.corpus_sha256[:12]})'
 
     @property
@@ -346,7 +349,7 @@ def choose_arms(
 # %% ../../nbs/experiment/02_planned.ipynb #dde85a08
 def named(
     # fields of RunConfig, and others that are left as they are; `study` left out or empty: the corpus' name
-    **parameters,
+    **parameters: Any,
 ) -> dict:  # the same, with the corpus' resolved name and the study's
     "The parameters of a study, once its corpus is found. Smoke runs have a study of their own, NAME-smoke."
     own = {'task', 'corpus', 'smoke', *names_with('place', RunConfig)}

@@ -150,6 +150,7 @@ class Tasks:
             self._cancel()
 
     def kill(self) -> None:
+        "End it at once: its ranks save nothing."
         self._cancel(force=True)
 
     def _cancel(self, force: bool = False) -> None:

@@ -220,7 +220,7 @@ def _used(rank: Rank, outcome: Outcome) -> dict:
 def record_of(
     rank: Rank,  # the main one
     task,  # a `tasks.base.Task`
-    model,
+    model,  # the one that was trained, without the heads it lost
     outcome: Outcome,
 ) -> dict:
     "The record: every key is filled, or null with a reason."

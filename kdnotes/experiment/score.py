@@ -197,7 +197,7 @@ class Text(NamedTuple):
 
 def encode(
     documents: list[dict],  # rows of `tasks.documents`
-    tokenizer,
+    tokenizer,  # the model's, of transformers
     by: str,  # 'block' or 'line'
     length: int,  # tokens of a block, or most of a line
 ) -> Text:
@@ -248,6 +248,7 @@ class Score:
 
     @property
     def pieces_a_word(self) -> float:
+        "Word pieces of a word that the tokenizer knows, on average."
         return self.pieces / max(1, self.words)
 
 

@@ -258,8 +258,8 @@ def _is_transferred(config: RunConfig) -> bool:
 
 def as_asked(
     config: RunConfig,
-    task,
-    model,
+    task,  # a `tasks.base.Task`
+    model,  # a transformers model
     shaped: bool,  # has the model the student's shape already?
 ):  # a model
     "A model with the dropout of a run and, where it is a student, its shape."

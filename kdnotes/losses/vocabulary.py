@@ -73,7 +73,8 @@ class OpenDecoder(nn.Module):
         self.weight = linear.weight  # the same parameters, tied ones too
         self.bias = linear.bias
 
-    def forward(self, features: Tensor) -> OpenLogits:
+    def forward(self, features: Tensor) -> OpenLogits:  # (..., width)
+        "The logits, not yet computed, in the number format that a linear layer would use here."
         kind = features.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype
         if dtype == torch.bfloat16 and kind == 'cpu' and not cpu_has_bf16():

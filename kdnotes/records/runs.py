@@ -230,10 +230,12 @@ class RunFolder:
 
     @property
     def path(self) -> Path:
+        "The folder that holds its files."
         return self.elsewhere or runs_path() / self.study / self.run_id
 
     @property
     def done(self) -> bool:
+        "Has the run finished? Its record is written last."
         return (self.path / 'record.json').exists()
 
     def create(self) -> RunFolder:
@@ -243,6 +245,7 @@ class RunFolder:
         return self
 
     def append(self, kind: str, **values: Any) -> None:
+        "Add a row to rows.jsonl, its keys checked."
         append_row(self.path / 'rows.jsonl', make_row(kind, **values))
 
     def drop_rows(
@@ -257,12 +260,15 @@ class RunFolder:
                 atomic_write(path, ''.join(json.dumps(row) + '\n' for row in rows[first:]))
 
     def rows(self, kind: str | None = None) -> list[dict]:
+        "The rows written so far; [] where there is no file."
         return read_rows(self.path / 'rows.jsonl', kind)
 
     def write_config(self, config: dict) -> None:
+        "Write config.json in one step."
         write_json(self.path / 'config.json', config)
 
     def config(self) -> dict | None:
+        "What config.json says; None: there is none."
         return self._read('config.json')
 
     def write_state(self, status: str, **more: Any) -> None:
@@ -277,6 +283,7 @@ class RunFolder:
         )
 
     def state(self) -> dict | None:
+        "What `write_state` last wrote, checked; None: nothing yet."
         return self._read('state.json', _check_state)
 
     def write_table(
@@ -296,6 +303,7 @@ class RunFolder:
         write_csv(self.path / f'{name}.csv.gz', df[list(columns)], digits)
 
     def table(self, name: str) -> pd.DataFrame:
+        "A table, which is checked to be the one that the run wrote."
         self._check_files(f'{name}.csv.gz')
         return read_csv(self.path / f'{name}.csv.gz', TABLES[name][0])
 

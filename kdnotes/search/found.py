@@ -53,10 +53,12 @@ class Found:
 
     @property
     def front(self) -> list[Trial]:
+        "The complete trials that none dominates, as `front` orders them."
         return front(self.trials, self.objectives)
 
     @property
     def baseline(self) -> Trial | None:  # None: it was not made yet
+        "The trial of the default setting."
         return next((t for t in self.trials if t.number == 0), None)
 
     @property

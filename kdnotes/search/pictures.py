@@ -56,7 +56,8 @@ class Shown:
     smoke: bool = False  # numbers that mean nothing
 
     @property
-    def ended(self) -> list[Trial]:  # those of which it is known what became of them
+    def ended(self) -> list[Trial]:
+        "The trials that are over."
         return [t for t in self.trials if t.state != 'running']
 
     @property

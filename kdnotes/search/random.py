@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.stats.qmc import Sobol
@@ -273,7 +274,7 @@ def plan_trials(
     trials: int = 6,
     study: str = 'default',
     jobs: int = 1,
-    **common,
+    **common: Any,  # fields of RunConfig that all trials share
 ) -> list[Plan]:
     "The runs that `search` would make."
     return [p for _, p in plan_search(mode, space_of(mode), trials, study, **_small(jobs) | common)]
@@ -290,7 +291,7 @@ def search(
     # called with the trials' runs before the first of them is made
     on_plans: Callable[[Sequence[Plan]], None] = lambda plans: None,
     follow: Follow = milestones,  # of runs that are made one after the other
-    **common,
+    **common: Any,  # as for `plan_trials`
 ) -> Search:  # a `RunError` if a trial failed: the others are kept, and the next call makes it alone
     "Make the trials of a search, or find them done, and choose."
     space = space or space_of(mode)
@@ -335,7 +336,7 @@ def train_tuned(
     say: Callable[[str], None] = lambda text: None,
     on_plans: Callable[[Sequence[Plan]], None] = lambda plans: None,  # as for `search`
     follow: Follow = milestones,  # as for `search`
-    **common,
+    **common: Any,  # fields of RunConfig that all runs share
 ) -> list[dict]:  # records, by seed
     "Train an arm with its own setting, or find it trained."
     if not isinstance(seeds, int) or seeds < 0:

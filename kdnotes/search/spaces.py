@@ -37,6 +37,7 @@ class Real:
     log: bool = False
 
     def at(self, u: float) -> float:  # u in [0, 1); of two digits
+        "The number at a share of the range."
         if self.log:
             value = self.low * (self.high / self.low) ** u
         else:
@@ -44,6 +45,7 @@ class Real:
         return min(max(float(f'{value:.2g}'), self.low), self.high)
 
     def distribution(self):  # of Optuna
+        "The same range for a study of Optuna."
         from optuna.distributions import FloatDistribution
 
         return FloatDistribution(self.low, self.high, log=self.log)
@@ -59,11 +61,13 @@ class Integer:
     step: int = 1
 
     def at(self, u: float) -> int:  # u in [0, 1)
+        "The whole number at a share of the range."
         if self.log:
             return min(self.high, int(self.low * ((self.high + 1) / self.low) ** u))
         return self.low + self.step * int(u * ((self.high - self.low) // self.step + 1))
 
     def distribution(self):  # of Optuna
+        "The same range for a study of Optuna."
         from optuna.distributions import IntDistribution
 
         return IntDistribution(self.low, self.high, log=self.log, step=self.step)
@@ -76,9 +80,11 @@ class OneOf:
     values: tuple
 
     def at(self, u: float) -> Any:  # u in [0, 1)
+        "The value at a share of the list."
         return self.values[int(u * len(self.values))]
 
     def distribution(self):  # of Optuna
+        "The same values for a study of Optuna."
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.values)

@@ -169,7 +169,11 @@ class AnswerSelection(Task):
             return found
         return replace(found, groups=torch.from_numpy(self.questions[split].of[found.index]))
 
-    def signal(self, outputs, batch: Batch) -> dict[str, Tensor]:
+    def signal(
+        self,
+        outputs,  # of a head with logits (n, 1) or (n, 2)
+        batch: Batch,
+    ) -> dict[str, Tensor]:
         "The teacher's two logits, (n, 2) float32."
         return {'logits': two_logits(outputs.logits.detach().float())}
 
@@ -178,7 +182,12 @@ class AnswerSelection(Task):
         titles = '-titles' if self.settings.document_title else ''
         return f"{self.settings.train_questions}{titles}{'-smoke' * self.smoke}"
 
-    def losses(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    def losses(
+        self,
+        outputs,  # of a head with two logits
+        batch: Batch,
+        signal: dict[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
         "Those of labels and logits, and `ranking` between candidates where it is asked for."
         losses = super().losses(outputs, batch, signal)
         return losses | ({'ranking': self._ranking(outputs, batch, signal)} if self.compares else {})
@@ -206,7 +215,11 @@ class AnswerSelection(Task):
         ranking = {'ranking': self.settings.ranking_weight} if self.compares else {}
         return self.soft.weights(kd, classes=2) | ranking
 
-    def scores(self, outputs, batch: Batch) -> Tensor:
+    def scores(
+        self,
+        outputs,  # of a head with logits (n, 1) or (n, 2)
+        batch: Batch,
+    ) -> Tensor:
         "The log-odds of being right, (n, 1): logit(1) - logit(0)."
         return two_logits(outputs.logits.float()).diff(dim=1)
 

@@ -255,10 +255,14 @@ class Forward(Protocol):
     rank: int
     ranks: int
 
-    def __call__(self, batch: Batch) -> Any: ...  # the model's outputs; the batch may be on any device
-    # of a language model: (n, vocabulary) logits at the one position of each row of `batch.positions`
-    def at(self, batch: Batch) -> Tensor: ...
-    def sum(self, values: np.ndarray) -> np.ndarray: ...  # over all ranks, on each of them
+    def __call__(self, batch: Batch) -> Any:
+        "The model's outputs; the batch may be on any device."
+
+    def at(self, batch: Batch) -> Tensor:  # (n, vocabulary)
+        "A language model's logits at the one position of each row of `batch.positions`."
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        "The sum over all ranks, on each of them."
 
 
 class Task:
@@ -327,7 +331,11 @@ class Task:
         "The first and the second text of each row; None: rows have one text."
         raise NotImplementedError
 
-    def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
+    def encode(
+        self,
+        tokenizer,  # of transformers
+        cache_dir: Path | None = None,  # where tokens are kept; None: nowhere
+    ) -> None:
         "Tokenise every example once."
         texts = {split: self.texts_of(rows) for split, rows in self.rows.items()}
         self.pairs = EncodedPairs.from_texts(tokenizer, texts, self.max_length, cache_dir)
@@ -352,7 +360,11 @@ class Task:
         """
         return self.pairs.token_ids(split)
 
-    def signal(self, outputs, batch: Batch) -> dict[str, Tensor]:  # (n, *shape), ragged (tokens, *shape)
+    def signal(
+        self,
+        outputs,  # the teacher's
+        batch: Batch,
+    ) -> dict[str, Tensor]:  # (n, *shape), ragged (tokens, *shape)
         "The teacher's part that is kept: its logits, float32."
         return {'logits': outputs.logits.detach().float()}
 
@@ -360,13 +372,21 @@ class Task:
         "Every choice of the task that changes its training examples, for the name of a stored signal."
         return 'all-smoke' if self.smoke else 'all'
 
-    def losses(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    def losses(
+        self,
+        outputs,  # the student's
+        batch: Batch,
+        signal: dict[str, Tensor] | None,  # what `signal` gives of the same examples; None: no teacher
+    ) -> dict[str, Tensor]:  # scalars
         "Sums over the batch: `hard` against the labels, `soft` against a teacher's logits."
         losses = {'hard': hard_target_ce(outputs.logits, batch.labels, 'sum')}
         return losses | ({'soft': self.soft.loss(outputs.logits, signal['logits'])} if signal else {})
 
     def loss_terms(
-        self, outputs, batch: Batch, signal: dict[str, Tensor] | None
+        self,
+        outputs,  # as for `losses`
+        batch: Batch,  # of train
+        signal: dict[str, Tensor] | None,
     ) -> dict[str, tuple[Tensor, int]]:
         "The sums with their counts."
         counts = self.loss_counts('train', batch.index)
@@ -384,7 +404,11 @@ class Task:
         "Weights of each of its terms, with and without a teacher."
         raise NotImplementedError
 
-    def scores(self, outputs, batch: Batch) -> Tensor:  # (n, k) float32
+    def scores(
+        self,
+        outputs,  # a model's
+        batch: Batch,
+    ) -> Tensor:  # (n, k) float32
         "What `evaluate` needs of each example: the outputs themselves."
         return outputs.logits.float()
 
@@ -392,9 +416,11 @@ class Task:
         self,
         scores: dict[str, np.ndarray],  # (n, k) by evaluation set, rows in the split's order
     ) -> Evaluation:
+        "Metrics, per-unit values and predictions of one forward of each example."
         raise NotImplementedError('this task evaluates itself')
 
     def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:  # called on every rank
+        "The same where the task asks the model itself, on every rank, for more than one forward."
         raise NotImplementedError('one forward of each example is enough: scores and evaluate')
 
     def floors(self) -> dict[str, Evaluation]:

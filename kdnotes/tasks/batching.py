@@ -38,11 +38,16 @@ class Ragged:
 
     # kept: it is asked for at every step, and a difference takes as long as the corpus is large
     @cached_property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.offsets)  # (n,)
+    def lengths(self) -> np.ndarray:  # (n,) int64
+        "How long each row is."
+        return np.diff(self.offsets)
 
     @classmethod
-    def from_rows(cls, rows: list, dtype=np.int32) -> Ragged:
+    def from_rows(
+        cls,
+        rows: list,  # of numbers, a list each
+        dtype: type = np.int32,  # what all of them fit in
+    ) -> Ragged:
         "Rows as one flat array."
         offsets = np.zeros(len(rows) + 1, dtype=np.int64)
         np.cumsum([len(r) for r in rows], out=offsets[1:])
@@ -80,7 +85,7 @@ class Batch:
     # (n, k) int64, the places in each row that labels are for; None: labels are for whole rows
     positions: Tensor | None = None
 
-    def to(self, device) -> Batch:
+    def to(self, device: torch.device | str) -> Batch:
         "The batch on a device; the index stays on the host."
 
         def moved(tensor: Tensor | None) -> Tensor | None:
@@ -129,7 +134,9 @@ def encode_pairs(
     return Ragged(values, offsets), start
 
 # %% ../../nbs/tasks/01_batching.ipynb #2d0f1404
-def tokenizer_rules(tokenizer) -> str:
+def tokenizer_rules(
+    tokenizer,  # of transformers
+) -> str:
     "How a tokenizer cuts texts, without the truncation and padding that an earlier call left behind."
     if not tokenizer.is_fast:
         return json.dumps([type(tokenizer).__name__, tokenizer.get_vocab(), repr(tokenizer.init_kwargs)])
@@ -147,7 +154,7 @@ def second_begins(
 
 
 def tells_two_texts(
-    tokenizer,
+    tokenizer,  # of transformers
 ) -> bool:
     "Are a tokenizer's token types as batches have them, 0 up to the second text and 1 from there on?"
     told = [tokenizer(*texts, return_token_type_ids=True)['token_type_ids'] for texts in ('a', 'ab')]
@@ -195,7 +202,7 @@ def _encode_pairs(tokenizer, first, second, max_length, advance=lambda rows: Non
 
 
 def token_dtype(
-    tokenizer,
+    tokenizer,  # of transformers
 ) -> type:  # int32, or uint16 where all of them fit
     "What the ids of a tokenizer are kept as."
     return np.uint16 if tokenizer.is_fast and max(tokenizer.get_vocab().values()) < 2**16 else np.int32

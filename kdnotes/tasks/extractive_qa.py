@@ -170,7 +170,11 @@ class ExtractiveQA(Task):
         more = corpus.unlabelled[:_SMOKE_ROWS] if self.smoke else corpus.unlabelled
         self.rows['train'] = joined(self.rows['train'], more)
 
-    def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
+    def encode(
+        self,
+        tokenizer,  # a fast one of transformers
+        cache_dir: Path | None = None,
+    ) -> None:
         "Tokenise every question with its passage once; labels are the tokens of the first answer."
         self.windows: dict[str, Windows] = {}
         self.labels = {}
@@ -191,7 +195,11 @@ class ExtractiveQA(Task):
         context = self.windows[split].context[found.index].astype(np.int64)
         return replace(found, positions=torch.from_numpy(context))
 
-    def signal(self, outputs, batch: Batch) -> dict[str, Tensor]:
+    def signal(
+        self,
+        outputs,  # of a question-answering head
+        batch: Batch,
+    ) -> dict[str, Tensor]:
         "The teacher's two logits of each token, (tokens, 2) float32."
         both = torch.stack([outputs.start_logits, outputs.end_logits], dim=-1).detach().float()
         return {'logits': both[batch.inputs['attention_mask'].bool()]}
@@ -208,7 +216,12 @@ class ExtractiveQA(Task):
         "Which training windows there are."
         return f"{'smoke' if self.smoke else 'all'}-stride-{self.settings.stride}"
 
-    def losses(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    def losses(
+        self,
+        outputs,  # of a question-answering head
+        batch: Batch,
+        signal: dict[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
         "Means of beginning and end."
         student = span_logits(outputs, batch)
         hard = [hard_target_ce(logits, batch.labels[:, i], 'sum') for i, logits in enumerate(student)]
@@ -222,7 +235,11 @@ class ExtractiveQA(Task):
         "Weights of `hard` and `soft`."
         return base.free_weights(self.settings, kd)
 
-    def scores(self, outputs, batch: Batch) -> Tensor:
+    def scores(
+        self,
+        outputs,  # of a question-answering head
+        batch: Batch,
+    ) -> Tensor:
         "Of each window (n, 4): the score of no answer, that of the best span, its first and its last token."
         return window_scores(outputs, batch, self.settings.answer_length)
 
@@ -242,7 +259,11 @@ class ExtractiveQA(Task):
             for name, said in models.items()
         }
 
-    def head_flops(self, config, lengths: np.ndarray) -> float:
+    def head_flops(
+        self,
+        config,  # the model's
+        lengths: np.ndarray,  # (n,) tokens
+    ) -> float:
         "Two numbers for each token."
         return float(2 * 2 * config.hidden_size * int(np.sum(lengths)))
 

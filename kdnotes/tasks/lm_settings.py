@@ -159,7 +159,13 @@ def check_length(
             )
 
 
-def blocks_of(split: str, stream: TokenStream, tokenizer, length: int, masked: int) -> Blocks:
+def blocks_of(
+    split: str,
+    stream: TokenStream,  # its text
+    tokenizer,  # of transformers, the one that cut the text
+    length: int,  # tokens of a block
+    masked: int,  # tokens that each block must have room to hide
+) -> Blocks:
     "The blocks of a split, or a refusal that names it."
     try:
         return cut_blocks(stream, tokenizer, length, masked)

@@ -66,7 +66,11 @@ class MaskedLM(Task):
         "Are the teacher's `top_k` logits all that is needed? How likely a piece is depends on all of them."
         return self.soft.top_k is not None and self.soft.min_probability is None
 
-    def encode(self, tokenizer, cache_dir: Path | None = None) -> None:
+    def encode(
+        self,
+        tokenizer,  # a fast one of transformers
+        cache_dir: Path | None = None,
+    ) -> None:
         "Tokenise every document once, and cut the tokens into blocks."
         self.mask_id = tokenizer.mask_token_id
         streams = {
@@ -137,7 +141,11 @@ class MaskedLM(Task):
             self.weights,
         )
 
-    def signal(self, outputs, batch: Batch) -> dict[str, Tensor]:
+    def signal(
+        self,
+        outputs,  # of a language model's head, its output layer maybe still open
+        batch: Batch,
+    ) -> dict[str, Tensor]:
         """What the teacher says of the tokens whose soft targets are learnt:
         its likeliest pieces where they are enough, else the two sides of its output layer.
         """
@@ -184,7 +192,12 @@ class MaskedLM(Task):
         ]
         return '-'.join(['smoke' if self.smoke else 'all', *map(str, parts)])
 
-    def losses(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    def losses(
+        self,
+        outputs,  # of a language model's head, its output layer maybe still open
+        batch: Batch,
+        signal: dict[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
         "`hard` over the hidden tokens, `soft` over those of `soft_on`."
         hidden = rows_of(outputs.logits, self._masked_rows(batch))
         losses = {'hard': vocabulary_ce(hidden, batch.labels.flatten())}
@@ -239,7 +252,11 @@ class MaskedLM(Task):
             sets[name] = score_metrics(text, *said, self.unigram), *score_tables(text, *said)
         return Evaluation.of(sets)
 
-    def head_flops(self, config, lengths: np.ndarray) -> float:
+    def head_flops(
+        self,
+        config,  # the model's
+        lengths: np.ndarray,  # (n,) tokens
+    ) -> float:
         "One dense layer on every token, and the output layer on those that are asked for."
         width = config.hidden_size
         narrow = getattr(config, 'embedding_size', width)

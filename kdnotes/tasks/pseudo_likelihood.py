@@ -79,7 +79,7 @@ def block_rows(
 def line_rows(
     lines: TokenStream,  # each line as a document of its own
     documents: np.ndarray,  # (lines,) int64, the document each belongs to
-    tokenizer,
+    tokenizer,  # of transformers, the one that cut the lines
     length: int,  # most tokens of a row, the special ones at its ends included; what is longer makes several
 ) -> Rows:
     "Lines as rows."

@@ -32,20 +32,24 @@ class Questions:
     tie: np.ndarray
 
     @property
-    def sizes(self) -> np.ndarray:
-        return np.bincount(self.of)  # (q,) candidates
+    def sizes(self) -> np.ndarray:  # (q,) int64
+        "Candidates of each question."
+        return np.bincount(self.of)
 
     @property
-    def positives(self) -> np.ndarray:
-        return np.bincount(self.of, self.labels).astype(np.int64)  # (q,) right ones
+    def positives(self) -> np.ndarray:  # (q,) int64
+        "Right candidates of each question."
+        return np.bincount(self.of, self.labels).astype(np.int64)
 
     @property
-    def answered(self) -> np.ndarray:
-        return self.positives > 0  # (q,) bool
+    def answered(self) -> np.ndarray:  # (q,) bool
+        "Has a question a right candidate?"
+        return self.positives > 0
 
     @property
-    def clean(self) -> np.ndarray:
-        return self.answered & (self.positives < self.sizes)  # (q,) bool
+    def clean(self) -> np.ndarray:  # (q,) bool
+        "Has a question right candidates and wrong ones?"
+        return self.answered & (self.positives < self.sizes)
 
 
 def as_questions(
@@ -207,7 +211,8 @@ class BM25:
         have = self.texts_with[word]
         return float(np.log1p((self.n - have + 0.5) / (have + 0.5)))
 
-    def score(self, question: str, candidate: str) -> float:
+    def score(self, question: str, candidate: str) -> float:  # >= 0
+        "How well a candidate fits a question; 0: they have no word in common."
         words = words_of(candidate)
         times = Counter(words)
         slow = self.k1 * (1 - self.b + self.b * len(words) / max(self.length, 1e-9))

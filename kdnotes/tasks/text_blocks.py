@@ -136,7 +136,9 @@ def _joined(parts: list[str], encodings: list, unknown_id: int, special: np.ndar
     return _Tokens(known, np.array(starts, dtype=bool), unknown_words)
 
 
-def check_tokenizer(tokenizer) -> None:
+def check_tokenizer(
+    tokenizer,  # of transformers
+) -> None:
     "Refuse a tokenizer that cannot make blocks with hidden words."
     if not tokenizer.is_fast:
         raise TextError(
@@ -222,7 +224,7 @@ def token_stream(
 
 
 def token_roles(
-    tokenizer,
+    tokenizer,  # of transformers
 ) -> tuple:
     "What a stream depends on besides the rules by which a tokenizer cuts texts: which tokens are special."
     return _separator(tokenizer), tokenizer.unk_token_id, sorted(tokenizer.all_special_ids)
@@ -297,7 +299,7 @@ class Blocks:
 
 
 def block_ends(
-    tokenizer,
+    tokenizer,  # of transformers
 ) -> tuple[tuple[int, int], np.ndarray]:
     "The special tokens at the ends of a block, and the (k,) token ids that are never hidden."
     last = _separator(tokenizer)
@@ -307,7 +309,7 @@ def block_ends(
 
 def cut_blocks(
     text: TokenStream,
-    tokenizer,
+    tokenizer,  # of transformers, the one that cut the text
     length: int,  # tokens of a block, the special ones at its ends included, >= 3
     n_masked: int,  # tokens that each block must have room to hide
     parameter: str = 'max_length',  # what the length is called where it is given

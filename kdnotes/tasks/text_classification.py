@@ -175,7 +175,12 @@ class TextRegression(LabelledTexts):
             for split, rows in self.rows.items()
         }
 
-    def losses(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, Tensor]:
+    def losses(
+        self,
+        outputs,  # of a head with one logit, (n, 1)
+        batch: Batch,
+        signal: dict[str, Tensor] | None,
+    ) -> dict[str, Tensor]:
         "Squared errors, of labels and of a teacher's numbers."
         value = outputs.logits.float()[:, 0]
         error = (value - batch.labels.float()).square()

@@ -238,12 +238,14 @@ class GpuMeter(_Driver):
             return False  # no MIG on this GPU
 
     def identity(self) -> dict:
+        "Its uuid and name, as NVML gives them; None: not read."
         return dict(
             uuid=self._ask('uuid', 'nvmlDeviceGetUUID', take=_text),
             name=self._ask('name', 'nvmlDeviceGetName', take=_text),
         )
 
     def read(self, sparing: bool = False) -> dict:
+        "The READINGS now, in the units of their names, `throttle` as bits of NVML; None: not read."
         ask = partial(self._ask, sparing=sparing)
         nvml = self.nvml
         return dict(
@@ -256,7 +258,8 @@ class GpuMeter(_Driver):
             throttle=ask('throttle', 'nvmlDeviceGetCurrentClocksEventReasons'),
         )
 
-    def joules(self, sparing: bool = False) -> float | None:  # since the first call
+    def joules(self, sparing: bool = False) -> float | None:
+        "What the GPU has used since the first call; None: not read, for good if `reasons` says why."
         if sparing and 'joules' not in self.reasons and self._holds('joules'):
             return self.millijoules / 1e3
         now = self._ask('joules', 'nvmlDeviceGetTotalEnergyConsumption')
@@ -308,15 +311,18 @@ class CpuMeter:
         self.last = [self._reading(p) for p in self.packages]
 
     def identity(self) -> dict:
+        "The processor's name; there is no uuid."
         return dict(uuid=None, name=cpu_name())
 
     def read(self, sparing: bool = False) -> dict:
+        "READINGS -> None: they are of a GPU."
         return dict.fromkeys(READINGS)
 
     def _reading(self, package: Path, name: str = 'energy_uj') -> int:
         return int((package / name).read_text())
 
     def joules(self, sparing: bool = False) -> float | None:
+        "What all packages have used since the meter was made; None: `reasons` says why."
         if 'joules' in self.reasons:
             return None
         try:
@@ -346,12 +352,15 @@ class NoMeter:
         self.reasons = dict.fromkeys((*READINGS, 'uuid', 'name'), gpu or why) | dict(power_w=why, joules=why)
 
     def identity(self) -> dict:
+        "The processor's name where no GPU was used; there is no uuid."
         return dict(uuid=None, name=cpu_name() if self.gpu else None)
 
     def read(self, sparing: bool = False) -> dict:
+        "READINGS -> None."
         return dict.fromkeys(READINGS)
 
     def joules(self, sparing: bool = False) -> None:
+        "Nothing is known of the energy."
         return None
 
 # %% ../../nbs/telemetry/01_meters.ipynb #954e0878
@@ -400,15 +409,15 @@ class Metered:
         runtime: Any,  # a `Runtime`
         meter: GpuMeter | CpuMeter | NoMeter,
     ):
-        # (seconds, joules or None)
         self.runtime = runtime
         self.meter = meter
-        self.readings = []
+        self.readings = []  # (seconds, joules or None)
 
     def __getattr__(self, name: str):
         return getattr(self.runtime, name)
 
     def clock(self) -> float:
+        "The runtime's time; the energy is read too, unless it was less than APART_S ago."
         now = self.runtime.clock()
         if not self.readings or now - self.readings[-1][0] > APART_S:
             self.readings.append((now, self.meter.joules()))

@@ -198,26 +198,32 @@ class Given(NamedTuple):
 
     @property
     def found(self) -> list[dict]:
+        "The records of the part."
         return self.runs[self.part.name]
 
     @property
     def study(self) -> str:
+        "The study they are of."
         return self.found[0]['study']
 
     @property
     def ids(self) -> list[str]:
+        "Their run_ids."
         return [r['run_id'] for r in self.found]
 
     @property
     def units(self) -> pd.DataFrame:
+        "Their per-unit values, as of `records.store.units`."
         return units(self.study, self.ids)
 
     @property
     def evidence(self) -> Evidence:
+        "Their study with its comparisons."
         return evidence(self.study, self.ids)
 
     @property
     def figures(self) -> Path:
+        "The folder of the figures of their study."
         return self.where / 'figures' / self.study
 
 

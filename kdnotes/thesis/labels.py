@@ -29,6 +29,7 @@ class Beside(NamedTuple):
 
     @property
     def is_main(self) -> bool:
+        "Is it the best without distillation, of as many labels and the same first weights?"
         return self.alone.arm == self.pays.alone.arm
 
 

@@ -229,6 +229,7 @@ def coverage_facts(trials: int = 4000) -> dict:
 
 # %% ../../nbs/thesis/10_measured.ipynb #80c1b30d
 def times_in_use() -> dict:  # of `bench.sizes.answer_times`
+    "How long teacher and student take to answer a question, measured now on this machine."
     from bench.sizes import answer_times
 
     return answer_times()

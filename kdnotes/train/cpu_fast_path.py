@@ -81,7 +81,8 @@ class RowsInUse(nn.Module):
         self.padding = int(place[full.padding_idx]) if padded else None
         self.touched = _Touched(self.weight, place, self.padding)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor:  # (...) -> (..., width)
+        "The rows of these token ids; within a step they come from those that it touches."
         if self.touched.now is not None:
             return self.touched.look_up(ids)
         return F.embedding(self._place[ids], self.weight, self.padding)
@@ -115,7 +116,7 @@ def _ids_of_batches(task: Task) -> Iterator[np.ndarray]:
 def rows_in_use(
     task: Task,
     vocabulary: int,  # rows of the table
-    device='cpu',
+    device: torch.device | str = 'cpu',  # of the result
 ) -> Tensor | None:  # (k,) int64, sorted; None: keep the whole table
     "The token ids that training examples hold."
     known = task.token_ids('train') if hasattr(task, 'token_ids') else None
@@ -161,10 +162,12 @@ class DeviceBits(Bits):
         self._device = device
 
     def start(self, step: int) -> None:
+        "Begin a step's stream."
         (mixed,) = np.random.SeedSequence([self._seed, step]).generate_state(1, np.uint64)
         self._generator = torch.Generator(self._device).manual_seed(int(mixed >> 1))
 
-    def take(self, n: int) -> Tensor:
+    def take(self, n: int) -> Tensor:  # (n,) int16, on the device
+        "The next n numbers."
         if self._generator is None:
             self.start(0)
         more = dict(generator=self._generator, device=self._device, dtype=torch.int16)

@@ -10,6 +10,7 @@ import os
 import time
 import warnings
 from dataclasses import dataclass
+from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -56,14 +57,17 @@ class Runtime:
 
     @property
     def main(self) -> bool:
-        return self.rank == 0  # the rank that writes
+        "Is this the rank that writes?"
+        return self.rank == 0
 
     @property
     def local_main(self) -> bool:
-        return self.local_rank == 0  # the rank that writes what each machine has for itself
+        "Is this the rank that writes what each machine has for itself?"
+        return self.local_rank == 0
 
     @property
     def machines(self) -> int:
+        "How many machines the ranks are on."
         return self.ranks // (self.local_ranks or self.ranks)
 
     def autocast(self, widened: bool = True):  # False: with torch's own matmul everywhere
@@ -96,7 +100,7 @@ class Runtime:
             dist.all_reduce(values)
         return values
 
-    def gather(self, value) -> list:  # one value a rank, in order of ranks
+    def gather(self, value: Any) -> list:  # one value a rank, in order of ranks
         "A small picklable value of every rank, on every rank."
         if self.ranks == 1:
             return [value]
@@ -104,7 +108,7 @@ class Runtime:
         dist.all_gather_object(values, value)
         return values
 
-    def share(self, value, source: int = 0):  # that of rank `source`, on every rank
+    def share(self, value: Any, source: int = 0) -> Any:  # that of rank `source`, on every rank
         "A picklable value of one rank, of any size."
         if self.ranks == 1:
             return value

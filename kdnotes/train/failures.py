@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 import torch
 from torch import Tensor, nn
 from ..core.config import KdnotesError
@@ -62,7 +63,9 @@ class StopSignal:
 STOP = StopSignal()  # this process' one; it takes no signals before `install`
 
 # %% ../../nbs/train/05_failures.ipynb #b9e1b9c3
-def finite(x) -> bool:
+def finite(
+    x: Any,  # a tensor, or an output with tensors; what is neither counts as finite
+) -> bool:
     "Whether all floating-point numbers in a tensor, or in the tensors of a model's output, are finite."
     if isinstance(x, Tensor):
         return not x.is_floating_point() or bool(x.detach().isfinite().all())

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,8 @@ class Step:
 
     @property
     def done(self) -> int:
-        return self.number + 1  # steps done once this one is
+        "How many steps are done once this one is."
+        return self.number + 1
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,7 @@ class TrainingState:
 
     @property
     def objective(self) -> Objective:
+        "What its steps minimise."
         return Objective(self.task, self.config, self.runtime, self.loss_weights, self.signal)
 
     @property
@@ -222,7 +224,7 @@ class TrainingState:
         kept = self.result.kept
         return kept is not None and self.config.patience is not None and kept['since'] >= self.config.patience
 
-    def row(self, kind: str, **values) -> None:
+    def row(self, kind: str, **values: Any) -> None:
         "Report; only the main rank does."
         if self.runtime.main:
             self.on_row(kind, **values)
