@@ -86,6 +86,7 @@ class Variant(NamedTuple):
 
     @property
     def taught(self) -> Learner:
+        "The variant."
         return self.pays.taught
 
 
