@@ -82,10 +82,8 @@ def online_signal(
     return lambda batch: teacher_signal(task, teacher, read(batch), forward_dtype)
 
 
-def with_tokens_of(
-    task: Task,  # of the same rows
-) -> Callable[[Batch], Batch]:
-    "Training batches of another tokenizer as this task has them."
+def with_tokens_of(task: Task) -> Callable[[Batch], Batch]:
+    "Training batches of another tokenizer as this task, which is of the same rows, has them."
     return lambda batch: task.batch('train', batch.index).to(batch.labels.device)
 
 # %% ../../nbs/distill/08_teacher_cache.ipynb #0d5b6407
@@ -436,9 +434,8 @@ class _Work:
             found = self.rows(examples, advance)
             if _OFFSETS in files:
                 places = _offsets(self.lengths[examples]) + made.state['rows']
-                found[_OFFSETS] = places[
-                    number > 0 :
-                ]  # the first place of a part is the last of the one before
+                # the first place of a part is the last of the one before
+                found[_OFFSETS] = places[number > 0 :]
                 made.state['rows'] = int(places[-1])
             made.add(found)
             written()
@@ -524,10 +521,7 @@ def _make_own(
             write_signed(partial, plan | dict(seconds=plan['seconds'] + time.monotonic() - began))
 
     for shard in missing if plan['was_whole'] else ():
-        say(
-            f'the teacher signal {shard.folder} is missing or not what was written: this shard alone is made '
-            'again'
-        )
+        say(f'{shard.folder} is missing or not what was written: this shard alone is made again')
     with stage('making the teacher signal', sum(s.end - s.begin for s in missing), 'examples') as advance:
         for shard in missing:
             try:
@@ -559,12 +553,13 @@ def make_signal(
     say: Callable[[str], None] = lambda text: None,  # called with a sentence on a shard that was lost
 ) -> Signal:
     "The stored signal of a split, made now unless it is there."
+    split = key_parts['split']
     forward_dtype = key_parts['forward_dtype']
     storage_dtype = key_parts['storage_dtype']
     main = workers.rank == 0
     folder = Path(folder)
     key = signal_key(**key_parts)
-    lengths = task.lengths(key_parts['split'])
+    lengths = task.lengths(split)
     arrays = _arrays_of(task, storage_dtype)
     partial = folder / 'partial.json'
 
@@ -576,16 +571,8 @@ def make_signal(
         if not made:
             plan = read_signed(partial)
             began = time.monotonic()
-            work = _Work(
-                task,
-                key_parts['split'],
-                teacher.to(device),
-                forward_dtype,
-                arrays,
-                lengths,
-                tokens or forward_tokens(torch.device(device).type),
-                device,
-            )
+            tokens = tokens or forward_tokens(torch.device(device).type)
+            work = _Work(task, split, teacher.to(device), forward_dtype, arrays, lengths, tokens, device)
             shards = _shards(folder, key, plan['bounds'])
             _make_own(work, shards[workers.rank :: workers.ranks], plan, partial if main else None, say)
         workers.barrier()  # all shards are written
