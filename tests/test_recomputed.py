@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[1]
 PLAN = json.loads((ROOT / 'thesis/plan.json').read_text())
 VALUES = json.loads((ROOT / 'thesis/generated/values.json').read_text())
 PARTS = [part for part in PLAN['parts'] if f'{part}.tables.comparisons' in VALUES]
+COMPARED = [part for part in PARTS if VALUES[f'{part}.tables.comparisons']['rows']]
+VARIED = [part for part in PARTS if VALUES.get(f'{part}.tables.variants', dict(rows=[]))['rows']]
 # steps in which one factor changes; all other comparisons are a family of their own
 ONE_FACTOR = {
     ('baseline', 'parallel_baseline'),
@@ -137,7 +139,7 @@ def test_means_and_intervals_of_arms(part):
         same(row[2], [scale * mean, scale * half])
 
 
-@pytest.mark.parametrize('part', PARTS)
+@pytest.mark.parametrize('part', COMPARED)
 def test_differences_their_intervals_and_p_values(part):
     runs, metric = read(part)
     table = VALUES[f'{part}.tables.comparisons']
@@ -177,3 +179,22 @@ def test_differences_their_intervals_and_p_values(part):
             before = rising[: rising.index(step) + 1]
             holm = max(p_values[s] * (len(family) - rising.index(s)) for s in before)
             assert numbers(row[6])[0] == pytest.approx(min(holm, 1.0), abs=3e-3)
+
+
+@pytest.mark.parametrize('part', VARIED)
+def test_variants_of_a_taught_arm(part):
+    runs, _ = read(part)
+    chosen = runs[VALUES[f'{part}.texts.taught']]
+    rows = VALUES[f'{part}.tables.variants']['rows']
+    p_values = {}
+    for arm, _, n, _, difference, _ in rows:
+        seeds = sorted(runs[arm].keys() & chosen.keys())
+        assert n == str(len(seeds))
+        d = matrix(part, runs[arm], seeds) - matrix(part, chosen, seeds)
+        mean, half, p_values[arm] = crossed(d)
+        same(difference, [mean, mean - half, mean + half])
+    rising = sorted(p_values, key=p_values.get)
+    for arm, *_, p in rows:
+        before = rising[: rising.index(arm) + 1]
+        holm = max(p_values[s] * (len(rising) - i) for i, s in enumerate(before))
+        assert numbers(p)[0] == pytest.approx(holm, abs=6e-4)

@@ -364,7 +364,7 @@ class _Work:
     forward_dtype: str
     arrays: dict[str, _Array]
     lengths: np.ndarray  # (n,) tokens of each example of the split
-    tokens: int  # of a batch
+    tokens: int | None  # of a batch; None: those of `forward_tokens`
     device: str | torch.device
 
     def parts(self, shard: _Shard) -> list[np.ndarray]:
@@ -381,7 +381,8 @@ class _Work:
         places = _offsets(self.lengths[examples])
         rows = {True: places[-1], False: len(examples)}
         found = {name: np.empty((rows[of.ragged], *of.shape), of.dtype) for name, of in self.arrays.items()}
-        for index in micro_batches(examples, self.lengths, self.tokens):
+        tokens = self.tokens or forward_tokens(torch.device(self.device).type)
+        for index in micro_batches(examples, self.lengths, tokens):
             batch = self.task.batch(self.split, index).to(self.device)
             said = teacher_signal(self.task, self.teacher, batch, self.forward_dtype)
             local = index - examples[0]
@@ -553,13 +554,12 @@ def make_signal(
     say: Callable[[str], None] = lambda text: None,  # called with a sentence on a shard that was lost
 ) -> Signal:
     "The stored signal of a split, made now unless it is there."
-    split = key_parts['split']
     forward_dtype = key_parts['forward_dtype']
     storage_dtype = key_parts['storage_dtype']
     main = workers.rank == 0
     folder = Path(folder)
     key = signal_key(**key_parts)
-    lengths = task.lengths(split)
+    lengths = task.lengths(key_parts['split'])
     arrays = _arrays_of(task, storage_dtype)
     partial = folder / 'partial.json'
 
@@ -571,8 +571,9 @@ def make_signal(
         if not made:
             plan = read_signed(partial)
             began = time.monotonic()
-            tokens = tokens or forward_tokens(torch.device(device).type)
-            work = _Work(task, split, teacher.to(device), forward_dtype, arrays, lengths, tokens, device)
+            work = _Work(
+                task, key_parts['split'], teacher.to(device), forward_dtype, arrays, lengths, tokens, device
+            )
             shards = _shards(folder, key, plan['bounds'])
             _make_own(work, shards[workers.rank :: workers.ranks], plan, partial if main else None, say)
         workers.barrier()  # all shards are written

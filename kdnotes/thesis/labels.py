@@ -116,6 +116,12 @@ def variants_table(e: Evidence, found: Sequence[Variant]) -> pd.DataFrame:
     )
 
 
+def _soft_targets(its: Learner) -> dict:
+    "Their weight and temperature in a taught arm."
+    settings = its.runs[0]['settings']
+    return dict(weight=settings['alpha'], temperature=settings['temperature'])
+
+
 def _values(of: Beside, e: Evidence) -> dict:
     "What chapters say of one taught arm."
     taught, alone = of.pays.taught, of.alone
@@ -161,6 +167,7 @@ def labels_values(e: Evidence) -> dict:
         variants={
             of.taught.arm: dict(
                 texts=of.taught.texts,
+                soft_targets=_soft_targets(of.taught),
                 closed=of.pays.closed,
                 difference=of.result.difference,
                 p=of.result.p_holm,
@@ -169,6 +176,7 @@ def labels_values(e: Evidence) -> dict:
         },
         format=run['precision'],
         share=run['settings']['unlabelled_share'],
+        soft_targets=_soft_targets(taught),
         teacher_primary=e.values[teacher.arm]['primary'] if teacher else None,
         params=dict(
             taught=run['params_total'] / 1e6,
