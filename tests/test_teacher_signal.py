@@ -475,9 +475,9 @@ def test_a_lost_shard_alone_is_made_again(task, tmp_path, harm, ranks):
 
 
 def test_a_shard_of_another_corpus_is_not_believed(task, tmp_path):
-    "Put there by hand, whole."
+    "Put there by hand, whole, with as many rows."
     right = by_ranks(task, tmp_path / 'a', 2, counted(2))[0](task.batch('train', task.all))
-    by_ranks(Pairs(seed=1), tmp_path / 'b', 2, counted(2), corpus_sha256='another')
+    by_ranks(task, tmp_path / 'b', 2, counted(2), corpus_sha256='another')
     own, stranger = (named_shards(tmp_path / name)[0] for name in 'ab')
     shutil.rmtree(own)
     shutil.copytree(stranger, own)
