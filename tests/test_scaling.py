@@ -207,4 +207,5 @@ def test_the_notebook_puts_what_it_measured_to_the_model(tmp_path):
         assert words in saved
     cells = json.loads((tmp_path / 'out.ipynb').read_text())['cells']
     outputs = [o for c in cells if c['cell_type'] == 'code' for o in c['outputs']]
-    assert sum('image/png' in o.get('data', {}) for o in outputs) == len(scaling.EXAMPLES) + 1
+    # a task's measurements beside its model, and two figures of the published table
+    assert sum('image/png' in o.get('data', {}) for o in outputs) == len(scaling.EXAMPLES) + 2
