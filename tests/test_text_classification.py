@@ -522,9 +522,10 @@ def test_a_number_is_better_when_its_error_is_lower(home, tmp_path):
     [numbers] = pd.read_csv(made.numbers).itertuples()
     difference = primary['full_kd']['value'] - primary['baseline']['value']
     assert numbers.difference == pytest.approx(difference, rel=1e-5)
-    assert sentence.startswith('baseline -> full_kd (1 pair): squared error on the test set ')
+    assert sentence.startswith('baseline -> full_kd (1 pair): ')
+    assert 'squared error on the test set of full_kd was ' in sentence
     assert 'pearson' in made.report.metrics.index and '\npearson ' in str(made.report)
-    assert ('(better in seed 0' if better else '(worse in seed 0') in sentence
+    assert ('lower (better)' if better else 'higher (worse)') in sentence
 
 
 def test_a_notebook_asks_a_model_of_pairs_about_two_texts(tmp_path):
