@@ -1,14 +1,12 @@
 "What a study found, in one sentence with its interval and its seeds: the head of its page."
 
 from collections.abc import Sequence
-from dataclasses import replace
 import pandas as pd
 from kdnotes.analysis.compare import Comparison, verdict_on
 from kdnotes.analysis.evidence import Evidence
-from kdnotes.analysis.intervals import scaled
 from kdnotes.analysis.labels import pays_sentences, what_pays
 from kdnotes.analysis.tests import ALPHA, Family, holm, p_words
-from kdnotes.analysis.wording import metric_on, unit_of
+from kdnotes.analysis.wording import better_words, difference_words, metric_on, unit_of
 from kdnotes.core.config import counted
 from kdnotes.thesis.rates import AtRate, at_rates
 
@@ -19,21 +17,6 @@ FACTORS = {
     'ranks': 'training in several processes',
     'network': 'the smaller network',
 }
-
-
-def amount(c: Comparison) -> str:
-    "A difference with its interval: '+0.011 [+0.004, +0.018]'."
-    unit = unit_of(c.task, c.primary['metric'])
-    return f'{scaled(c.difference, unit.factor):+.{unit.digits}f}{unit.words}'
-
-
-def better_by(c: Comparison) -> str:
-    "The same as a gain or a loss: 'better by 0.011 [0.004, 0.018]'."
-    unit = unit_of(c.task, c.primary['metric'])
-    d = scaled(c.difference, unit.factor)
-    size = d if d.estimate > 0 else replace(d, estimate=-d.estimate, low=-d.high, high=-d.low)
-    better = (d.estimate > 0) == c.primary['higher_is_better']
-    return f'{"better" if better else "worse"} by {size:.{unit.digits}f}{unit.words}'
 
 
 def rests_on(c: Comparison) -> str:
@@ -55,22 +38,23 @@ def of_factor(c: Comparison) -> str:
     verdict = verdict_on(c).code
     floor = f' But {c.at_floor}.' if c.at_floor else ''
     if verdict == 'significant':
-        return f'{what.capitalize()} makes {metric} {better_by(c)} ({whose}).{floor}'
+        return f'{what.capitalize()} makes {metric} {better_words(c)} ({whose}).{floor}'
     if verdict == 'not_tested':
-        return (
-            f'With {what}, {metric} is {better_by(c)} ({whose}; one seed tells nothing about others).{floor}'
-        )
+        alone = f'{whose}; one seed tells nothing about others'
+        return f'With {what}, {metric} is {better_words(c)} ({alone}).{floor}'
     if c.attribution.factor == 'precision' and c.equivalences and c.equivalences[0].equivalent:
         unit = unit_of(c.task, c.primary['metric'])
         margin = f'{c.equivalences[0].margin * unit.factor:g}{unit.words}'
-        return f'{what.capitalize()} leaves {metric} within ±{margin}: {amount(c)} ({whose}).{floor}'
-    return f'That {what} changes {metric} is not shown: {amount(c)} ({whose}).{floor}'
+        return (
+            f'{what.capitalize()} leaves {metric} within ±{margin}: {difference_words(c)} ({whose}).{floor}'
+        )
+    return f'That {what} changes {metric} is not shown: {difference_words(c)} ({whose}).{floor}'
 
 
 def of_variants(found: Sequence[Comparison]) -> str:
     "What settings of one's own do, beside the arm that has none."
     metric = metric_on(found[0].primary, found[0].task)
-    each = '; '.join(f'{c.b} is {better_by(c)} ({rests_on(c)})' for c in found)
+    each = '; '.join(f'{c.b} is {better_words(c)} ({rests_on(c)})' for c in found)
     return f'In {metric}, beside {found[0].a}: {each}.'
 
 
@@ -79,7 +63,7 @@ def of_rates(rates: Sequence[AtRate]) -> str:
     best = max(rates, key=lambda x: sum(r['primary']['value'] for r in x.fp32) / len(x.fp32))
     c = best.compared['format']
     span = f'{rates[0].rate:g} to {rates[-1].rate:g}'
-    at_best = f'{amount(c)} at the best of them, {best.rate:g} ({rests_on(c)})'
+    at_best = f'{difference_words(c)} at the best of them, {best.rate:g} ({rests_on(c)})'
     metric = metric_on(c.primary, c.task)
     p = {f'{x.rate:g}': x.compared['format'].p for x in rates}
     told = [rate for rate, value in holm(p, Family('rates', tuple(p))).items() if (value or 1) < ALPHA]

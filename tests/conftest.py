@@ -4,6 +4,7 @@ there are any, and a share of the tests on request.
 
 import hashlib
 import os
+import signal
 import sys
 from pathlib import Path
 import pytest
@@ -19,6 +20,9 @@ os.environ['PATH'] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 # absolute, for tests change the folder they run in; workers inherit KDNOTES_DATA as `own_home` leaves it
 GIVEN = Path(os.environ.get('KDNOTES_DATA') or ROOT.parent / 'shared' / 'data').resolve()
 CORPORA = Path(os.environ.setdefault('KDNOTES_TESTS_CORPORA', str(GIVEN)))
+for number in (signal.SIGINT, signal.SIGHUP):  # a job in the background has them ignored, and hands that on
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 own_home()  # before any test, and what it starts, looks for runs, corpora or models
 
 # Files that take longest begin first, so that no worker is left alone with one at the end; the others follow

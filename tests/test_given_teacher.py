@@ -4,6 +4,7 @@ a wrong head is refused.
 
 import json
 import re
+from contextlib import ExitStack
 from pathlib import Path
 import numpy as np
 import pytest
@@ -27,11 +28,11 @@ from kdnotes.distill.architectures import call, weights_sha256
 from kdnotes.distill.models import load_given, load_model, two_outputs
 from kdnotes.experiment.card import model_card
 from kdnotes.experiment.forecast import forecast
-from kdnotes.experiment.launch import run
+from kdnotes.experiment.launch import execute, run
 from kdnotes.experiment.predict import predict
 from kdnotes.experiment.plan import explain_study, make_task, plan, plan_study
 from kdnotes.experiment.study import _compared
-from kdnotes.records.runs import RunFolder
+from kdnotes.records.runs import RunFolder, lock_run
 from kdnotes.records.store import find_record, find_run_model
 from kdnotes.tasks.sources import load_corpus
 
@@ -156,6 +157,23 @@ def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_p
 
 
 @pytest.mark.exhaustive
+def test_a_given_teacher_that_another_process_measures_is_waited_for(tmp_path, rank_here):
+    planned = plan(asked(teacher_with(tmp_path), 'full_kd'))
+    teacher = RunFolder(planned.teacher.config.study, planned.teacher.run_id).create()
+    said = []
+    with ExitStack() as other:
+        other.enter_context(lock_run(teacher))
+
+        def hear(text):
+            said.append(text)
+            if 'is waited for' in text:
+                other.close()
+
+        record = execute(planned, say=hear)
+    assert f'{teacher.run_id} is made by another process, which is waited for' in said
+    assert record['teacher_run_id'] == teacher.run_id and teacher.done
+
+
 def test_the_doctor_examines_a_given_cross_encoder_and_its_student(tmp_path):
     folder = teacher_with(tmp_path, 1)
     found = doctor([asked(folder, mode) for mode in ('baseline', 'full_kd')])

@@ -663,7 +663,6 @@ def test_ctrl_c_in_make_says_that_the_same_command_makes_the_rest(tmp_path):
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # a terminal sends its Ctrl-C to all of a group
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # it may be ignored
         )
         while 'training' not in said.read_text():
             assert made.poll() is None, said.read_text()

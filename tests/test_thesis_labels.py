@@ -3,8 +3,8 @@
 from dataclasses import replace
 import numpy as np
 import pytest
-from kdnotes.analysis.labels import learners
 from kdnotes.analysis.evidence import evidence
+from kdnotes.analysis.labels import learners, what_pays
 from kdnotes.core.files import at_home, root, with_evidence
 from kdnotes.thesis.labels import held_against, labels_values
 from kdnotes.thesis.steps import verdict
@@ -22,7 +22,7 @@ def e(tmp_path_factory):
 def means(e):
     "Arm -> seed -> MAP, and the teacher's."
     found = {arm: {r['seed']: r['primary']['value'] for r in runs} for arm, runs in e.arms.items()}
-    [teacher] = {of.pays.teacher.arm for of in held_against(e)}
+    [teacher] = {of.pays.teacher.arm for of in held_against(e, what_pays(e))}
     return found, found.pop(teacher)
 
 
@@ -42,7 +42,7 @@ def test_the_gap_is_that_of_the_records(e):
 
 def test_no_better_arm_without_distillation_was_left_out(e):
     by_arm, _ = means(e)
-    for of in held_against(e):
+    for of in held_against(e, what_pays(e)):
         if of.is_main:
             same = [its for its in learners(e.arms) if its.role == 'alone' and its.labels == of.alone.labels]
             same = [its for its in same if its.runs[0]['initial'] == of.alone.runs[0]['initial']]
@@ -52,7 +52,7 @@ def test_no_better_arm_without_distillation_was_left_out(e):
 
 
 def test_a_significant_loss_is_no_gain(e):
-    c = next(of.result for of in held_against(e) if of.pays.taught.texts)
+    c = next(of.result for of in held_against(e, what_pays(e)) if of.pays.taught.texts)
     assert verdict(c) == 'gains' and c.p_holm < 0.05
     less = replace(c.difference, estimate=-c.difference.estimate)
     assert verdict(replace(c, difference=less)) == 'loses'

@@ -16,8 +16,8 @@ from .tests import ALPHA, Family, p_words
 
 # %% auto #0
 __all__ = ['PLAIN', 'PERCENT', 'LEFT', 'LATE', 'times_as', 'in_percent', 'Unit', 'unit_of', 'metric_on', 'epochs_beside',
-           'epochs_words', 'sentence', 'explain', 'teachers_words', 'kept_words', 'Unconverged', 'unconverged',
-           'unconverged_words']
+           'epochs_words', 'difference_words', 'better_words', 'sentence', 'explain', 'teachers_words', 'kept_words',
+           'Unconverged', 'unconverged', 'unconverged_words']
 
 # %% ../../nbs/analysis/07_wording.ipynb #af110c7a
 def times_as(
@@ -142,6 +142,31 @@ def _differing(c: Comparison) -> str:
     return f', of which {many} in any seed'
 
 
+def difference_words(c: Comparison) -> str:
+    "A difference in the primary metric, with its interval: '+0.0110 [+0.0040, +0.0180]'."
+    unit = _unit(c)
+    return f'{scaled(c.difference, unit.factor):+.{unit.digits}f}{unit.words}'
+
+
+def _size(c: Comparison) -> str:
+    "The same without its sign; of one seed without an interval, which would be that of its units."
+    unit = _unit(c)
+    digits = f'.{unit.digits}f'
+    d = scaled(c.difference, unit.factor)
+    if c.n_seeds == 1:
+        return f'{number_texts([abs(d.estimate)], digits)[0]}{unit.words}'
+    size = d if d.estimate > 0 else replace(d, estimate=-d.estimate, low=-d.high, high=-d.low)
+    return f'{size:{digits}}{unit.words}'
+
+
+def better_words(c: Comparison) -> str:
+    "A difference as a gain or a loss: 'better by 0.0110 [0.0040, 0.0180]'."
+    if not c.difference.estimate:
+        return f'the same as that of {c.a}'
+    better = (c.difference.estimate > 0) == c.primary['higher_is_better']
+    return f'{"better" if better else "worse"} by {_size(c)}'
+
+
 class _Told(NamedTuple):
     "The words of a comparison in one quantity."
 
@@ -162,23 +187,15 @@ def _told(c: Comparison, about: str) -> _Told:
         epochs = epochs_words(c)
         work = _WORK[about]
         return _Told(work, f'the time of {work}', f'{how}{epochs}', f'{how} as that of {c.a}{epochs}')
-    unit = _unit(c)
-    digits = f'.{unit.digits}f'
-    d = scaled(c.difference, unit.factor)
-    if c.n_seeds == 1:
-        by = number_texts([abs(d.estimate)], digits)[0]
-    else:
-        size = d if d.estimate > 0 else replace(d, estimate=-d.estimate, low=-d.high, high=-d.low)
-        by = f'{size:{digits}}'
-    better = (d.estimate > 0) == c.primary['higher_is_better']
-    direction = 'higher' if d.estimate > 0 else 'lower'
+    rises = c.difference.estimate > 0
+    better = rises == c.primary['higher_is_better']
+    direction = 'higher' if rises else 'lower'
     if not c.primary['higher_is_better']:  # not what one expects
         direction += ' (better)' if better else ' (worse)'
-    was = (
-        f'{direction} than that of {c.a} by {by}{unit.words}' if d.estimate else f'the same as that of {c.a}'
-    )
+    known = c.difference.estimate != 0
+    was = f'{direction} than that of {c.a} by {_size(c)}' if known else f'the same as that of {c.a}'
     name = metric_on(c.primary, c.task)
-    return _Told(name, name, f'{d:+{digits}}{unit.words}', was, _alike(c), better)
+    return _Told(name, name, difference_words(c), was, _alike(c), better)
 
 
 def _claim(c: Comparison, about: str) -> str:

@@ -79,16 +79,22 @@ def saved_step(
 
 
 def lock_for(
-    stack: ExitStack, folder: RunFolder, meeting: Meeting | None, say: Callable[[str], None]
+    stack: ExitStack,
+    folder: RunFolder,
+    meeting: Meeting | None,
+    say: Callable[[str], None],
+    wait_s: float = 0.0,  # for another process that makes the run, before BusyError is raised
 ) -> int:  # of `lock_run`
     "Lock a run; ranks that outlive their launcher, to save their state, are waited for."
     try:
         with contextlib.suppress(BusyError):
             return stack.enter_context(lock_run(folder))
-        if not _launcher_is_gone(folder):
-            return stack.enter_context(lock_run(folder))
-        say(f'{folder.run_id}: its launcher is gone; ranks of it that still save their state are waited for')
-        return stack.enter_context(lock_run(folder, STOP_TIMEOUT_S))
+        if _launcher_is_gone(folder):
+            say(f'{folder.run_id}: its launcher is gone; ranks that still save their state are waited for')
+            wait_s = max(wait_s, STOP_TIMEOUT_S)
+        elif wait_s:
+            say(f'{folder.run_id} is made by another process, which is waited for')
+        return stack.enter_context(lock_run(folder, wait_s))
     except BusyError as e:
         if meeting is None or meeting.nodes == 1:
             raise

@@ -4,6 +4,7 @@
 
 # %% ../../nbs/experiment/06_launch.ipynb #0f8778b6
 from __future__ import annotations
+import math
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -71,6 +72,7 @@ def execute(
     say: Callable[[str], None] = lambda text: None,
     jobs: int = 1,  # runs that are made at the same time, this one among them: for the record
     limits: Limits = NO_LIMITS,  # of this run; what it stands on has none
+    wait_s: float = 0.0,  # for another process that makes it, before BusyError is raised
 ) -> dict:  # the record
     "Make a planned run, or find it done."
     # a rank imports this module, and has no use for the libraries of tables and figures
@@ -91,7 +93,7 @@ def execute(
         return folder.record()
     with on_this_machine(plan.config):
         _make_foundations(plan, meeting, on_row, say, jobs)
-        _make_run(plan, meeting, spared(on_row, folder.run_id, say), say, jobs, limits)
+        _make_run(plan, meeting, spared(on_row, folder.run_id, say), say, jobs, limits, wait_s)
     leave_card(folder)
     return folder.record()
 
@@ -107,7 +109,7 @@ def _make_foundations(
                 continue
             needed = f'the scores of its given {name}' if is_given(first.config) else f'its {name}'
             say(f'{plan.run_id} needs {needed} first: {first.run_id}')
-            execute(first, on_row, say, jobs)
+            execute(first, on_row, say, jobs, wait_s=math.inf)
 
 # %% ../../nbs/experiment/06_launch.ipynb #428b02a1
 def _make_run(
@@ -117,11 +119,12 @@ def _make_run(
     say: Callable[[str], None],
     jobs: int,
     limits: Limits,
+    wait_s: float = 0.0,  # as of `execute`
 ) -> None:
     "Lock the folder of a run and start its ranks, unless another process makes it meanwhile."
     folder = RunFolder(plan.config.study, plan.run_id).create()
     with ExitStack() as stack:
-        held = lock_for(stack, folder, meeting, say)
+        held = lock_for(stack, folder, meeting, say, wait_s)
         if not _complete(folder):
             doing = _doing(plan, folder)
             say(f'{doing} {plan.run_id}: {counted(plan.config.ranks, "rank")}, {resolved_dtype(plan.config)}')

@@ -33,11 +33,14 @@ class Beside(NamedTuple):
         return self.alone.arm == self.pays.alone.arm
 
 
-def held_against(e: Evidence) -> list[Beside]:
+def held_against(
+    e: Evidence,
+    paid: Sequence[Pays],  # of `what_pays`
+) -> list[Beside]:
     "Each taught arm beside the best without distillation, and beside others with as many labels."
     alone = [its for its in learners(e.arms) if its.role == 'alone']
     pairs = []
-    for p in what_pays(e):
+    for p in paid:
         seeds = {r['seed'] for r in p.taught.runs}
         others = [its for its in alone if its.labels == p.taught.labels and its.arm != p.alone.arm]
         pairs += [(p, p.alone)]
@@ -90,11 +93,15 @@ class Variant(NamedTuple):
         return self.pays.taught
 
 
-def variants(e: Evidence, chosen: Pays) -> list[Variant]:
+def variants(
+    e: Evidence,
+    paid: Sequence[Pays],  # of `what_pays`
+    chosen: Pays,  # of these
+) -> list[Variant]:
     "The other arms that are taught with as many labels and with texts, each beside the chosen one."
     others = [
         p
-        for p in what_pays(e)
+        for p in paid
         if p.taught.texts and p.taught.labels == chosen.taught.labels and p.taught.arm != chosen.taught.arm
     ]
     found = corrected([('variant', compare(chosen.taught.runs, p.taught.runs, e.units)) for p in others])
@@ -144,7 +151,8 @@ def labels_values(e: Evidence) -> dict:
     """All that a chapter asks of it; of the arm with rows without a label that has the fewest labels, in
     itself (texts), without these rows (labelled_only), and beside one that started elsewhere (elsewhere).
     """
-    found = held_against(e)
+    paid = what_pays(e)
+    found = held_against(e, paid)
     values = study_values(e)
     values['tables'] |= dict(learners=learners_table(e), pays=pays_table(found))
     main = [of for of in found if of.is_main]
@@ -153,7 +161,7 @@ def labels_values(e: Evidence) -> dict:
         return values
     chosen = min(with_texts, key=lambda of: of.pays.taught.labels)
     taught, teacher = chosen.pays.taught, chosen.pays.teacher
-    varied = variants(e, chosen.pays)
+    varied = variants(e, paid, chosen.pays)
     values['tables']['variants'] = variants_table(e, varied)
     plain = [of for of in main if of.pays.taught.labels == taught.labels and not of.pays.taught.texts]
     elsewhere = [
