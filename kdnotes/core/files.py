@@ -30,7 +30,7 @@ __all__ = ['CACHE', 'FileError', 'BusyError', 'file_errors', 'atomic_write', 'sy
            'sha256_file', 'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json', 'read_json', 'write_signed',
            'read_signed', 'lock', 'is_named', 'root', 'checkout', 'runs_path', 'cache_path', 'figures_path',
            'evidence_path', 'OwnFolder', 'own_folder', 'at_home', 'cached_at', 'with_evidence', 'own_home', 'own_disk',
-           'home_beside', 'link_folder', 'sha256_big_file', 'without_password']
+           'home_beside', 'link_folder', 'file_state', 'sha256_big_file', 'without_password']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -502,6 +502,14 @@ def link_folder(
             path.symlink_to(target)
 
 # %% ../../nbs/core/04_files.ipynb #26282c0c
+def file_state(
+    path: str | Path,
+) -> tuple[int, int, int, int]:
+    "Size, times and inode: one of them is another where a file has changed, though its time can be set back."
+    stat = os.stat(path)
+    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
+
+
 _UNSETTLED_NS = 2_000_000_000  # a file changed later than this may change again without its times telling
 
 
@@ -510,15 +518,16 @@ def sha256_big_file(
 ) -> str:  # 64 hex digits
     "The sha256 of a big file, computed again only when the file has changed."
     path = Path(path)
-    stat = path.stat()
-    known = _remembered(path, stat)
+    state = file_state(path)
+    known = _remembered(path, state)
     try:
         return read_json(known)['sha256']
     except (FileError, KeyError):
         pass
     digest = sha256_file(path)
-    settled = stat.st_ctime_ns < time.time_ns() - _UNSETTLED_NS
-    if settled and _remembered(path, path.stat()) == known:
+    _, _, changed_ns, _ = state
+    settled = changed_ns < time.time_ns() - _UNSETTLED_NS
+    if settled and file_state(path) == state:
         try:
             write_json(known, dict(path=str(path), sha256=digest))
         except OSError:
@@ -526,9 +535,8 @@ def sha256_big_file(
     return digest
 
 
-def _remembered(path: Path, stat: os.stat_result) -> Path:
+def _remembered(path: Path, state: tuple[int, ...]) -> Path:
     "Where the hash of a file in this state is remembered."
-    state = (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
     return cache_path() / 'sha256' / f'{sha256_text(str(path.resolve()), *map(str, state))[:32]}.json'
 
 # %% ../../nbs/core/04_files.ipynb #7d5a1f01

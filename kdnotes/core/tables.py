@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 from .config import KdnotesError, shown
-from .files import free_memory
+from .files import file_state, free_memory
 
 # %% auto #0
 __all__ = ['FORMATS', 'PART', 'CorpusError', 'Table', 'places', 'check_regular', 'unchanged', 'changed', 'check_memory',
@@ -68,17 +68,10 @@ def check_regular(path: Path) -> None:
 @contextmanager
 def unchanged(*paths: Path) -> Iterator[None]:
     "Refuse files that are written while they are read; the time of writing alone can be set back."
-
-    def state(path: Path) -> tuple | None:
-        if not path.exists():
-            return None
-        found = path.stat()
-        return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
-
-    before = {path: state(path) for path in paths}
+    before = {path: file_state(path) if path.exists() else None for path in paths}
     yield
     for path in paths:
-        if before[path] is None or state(path) != before[path]:
+        if not path.exists() or file_state(path) != before[path]:
             raise changed(path)
 
 

@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from ..core.config import KdnotesError, counted, shown
 from kdnotes.core.files import (
     FileError,
+    file_state,
     read_json,
     sha256_big_file,
     sha256_bytes,
@@ -274,12 +275,6 @@ def find_model(
     return _find_hub(name, 'give the folder of a saved model')
 
 
-def _state(path: Path) -> tuple[int, int, int]:
-    "Size and times, one of which is another where a file has changed."
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
-
-
 def remembered(function: Callable) -> Callable:  # of a source as for `find_model`, and of what can be hashed
     "Runs of a study ask the same of a model again and again: an answer stays as long as the files do."
 
@@ -291,7 +286,7 @@ def remembered(function: Callable) -> Callable:  # of a source as for `find_mode
     def asked(source, *given):
         files = sorted(path for path in find_model(source).iterdir() if path.is_file())
         given = (tuple(of) if isinstance(of, list) else of for of in given)
-        return kept(str(source), tuple((path, *_state(path)) for path in files), *given)
+        return kept(str(source), tuple((path, *file_state(path)) for path in files), *given)
 
     return asked
 
