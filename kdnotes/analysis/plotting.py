@@ -314,7 +314,7 @@ def put_band(
     axes.plot(points['x'], points['y'], color=colour, **how)
     axes.fill_between(points['x'], points['low'], points['high'], color=colour, alpha=0.18, linewidth=0)
 
-
+# %% ../../nbs/analysis/05_plotting.ipynb #ca9f0be3
 def log_axis(
     axes: Axes,
     along: str,  # 'x' or 'y'
@@ -360,7 +360,7 @@ def number_axis(
         axis.set_major_locator(MaxNLocator(most - 1, integer=whole))
     axis.set_major_formatter(FuncFormatter(lambda x, _: number_words(x)))
 
-
+# %% ../../nbs/analysis/05_plotting.ipynb #5d60fb2b
 def stacked_bars(
     frame: pd.DataFrame,  # row, part and value; rows in their order from the top
     colours: Mapping[str, str],  # of the parts, in their order from the left
