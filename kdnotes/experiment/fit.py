@@ -27,7 +27,7 @@ def make_task(
     "The task a configuration names."
     return task_info(config.task).make(corpus, config)
 
-# %% ../../nbs/experiment/01_fit.ipynb #a1012470
+
 def source_of(
     config: RunConfig,  # resolved
 ) -> str:  # a folder or a hub id
@@ -35,7 +35,7 @@ def source_of(
     from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
     return config.student if from_hub else config.teacher
 
-
+# %% ../../nbs/experiment/01_fit.ipynb #a1012470
 def teachers_of(config: RunConfig, corpus: Corpus) -> tuple[RunConfig, dict]:  # as of a `Plan`
     "The teachers of a run that are no runs, checked; the configuration has their folders."
     if reads_scores(config):
@@ -102,7 +102,7 @@ def check_given_teacher(asked: RunConfig, config: RunConfig, corpus: Corpus) -> 
     ranks = task_info(config.task).use.ranks_pairs
     check_given(config.teacher, task.auto_class, task.head_labels, ranks)
 
-
+# %% ../../nbs/experiment/01_fit.ipynb #1c6731c4
 def head_in_words(
     config: RunConfig,
     corpus: Corpus,
@@ -164,7 +164,7 @@ def _names_in_words(config: RunConfig, corpus: Corpus) -> str:
     advice = 'write id2label of its config.json with the labels in that order, which are matched by name'
     return f'{words}, and {best} with {order}; if that is meant, {advice}'
 
-
+# %% ../../nbs/experiment/01_fit.ipynb #2a9b1dbe
 def check_reading(config: RunConfig) -> None:
     "Refuse a model that cannot read the texts; a student reads what its teacher does, whose plan asks."
     from kdnotes.distill.tokenizers import check_batches
