@@ -40,7 +40,7 @@ from kdnotes.experiment.score import find_source
 from kdnotes.tasks.asked import Reader
 from kdnotes.tasks.base import Task, TaskInfo, TaskView
 from kdnotes.tasks.batching import Batch
-from kdnotes.tasks.pseudo_likelihood import Asked, Rows, all_tokens, alone_nll, line_rows, single_mask
+from kdnotes.tasks.lm_scores import Asked, Rows, all_tokens, alone_nll, line_rows, single_mask
 from kdnotes.tasks.sources import corpus_of
 from kdnotes.tasks.text_blocks import token_stream
 from kdnotes.train.distributed import start

@@ -50,6 +50,7 @@ class Device(BaseModel):
     device: str  # as CUDA, or a record of a CPU, calls it
     memory_gb: _Above0 | None = None
     fp32_tflops: _Above0 | None = None
+    tf32_tflops: _Above0 | None = None
     fp16_tflops: _Above0 | None = None
     bf16_tflops: _Above0 | None = None
     bandwidth_gb_s: _Above0 | None = None  # of its memory

@@ -24,15 +24,17 @@ from ..records.runs import RunFolder, saved_model
 from ..records.store import checked_run_model
 from ..tasks.batching import tokenizer_rules
 from ..tasks.documents import CORPORA, MORE_SETS, document, more_set, read_document, text_files
-from ..tasks.lm_scores import hidden_scores, scored_batch, text_set
-from kdnotes.tasks.pseudo_likelihood import (
+from kdnotes.tasks.lm_scores import (
     Asked,
     Rows,
     all_tokens,
     block_rows,
     drawn_tokens,
+    hidden_scores,
     line_rows,
     resumable_nll,
+    scored_batch,
+    text_set,
 )
 from ..tasks.sources import corpus_of, load_by_rules
 from kdnotes.tasks.text_blocks import (

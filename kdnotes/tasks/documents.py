@@ -5,13 +5,15 @@
 # %% ../../nbs/tasks/10_documents.ipynb #1374f9a1
 from __future__ import annotations
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from ..core.columns import codes
 from ..core.config import counted, shown
 from ..core.files import sha256_text
 from ..core.tables import FORMATS, CorpusError, read_text
 from .embedded import embedded_masked_lm
+from .labelled_texts import complete
 from .rules import MadeCorpus, check_filled
 from kdnotes.tasks.sources import (
     SPLITS,
@@ -24,32 +26,11 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'MORE_SETS', 'complete', 'check_rows', 'check_split', 'said', 'document', 'without_marks',
-           'read_document', 'deal_out', 'text_files', 'books_of', 'articles', 'more_set']
+__all__ = ['COLUMNS', 'CORPORA', 'MORE_SETS', 'check_split', 'said', 'document', 'without_marks', 'read_document', 'deal_out',
+           'text_files', 'books_of', 'articles', 'more_set']
 
 # %% ../../nbs/tasks/10_documents.ipynb #aee408ba
 COLUMNS = dict(id='id', text='text', cluster='cluster')
-
-
-def complete(
-    rows: Rows,  # changed in place
-    missing: set[str],  # keys that the source has no column for
-) -> None:
-    "Ids from the order of the rows; every document a cluster of its own."
-    for i, row in enumerate(rows):
-        if 'id' in missing:
-            row['id'] = f'D{i}'
-        if 'cluster' in missing:
-            row['cluster'] = row['id']
-
-
-def check_rows(
-    rows: Rows,  # keys of COLUMNS, all texts
-    place: Callable[[int], str],  # says where row i is
-    names: dict[str, str] = COLUMNS,  # what the source calls a key
-) -> None:
-    "Refuse the first row that is wrong."
-    check_filled(rows, tuple(COLUMNS), 'document', place, names)
 
 
 def check_split(
@@ -245,8 +226,8 @@ CORPORA = CorpusRules(
     columns=COLUMNS,
     hub_columns=dict(text='text'),
     optional=frozenset({'id', 'cluster'}),
-    complete=complete,
-    check_rows=check_rows,
+    complete=partial(complete, letter='D'),
+    check_rows=lambda rows, place, names: check_filled(rows, tuple(COLUMNS), 'document', place, names),
     check_split=check_split,
     said=said,
     embedded=embedded_masked_lm,

@@ -30,14 +30,15 @@ def complete(
     rows: Rows,  # changed in place
     missing: set[str],  # keys that the source has no column for
     state: dict | None = None,  # of a source that comes in parts: what they have had so far
+    letter: str = 'T',  # that ids begin with
 ) -> None:
-    "Ids from the order of the rows; every example a cluster of its own."
+    "Ids from the order of the rows; every row a cluster of its own."
     state = {} if state is None else state
     before = state.get('rows', 0)
     state['rows'] = before + len(rows)
     for i, row in enumerate(rows, before):
         if 'id' in missing:
-            row['id'] = f'T{i}'
+            row['id'] = f'{letter}{i}'
         if 'second' in missing:
             row['second'] = ''
         if 'cluster' in missing:

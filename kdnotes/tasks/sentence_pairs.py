@@ -4,7 +4,6 @@
 
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #0c1bfed7
 from __future__ import annotations
-from collections.abc import Callable
 from dataclasses import replace
 import numpy as np
 from ..core.config import RunConfig, TaskSettings, parameter, shown
@@ -18,20 +17,11 @@ from .sources import Corpus, CorpusError, Rows, place_of
 from .text_classification import TextRegression, classified, worst
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'USE', 'TASK', 'check_rows', 'SentencePairsSettings', 'check', 'check_scores', 'spearman_units',
+__all__ = ['COLUMNS', 'CORPORA', 'USE', 'TASK', 'SentencePairsSettings', 'check', 'check_scores', 'spearman_units',
            'SentencePairs']
 
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #091c5e9c
 COLUMNS = dict(id='id', text='sentence1', second='sentence2', label='score', cluster='cluster')
-
-
-def check_rows(
-    rows: Rows,  # keys of COLUMNS, all texts
-    place: Callable[[int], str],  # says where row i is
-    names: dict[str, str] = COLUMNS,  # what the source calls a key
-) -> None:
-    "Refuse the first row that is wrong."
-    check_filled(rows, tuple(COLUMNS), 'row', place, names)
 
 
 CORPORA = replace(
@@ -41,7 +31,7 @@ CORPORA = replace(
     named=frozenset(),
     all_or_none=(),
     optional=frozenset({'id', 'cluster'}),
-    check_rows=check_rows,
+    check_rows=lambda rows, place, names: check_filled(rows, tuple(COLUMNS), 'row', place, names),
     embedded=embedded_sentence_pairs,
     published='stsb',
     hub_id='mteb/stsbenchmark-sts',

@@ -415,16 +415,12 @@ def corrupt(
     places: np.ndarray,  # (n,) int64, what is hidden
     mask_id: int,
     vocabulary: np.ndarray,  # (k,) the ids a token may be exchanged for
-    share_masked: float = 0.8,
-    share_random: float = 0.1,  # the rest stays as it is
 ) -> np.ndarray:  # (length,) int64
-    "Hidden tokens as the mask token, another one, or themselves (Devlin et al. 2019, section 3.1)."
+    "Hidden tokens as the mask token (8 in 10), another one, or themselves (Devlin et al. 2019, section 3.1)."
     drawn = rng.random(len(places))
     others = rng.choice(vocabulary, len(places))
     changed = ids.copy()
-    changed[places] = np.where(
-        drawn < share_masked, mask_id, np.where(drawn < share_masked + share_random, others, ids[places])
-    )
+    changed[places] = np.where(drawn < 0.8, mask_id, np.where(drawn < 0.9, others, ids[places]))
     return changed
 
 # %% ../../nbs/tasks/09_text_blocks.ipynb #bdc6a38c
