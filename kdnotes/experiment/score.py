@@ -25,10 +25,7 @@ from ..records.store import checked_run_model
 from ..tasks.batching import tokenizer_rules
 from ..tasks.documents import CORPORA, MORE_SETS, document, more_set, read_document, text_files
 from kdnotes.tasks.lm_scores import (
-    Asked,
-    Rows,
     all_tokens,
-    block_rows,
     drawn_tokens,
     hidden_scores,
     line_rows,
@@ -38,7 +35,9 @@ from kdnotes.tasks.lm_scores import (
 )
 from ..tasks.sources import corpus_of, load_by_rules
 from kdnotes.tasks.text_blocks import (
+    Asked,
     Masking,
+    Rows,
     cut_blocks,
     n_masked,
     token_roles,
@@ -190,8 +189,7 @@ class Text(NamedTuple):
 
     documents: list[str]  # their ids
     clusters: np.ndarray  # (documents,) int64: documents that are alike have one number
-    rows: Rows
-    blocks: Any  # `tasks.text_blocks.Blocks`, of running text; None: lines
+    rows: Rows  # blocks of running text, or lines
     words: int  # of the whole text, unknown ones left out
     unknown_words: int
     pieces: int  # word pieces of the whole text, unknown words left out
@@ -210,17 +208,15 @@ def encode(
     if by == 'block':
         tokens = token_stream(tokenizer, [row['text'] for row in documents], cache)
         n_hidden = n_masked(length, Masking().share)
-        blocks = cut_blocks(tokens, tokenizer, length, n_hidden, '--length')
-        rows = block_rows(blocks)
+        rows = cut_blocks(tokens, tokenizer, length, n_hidden, '--length')
     else:
         lines = [(i, line) for i, row in enumerate(documents) for line in row['text'].split('\n')]
         lines = [(i, line.strip()) for i, line in lines if line.strip()]
         tokens = token_stream(tokenizer, [line for _, line in lines], cache)
-        blocks = None
         rows = line_rows(tokens, np.array([i for i, _ in lines]), tokenizer, length)
     words = int(tokens.words.sum())
     unknown = sum(len(row['text'].split()) for row in documents) - words
-    return Text(ids, clusters, rows, blocks, words, unknown, int(tokens.pieces.sum()))
+    return Text(ids, clusters, rows, words, unknown, int(tokens.pieces.sum()))
 
 # %% ../../nbs/experiment/11_score.ipynb #cfb91932
 @dataclass(frozen=True)
@@ -256,7 +252,7 @@ class Score:
 
 def _hidden(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
     "Nats a hidden token of each block, and of all its tokens."
-    its = text_set('text', text.blocks, text.documents)
+    its = text_set('text', text.rows, text.documents)
     mask_id = scorer.tokenizer.mask_token_id
     found = hidden_scores(
         forward, its, lambda index: scored_batch(its, index, Masking().share, mask_id), budget
@@ -340,7 +336,7 @@ def score(
         )
     of_rows, of_tokens, clusters = _clusters(encoded, asked)
     at_once = (None, None)
-    if encoded.blocks is not None:
+    if by == 'block':
         with scorer.runtime.autocast():
             at_once = [cluster_interval(x, of_rows) for x in _hidden(forward, scorer, encoded, budget)]
     hidden, hidden_all = at_once

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
@@ -19,19 +18,19 @@ from ..core.streams import stream
 from ..losses.vocabulary import OpenLogits, rows_of, vocabulary_nll
 from .base import Forward, unit_table
 from .batching import Batch, micro_batches
-from .text_blocks import Blocks, Masking, TokenStream, block_ends, mask_blocks
+from .text_blocks import Asked, Masking, Rows, TokenStream, block_ends, mask_blocks
 
 # %% auto #0
-__all__ = ['PART', 'TextSet', 'text_set', 'Hidden', 'masked_batch', 'scored_batch', 'hidden_scores', 'Rows', 'block_rows',
-           'line_rows', 'Asked', 'all_tokens', 'drawn_tokens', 'single_mask', 'alone_nll', 'resumable_nll', 'Sampled',
-           'sample_positions', 'sampled_scores', 'perplexity', 'score_metrics', 'unigram_scores', 'score_tables']
+__all__ = ['PART', 'TextSet', 'text_set', 'Hidden', 'masked_batch', 'scored_batch', 'hidden_scores', 'line_rows', 'all_tokens',
+           'drawn_tokens', 'single_mask', 'alone_nll', 'resumable_nll', 'Sampled', 'sample_positions', 'sampled_scores',
+           'perplexity', 'score_metrics', 'unigram_scores', 'score_tables']
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #e6a2ea92
 class TextSet(NamedTuple):
     "A text to score on, in blocks."
 
     name: str
-    blocks: Blocks
+    blocks: Rows  # of one length
     chosen: np.ndarray  # (n,) int64, sorted: the blocks that are scored
     clusters: list[str]  # what each document of the text belongs to: itself, or what is alike
     pieces_a_word: float  # of the whole text
@@ -39,7 +38,7 @@ class TextSet(NamedTuple):
 
 def text_set(
     name: str,
-    blocks: Blocks,
+    blocks: Rows,  # of one length
     clusters: list[str],  # of its documents
     most: int | None = None,  # blocks; None: all
 ) -> TextSet:
@@ -133,60 +132,6 @@ def _of_batch(forward: Forward, text: TextSet, index: np.ndarray, batch: Batch) 
     return torch.cat(parts, 1).numpy()
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #b9426df9
-@dataclass(frozen=True)
-class Rows:
-    "Pieces of a token stream, each read by itself between two special tokens."
-
-    stream: TokenStream
-    starts: np.ndarray  # (n,) int64, where each begins in the stream
-    ends: np.ndarray  # (n,) int64, where each ends
-    documents: np.ndarray  # (n,) int64, the document each belongs to: that of its middle
-    # (documents of the stream,) int64, the document each of them is a part of: itself, or that of a line
-    owners: np.ndarray
-    special: tuple[int, int]  # the tokens at the ends of a row
-    never: np.ndarray  # (k,) token ids that are never asked for: special and unknown ones
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def lengths(self) -> np.ndarray:  # (n,)
-        "Tokens of each row, the special ones at its ends included."
-        return self.ends - self.starts + 2
-
-    def ids(self, row: int) -> np.ndarray:  # (length,) int64
-        "The tokens of a row."
-        inside = self.stream.tokens[self.starts[row] : self.ends[row]]
-        return np.concatenate([self.special[:1], inside, self.special[1:]]).astype(np.int64)
-
-    def asked(self, row: int) -> np.ndarray:  # (k,) int64, rising
-        "The places in a row that can be asked for."
-        inside = self.stream.tokens[self.starts[row] : self.ends[row]]
-        return 1 + np.flatnonzero(~np.isin(inside, self.never))
-
-    def first(self, n: int) -> Rows:
-        "The first rows."
-        return replace(self, starts=self.starts[:n], ends=self.ends[:n], documents=self.documents[:n])
-
-    def documents_of(self, asked: Asked) -> np.ndarray:  # (n,) int64
-        "The document of each token, which may be another than that of its row's middle."
-        places = self.starts[asked.rows] + asked.positions - 1
-        return self.owners[np.searchsorted(self.stream.ends, places, 'right')]
-
-    def tokens_at(self, asked: Asked) -> np.ndarray:  # (n,) int64
-        "The true tokens."
-        return self.stream.tokens[self.starts[asked.rows] + asked.positions - 1].astype(np.int64)
-
-
-def block_rows(
-    blocks: Blocks,
-) -> Rows:
-    "The blocks of a text as rows."
-    inside = blocks.length - 2
-    starts = blocks.places * inside
-    owners = np.arange(len(blocks.stream.ends))
-    return Rows(blocks.stream, starts, starts + inside, blocks.documents, owners, blocks.ends, blocks.never)
-
-
 def line_rows(
     lines: TokenStream,  # each line as a document of its own
     documents: np.ndarray,  # (lines,) int64, the document each belongs to
@@ -196,36 +141,25 @@ def line_rows(
     "Lines as rows."
     starts = []
     owners = []
-    ends = []
+    stops = []
     inside = length - 2
     begin = 0
     for owner, end in zip(documents.tolist(), lines.ends.tolist()):
         for start in range(begin, end - 1, inside):
             starts.append(start)
-            ends.append(min(start + inside, end - 1))
+            stops.append(min(start + inside, end - 1))
             owners.append(owner)
         begin = end
-    parts = (np.array(part, dtype=np.int64) for part in (starts, ends, owners))
-    return Rows(lines, *parts, documents, *block_ends(tokenizer))
+    parts = (np.array(part, dtype=np.int64) for part in (starts, stops, owners))
+    return Rows(lines, length, *parts, documents, *block_ends(tokenizer))
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #b18018ee
-class Asked(NamedTuple):
-    "Tokens that are hidden one at a time."
-
-    rows: np.ndarray  # (n,) int64
-    positions: np.ndarray  # (n,) int64, in the row
-
-    def part(self, index: np.ndarray | slice) -> Asked:
-        "Some of them."
-        return Asked(self.rows[index], self.positions[index])
-
-
 def all_tokens(
     rows: Rows,
 ) -> Asked:
     "Every token that can be asked for, those of the longest rows first."
     order = np.argsort(-rows.lengths(), kind='stable')
-    positions = [rows.asked(row) for row in order]
+    positions = [np.flatnonzero(rows.maskable([row])) for row in order]
     if not positions:
         return Asked(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
     return Asked(np.repeat(order, [len(p) for p in positions]), np.concatenate(positions))
@@ -249,7 +183,7 @@ def single_mask(
     mask_id: int,
 ) -> Batch:  # a row for each token that is asked for; `positions` and `labels` are (n, 1)
     "Rows of one length with one hidden token each."
-    ids = np.stack([rows.ids(row) for row in asked.rows])
+    ids = rows.ids(asked.rows)
     places = asked.positions[:, None]
     labels = np.take_along_axis(ids, places, 1)
     np.put_along_axis(ids, places, mask_id, 1)
@@ -342,9 +276,8 @@ def sampled_scores(
 ) -> Sampled:  # on every rank
     "Scores of n positions, each hidden by itself."
     asked = sample_positions(text, n)
-    rows = block_rows(text.blocks)
-    nll = alone_nll(forward, rows, asked, mask_id, what=f'scoring tokens of {text.name}')
-    return Sampled(*asked, rows.tokens_at(asked), rows.documents_of(asked), nll)
+    nll = alone_nll(forward, text.blocks, asked, mask_id, what=f'scoring tokens of {text.name}')
+    return Sampled(*asked, text.blocks.tokens_at(asked), text.blocks.documents_of(asked), nll)
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #3b8c6ada
 def perplexity(
@@ -405,9 +338,8 @@ def unigram_scores(
     if not n:
         return hidden, None
     asked = sample_positions(text, n)
-    rows = block_rows(text.blocks)
-    labels = rows.tokens_at(asked)
-    return hidden, Sampled(*asked, labels, rows.documents_of(asked), nats[labels])
+    labels = text.blocks.tokens_at(asked)
+    return hidden, Sampled(*asked, labels, text.blocks.documents_of(asked), nats[labels])
 
 
 def score_tables(

@@ -13,8 +13,8 @@ from .base import check_free_weights
 from .documents import MORE_SETS
 from .sources import Corpus, CorpusError
 from kdnotes.tasks.text_blocks import (
-    Blocks,
     Masking,
+    Rows,
     TextError,
     TokenStream,
     cut_blocks,
@@ -165,7 +165,7 @@ def blocks_of(
     tokenizer,  # of transformers, the one that cut the text
     length: int,  # tokens of a block
     masked: int,  # tokens that each block must have room to hide
-) -> Blocks:
+) -> Rows:
     "The blocks of a split, or a refusal that names it."
     try:
         return cut_blocks(stream, tokenizer, length, masked)
