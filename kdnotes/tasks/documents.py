@@ -12,8 +12,8 @@ from ..core.columns import codes
 from ..core.config import counted, shown
 from ..core.files import sha256_text
 from ..core.tables import FORMATS, CorpusError, read_text
+from . import labelled_texts
 from .embedded import embedded_masked_lm
-from .labelled_texts import complete
 from .rules import MadeCorpus, check_filled
 from kdnotes.tasks.sources import (
     SPLITS,
@@ -226,7 +226,7 @@ CORPORA = CorpusRules(
     columns=COLUMNS,
     hub_columns=dict(text='text'),
     optional=frozenset({'id', 'cluster'}),
-    complete=partial(complete, letter='D'),
+    complete=partial(labelled_texts.complete, letter='D'),
     check_rows=lambda rows, place, names: check_filled(rows, tuple(COLUMNS), 'document', place, names),
     check_split=check_split,
     said=said,
@@ -246,28 +246,19 @@ CORPORA = CorpusRules(
 )
 
 # %% ../../nbs/tasks/10_documents.ipynb #443aa860
-_IMDB_FILES = ('test-10pct.jsonl', 'imdb.jsonl')
-_IMDB = MadeCorpus('stanfordnlp/imdb', _IMDB_FILES, lambda folder: {}, lambda data: {})
-
-
 def _reviews() -> Rows:
     "Reviews of IMDB's test split, or of the part of it that lies here."
-    rules = CorpusRules(**vars(CORPORA) | dict(made={'imdb': _IMDB}))
-    folder = local_copy('imdb', rules)
+    folder = local_copy('imdb', labelled_texts.CORPORA)
     if folder is None:
-        texts = list(enumerate(fetch_hub(_IMDB.hub_id)['test']['text']))
+        texts = enumerate(fetch_hub(labelled_texts.CORPORA.hub_id)['test']['text'])
     else:
-        path = next(folder / name for name in _IMDB_FILES if (folder / name).exists())
-        texts = [(row['id'], row['text']) for row in read_split(path, 'imdb', CORPORA)]
+        path = labelled_texts.imdb_file(folder)
+        texts = ((row['id'], row['text']) for row in read_split(path, 'imdb', CORPORA))
     return [document(f'imdb-{id}', re.sub(r'(<br ?/?>\s*)+', '\n', text).strip()) for id, text in texts]
 
 
-def _wikitext_test() -> Rows:
-    "The articles of WikiText-2's test part."
-    return load_by_rules(CORPORA, 'wikitext2').splits['test']
-
-
-MORE_SETS = {'wikitext2': _wikitext_test, 'imdb': _reviews}
+# name -> gives the documents
+MORE_SETS = {'wikitext2': lambda: load_by_rules(CORPORA, 'wikitext2').splits['test'], 'imdb': _reviews}
 
 
 def more_set(

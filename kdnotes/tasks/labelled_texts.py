@@ -18,9 +18,9 @@ from .rules import MadeCorpus, UnlabelledRule, check_filled, drop_in_words
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, Rows, place_of, read_split
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'said', 'class_names', 'number_of', 'label_numbers',
-           'labels_of', 'check_labels', 'labels_in_words', 'class_metrics', 'number_metrics', 'of_group',
-           'shared_tenths']
+__all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'said', 'imdb_file', 'class_names', 'number_of',
+           'label_numbers', 'labels_of', 'check_labels', 'labels_in_words', 'class_metrics', 'number_metrics',
+           'of_group', 'shared_tenths']
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9dd1037e
 COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cluster')
@@ -99,12 +99,16 @@ def _hashed_split(id: str) -> str:
     return 'dev' if share < 0.1 else 'test' if share < 0.4 else 'train'
 
 
+def imdb_file(folder: Path) -> Path:  # one JSON object a line: id, text, label
+    "The reviews of a local copy."
+    return next(folder / name for name in _IMDB_FILES if (folder / name).exists())
+
+
 def _imdb_folder(folder: Path) -> dict[str, Rows]:
-    "Splits of a file with one JSON object a line: id, text, label."
-    path = next(folder / name for name in _IMDB_FILES if (folder / name).exists())
+    "Splits of a local copy."
     splits = {split: [] for split in SPLITS}
     # ids decide the splits, so they must be there
-    for row in read_split(path, 'train', CORPORA, columns='id=id'):
+    for row in read_split(imdb_file(folder), 'train', CORPORA, columns='id=id'):
         splits[_hashed_split(row['id'])].append(row)
     return splits
 
