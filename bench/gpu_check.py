@@ -91,7 +91,7 @@ def work(
     "Make one part, when it is asked for."
     from kdnotes.core.config import KdnotesError
     from kdnotes.core.files import read_json
-    from bench import gpu_energy, gpu_numbers, gpu_race, gpu_setup
+    from bench import gpu_numbers, gpu_race, gpu_setup
     from bench.race import serve
 
     job = read_json(job_file)
@@ -100,7 +100,7 @@ def work(
         numbers=gpu_numbers.check_numbers,
         fits=gpu_numbers.check_memory,
         doctor=gpu_numbers.run_doctor,
-        energy=gpu_energy.measure_energy,
+        energy=gpu_numbers.measure_energy,
         minilm=gpu_race.run_race,
         bert=gpu_race.run_race,
     )
