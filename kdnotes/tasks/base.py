@@ -494,7 +494,7 @@ class TaskInfo:
     # of flat settings that a student was given: those that a run without a teacher can have
     without_kd: Callable[[dict], dict] = lambda given: given
     # the transformers head of its models, say 'AutoModelForSequenceClassification'
-    auto_class: str
+    auto_class: str = SEQUENCE_HEAD
     # what the tokenizer of its models must have, by transformers' names
     special_tokens: tuple[str, ...] = ()
     # the evaluation set that a search judges by, never that of the primary metric; it is the first of

@@ -23,8 +23,7 @@ from kdnotes.tasks.text_blocks import (
 )
 
 # %% auto #0
-__all__ = ['RECIPES', 'COSINE_WEIGHTS', 'MaskedLMSettings', 'usual', 'batches_change', 'check', 'check_length', 'blocks_of',
-           'check_tokens']
+__all__ = ['RECIPES', 'COSINE_WEIGHTS', 'MaskedLMSettings', 'usual', 'check', 'check_length', 'blocks_of', 'check_tokens']
 
 # %% ../../nbs/tasks/13_lm_settings.ipynb #3d0f9934
 RECIPES = {
@@ -96,13 +95,6 @@ def _usual_cosine(given: dict) -> dict:
         return {}
     recipe = getattr(given.get('task_settings'), 'recipe', 'distilbert')
     return dict(hidden_loss='cosine', hidden_layers=(-1,), hidden_weight=COSINE_WEIGHTS[recipe])
-
-
-def batches_change(
-    config: RunConfig,
-) -> bool:
-    "Does a later epoch hide other tokens?"
-    return config.task_settings.masks == 'dynamic'
 
 
 def check(

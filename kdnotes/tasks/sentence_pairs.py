@@ -149,7 +149,6 @@ TASK = base.TaskInfo(
     make=SentencePairs.made,
     corpora=CORPORA,
     defaults={('*', '*'): setting(4, 5e-5), ('embedded', '*'): setting(5, 3e-4)},
-    auto_class=base.SEQUENCE_HEAD,
     unit_name='pairs',
     cluster_name='clusters',
     row_name='pairs',
