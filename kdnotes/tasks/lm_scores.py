@@ -250,10 +250,7 @@ def resumable_nll(
 class Sampled(NamedTuple):
     "What a model says of single hidden tokens."
 
-    blocks: np.ndarray  # (n,) int64, of the text
-    positions: np.ndarray  # (n,) int64, in the block
-    labels: np.ndarray  # (n,) int64, the true tokens
-    documents: np.ndarray  # (n,) int64, of the text
+    asked: Asked  # of the text's blocks
     nll: np.ndarray  # (n,) nats
 
 
@@ -277,7 +274,7 @@ def sampled_scores(
     "Scores of n positions, each hidden by itself."
     asked = sample_positions(text, n)
     nll = alone_nll(forward, text.blocks, asked, mask_id, what=f'scoring tokens of {text.name}')
-    return Sampled(*asked, text.blocks.tokens_at(asked), text.blocks.documents_of(asked), nll)
+    return Sampled(asked, nll)
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #3b8c6ada
 def perplexity(
@@ -338,8 +335,7 @@ def unigram_scores(
     if not n:
         return hidden, None
     asked = sample_positions(text, n)
-    labels = text.blocks.tokens_at(asked)
-    return hidden, Sampled(*asked, labels, text.blocks.documents_of(asked), nats[labels])
+    return hidden, Sampled(asked, nats[text.blocks.tokens_at(asked)])
 
 
 def score_tables(
@@ -363,11 +359,11 @@ def score_tables(
         )
     ]
     if sampled is not None:
-        names = [f'{b}:{p}' for b, p in zip(sampled.blocks.tolist(), sampled.positions.tolist())]
-        theirs = [text.clusters[d] for d in sampled.documents.tolist()]
+        asked = sampled.asked
+        names = [f'{b}:{p}' for b, p in zip(asked.rows.tolist(), asked.positions.tolist())]
+        theirs = [text.clusters[d] for d in text.blocks.documents_of(asked).tolist()]
         units.append(unit_table(text.name, 'all', names, theirs, dict(pseudo_nll=sampled.nll)))
-        predictions.append(
-            dict(split=text.name, unit=names, item='alone', label=sampled.labels, score=-sampled.nll)
-        )
+        labels = text.blocks.tokens_at(asked)
+        predictions.append(dict(split=text.name, unit=names, item='alone', label=labels, score=-sampled.nll))
     tables = [pd.DataFrame(p) for p in predictions]
     return pd.concat(units, ignore_index=True), pd.concat(tables, ignore_index=True)
