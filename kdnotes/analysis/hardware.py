@@ -92,7 +92,9 @@ def _merged(path: Path, known: dict[str, Device]) -> dict[str, Device]:
             row = dict(zip(table.cells, (as_text(cell) or '' for cell in cells)))
             device = _device(row, table.place(i), known)
             if device.device in found:
-                raise ConfigError(f'{table.place(i)} names {shown(device.device)} again; leave one of its rows')
+                raise ConfigError(
+                    f'{table.place(i)} names {shown(device.device)} again; leave one of its rows'
+                )
             found[device.device] = device
     return known | found
 
@@ -106,7 +108,9 @@ def read_devices(
         return known
     path = Path(path).expanduser()
     if path.suffix.removeprefix('.') not in FORMATS:
-        raise ConfigError(f'{path} is no table; give a file that ends in {", ".join("." + f for f in FORMATS)}')
+        raise ConfigError(
+            f'{path} is no table; give a file that ends in {", ".join("." + f for f in FORMATS)}'
+        )
     return _merged(path, known)
 
 # %% ../../nbs/analysis/20_hardware.ipynb #51d7ab22

@@ -137,6 +137,11 @@ def text_files(
     return sorted(path for path in folder.iterdir() if path.suffix.lower() == '.txt')
 
 
+def _books(files: list[Path]) -> Rows:
+    "A document each."
+    return [document(path.stem, read_document(path)) for path in files]
+
+
 def books_of(
     folder: Path,
 ) -> dict[str, Rows] | None:  # None: there is no .txt file, or a table of a split
@@ -151,8 +156,8 @@ def books_of(
             'be meant; leave one kind there'
         )
     if named := _named_splits(folder, files):
-        return {split: [document(path.stem, read_document(path))] for split, path in named.items()}
-    return deal_out([document(path.stem, read_document(path)) for path in files])
+        return {split: _books([path]) for split, path in named.items()}
+    return deal_out(_books(files))
 
 
 def _is_table(path: Path) -> bool:
@@ -217,11 +222,6 @@ def _wikitext_hub(data) -> dict[str, Rows]:
     }
 
 
-def _gutenberg_folder(folder: Path) -> dict[str, Rows]:
-    "Splits of a folder of books."
-    return deal_out([document(path.stem, read_document(path)) for path in text_files(folder)])
-
-
 CORPORA = CorpusRules(
     columns=COLUMNS,
     hub_columns=dict(text='text'),
@@ -234,7 +234,9 @@ CORPORA = CorpusRules(
     published='gutenberg',
     hub_id='',
     made={
-        'gutenberg': MadeCorpus('', ('*.txt',), _gutenberg_folder, lambda data: {}),
+        'gutenberg': MadeCorpus(
+            '', ('*.txt',), lambda folder: deal_out(_books(text_files(folder))), lambda data: {}
+        ),
         'wikitext2': MadeCorpus(
             'Salesforce/wikitext:wikitext-2-v1', ('train.txt',), _wikitext_folder, _wikitext_hub
         ),

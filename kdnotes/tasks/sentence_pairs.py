@@ -11,7 +11,7 @@ from . import base, labelled_texts
 from .asked import Use
 from .base import setting
 from .embedded import embedded_sentence_pairs
-from .labelled_texts import labels_of, number_metrics, number_of
+from .labelled_texts import labels_of, number_of
 from .rules import check_filled
 from .sources import Corpus, CorpusError, Rows, place_of
 from .text_classification import TextRegression, classified, worst
@@ -120,9 +120,8 @@ class SentencePairs(TextRegression):
 
     def measure(self, scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:
         "Correlations and errors, in units of the range; values of the pairs for those that are means."
-        outputs, targets = scores[:, 0].astype(np.float64), labels.astype(np.float64)
-        metrics, values = number_metrics(outputs, targets)
-        values['spearman'] = spearman_units(outputs, targets)
+        metrics, values = super().measure(scores, labels)
+        values['spearman'] = spearman_units(scores[:, 0], labels)
         return metrics | dict(spearman=float(values['spearman'].mean())), values
 
 
