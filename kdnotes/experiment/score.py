@@ -18,7 +18,7 @@ from ..analysis.intervals import Interval, cluster_interval, exp_interval, scale
 from ..analysis.overview import find_run
 from ..core.config import KdnotesError, counted, is_unicode, shown
 from ..core.given import make_config
-from ..core.files import cache_path, lock, sha256_text
+from ..core.files import cache_path, sha256_text
 from ..core.streams import stream
 from ..records.runs import RunFolder, saved_model
 from ..records.store import checked_run_model
@@ -267,8 +267,7 @@ def _pseudo(
     folder = cache_path() / 'scores' / key
     mask_id = scorer.tokenizer.mask_token_id
     told = _progress(say, len(asked.rows))
-    with lock(folder.with_suffix('.lock')):
-        return resumable_nll(forward, rows, asked, mask_id, folder, budget, told)
+    return resumable_nll(forward, rows, asked, mask_id, folder, budget, told)
 
 
 def _progress(say: Callable[[str], None], total: int) -> Callable[[int], None]:

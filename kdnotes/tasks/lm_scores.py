@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from ..core.appended import Appended, open_appended
+from ..core.appended import Appended, made_once
 from ..core.progress import followed
 from ..core.streams import stream
 from ..losses.vocabulary import OpenLogits, rows_of, vocabulary_nll
@@ -220,7 +220,6 @@ def alone_nll(
 # %% ../../nbs/tasks/12_lm_scores.ipynb #2462d752
 # tokens that are asked for between two writings
 PART = 2048
-_FILES = {'nll': np.float64}
 
 
 def resumable_nll(
@@ -233,16 +232,14 @@ def resumable_nll(
     on_part: Callable[[int], None] = lambda done: None,  # told how many tokens are done
 ) -> np.ndarray:  # (n,) float64 nats
     "`alone_nll`, from where an earlier call was interrupted."
-    found = open_appended(folder, _FILES)
-    if found is None:
-        (folder / 'meta.json').unlink(missing_ok=True)
-        made = Appended(folder, _FILES, {})
+
+    def add_parts(made: Appended) -> None:
         for start in range(made.parts * PART, len(asked.rows), PART):
             on_part(start)
             part = asked.part(slice(start, start + PART))
             made.add(dict(nll=alone_nll(forward, rows, part, mask_id, tokens)))
-        made.finish()
-        found = open_appended(folder, _FILES)
+
+    found = made_once(folder, dict(nll=np.float64), {}, add_parts)
     on_part(len(asked.rows))
     return np.asarray(found['nll'])
 
