@@ -68,12 +68,10 @@ def check_rows(
 
 def check_split(
     split: str,  # 'train' | 'dev' | 'test'
-    rows: Rows,  # checked by `check_rows`
+    rows: Rows,  # at least one, checked by `check_rows`
     where: str,  # the file or the hub's split
 ) -> None:
     "Refuse a split that cannot be trained or scored on."
-    if not rows:
-        raise CorpusError(f'{where}: there is no row below the header; a split needs at least one example')
     if split == 'train' and len(set(Texts(rows, 'label'))) < 2:
         raise CorpusError(
             f"{where}: every label is {shown(rows[0]['label'])}, so there is nothing to learn; check the "
