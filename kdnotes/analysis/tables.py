@@ -24,7 +24,7 @@ from kdnotes.analysis.intervals import (
 from .plotting import NotDrawn, arms_of
 from .tests import ALPHA, Family, holm, p_words
 from ..core.config import KdnotesError, metric_name, task_info
-from ..records.runs import RunFolder
+from ..records.runs import RunFolder, read_csv
 from ..records.store import RecordError, predictions
 from .wording import PLAIN, unit_of
 
@@ -532,6 +532,6 @@ def run_worst(
     n: int = 5,  # units
 ) -> pd.DataFrame:  # as the task shows them
     "The units a run got most wrong."
-    folder = RunFolder(record['study'], record['run_id'])
-    found, scored = (folder.table(name) for name in ('units', 'predictions'))
+    folder = RunFolder(record['study'], record['run_id']).path
+    found, scored = (read_csv(folder / f'{name}.csv.gz') for name in ('units', 'predictions'))
     return task_info(record['task']).examples(record, found, scored, corpus_of(record), n)
