@@ -20,7 +20,7 @@ from pathlib import Path
 
 # %% auto #0
 __all__ = ['NEEDED', 'USEFUL', 'ORDER', 'LIMITS', 'SHORTEST', 'OVERTIME_S', 'version_at_least', 'missing', 'no_gpu', 'work',
-           'GpuCheckSetting', 'gpu_check', 'failures', 'known_peak', 'rates_table', 'energy_text', 'text', 'main']
+           'GpuCheckSetting', 'gpu_check', 'failures', 'rates_table', 'energy_text', 'text', 'main']
 
 # %% nbs/09_gpu_check.ipynb #bca30a35
 # module -> lowest version
@@ -91,7 +91,7 @@ def work(
     "Make one part, when it is asked for."
     from kdnotes.core.config import KdnotesError
     from kdnotes.core.files import read_json
-    from bench import gpu_energy, gpu_numbers, gpu_race, gpu_setup
+    from bench import gpu_numbers, gpu_race, gpu_setup
     from bench.race import serve
 
     job = read_json(job_file)
@@ -100,7 +100,7 @@ def work(
         numbers=gpu_numbers.check_numbers,
         fits=gpu_numbers.check_memory,
         doctor=gpu_numbers.run_doctor,
-        energy=gpu_energy.measure_energy,
+        energy=gpu_numbers.measure_energy,
         minilm=gpu_race.run_race,
         bert=gpu_race.run_race,
     )
@@ -277,31 +277,6 @@ def failures(
         ]
     return wrong
 
-# %% nbs/09_gpu_check.ipynb #1848d21e
-_PEAKS = (  # a GPU's name -> TFLOP/s by format of the matmuls; sums in fp32
-    (r'H200|H100 80GB HBM3|H100 SXM', dict(fp32=67.0, tf32=495.0, bf16=989.0, fp16=989.0)),
-    (r'H100.*PCIe', dict(fp32=51.0, tf32=378.0, bf16=756.0, fp16=756.0)),
-    (r'A100', dict(fp32=19.5, tf32=156.0, bf16=312.0, fp16=312.0)),
-    (r'L40S', dict(fp32=91.6, tf32=183.0, bf16=362.0, fp16=362.0)),
-    (r'L4\b', dict(fp32=30.3, tf32=60.0, bf16=121.0, fp16=121.0)),
-    (r'A10\b', dict(fp32=31.2, tf32=62.5, bf16=125.0, fp16=125.0)),
-    (r'RTX 4090', dict(fp32=82.6, tf32=82.6, bf16=165.0, fp16=165.0)),
-    (r'RTX 3090$', dict(fp32=35.6, tf32=35.6, bf16=71.0, fp16=71.0)),
-    (r'RTX 3080$', dict(fp32=29.8, tf32=29.8, bf16=59.5, fp16=59.5)),
-    (r'T4\b', dict(fp32=8.1, fp16=65.0)),
-)
-
-
-def known_peak(
-    gpu: str,  # as CUDA calls it
-    dtype: str,  # fp32 | tf32 | bf16 | fp16
-) -> float | None:  # operations per second
-    "The most operations that a GPU can do, by its data sheet."
-    for pattern, rates in _PEAKS:
-        if re.search(pattern, gpu):
-            return 1e12 * rates[dtype] if dtype in rates else None
-    return None
-
 # %% nbs/09_gpu_check.ipynb #628ec5a7
 def rates_table(
     found: dict,  # of the part 'minilm' or 'bert'
@@ -309,12 +284,14 @@ def rates_table(
 ):  # a data frame, one row a contestant
     "Speed, memory, energy and shares, the peak's too; as measured, so without the cold rows."
     from bench.results import COLD, table
+    from kdnotes.analysis.hardware import read_devices
 
     shown = table(found)
     shown = shown[~shown.index.isin(COLD)].drop(columns=['what', 'loss_first', 'loss_middle', 'loss_last'])
     reached = [found['rates'][dtype]['large'] for dtype in shown['format']]
-    peaks = [known_peak(gpu, dtype) or float('nan') for dtype in shown['format']]
-    shares = [large / peak for large, peak in zip(reached, peaks)]
+    known = read_devices().get(gpu)
+    peaks = [getattr(known, f'{dtype}_tflops', None) or float('nan') for dtype in shown['format']]
+    shares = [large / 1e12 / peak for large, peak in zip(reached, peaks)]
     return shown.assign(of_peak_percent=shown.of_large_percent * shares)
 
 # %% nbs/09_gpu_check.ipynb #be2f04aa

@@ -12,7 +12,7 @@ import tokenizers
 import torch
 import transformers
 from kdnotes.core.arms import PROFILES
-from kdnotes.core.config import KdnotesError, RunConfig, task_info
+from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.given import make_config
 from kdnotes.core.resolve import resolve
 from kdnotes.core.streams import torch_seed
@@ -79,26 +79,20 @@ _TINY = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, interme
 _VOCABULARY = 30522
 
 
-def _tokenizer(folder: Path, texts: Iterator[str], vocabulary: int):
-    "BERT's way of cutting texts, with the folder's vocabulary; without one, with the texts' own word pieces."
-    if not (folder / 'vocab.txt').is_file():
-        pieces = tokenizers.BertWordPieceTokenizer()
-        pieces.train_from_iterator(texts, vocab_size=vocabulary, show_progress=False)
-        (folder / 'vocab.txt').write_text(
-            '\n'.join(sorted(words := pieces.get_vocab(), key=words.get)) + '\n', encoding='utf-8'
-        )
-    return transformers.BertTokenizerFast.from_pretrained(folder)
-
-
 def random_teacher(
     shape: dict,  # what differs from BERT-base
     folder: Path,  # made; may hold a vocab.txt
     texts: Iterator[str],  # for word pieces where it holds none
     vocabulary: int = _VOCABULARY,  # rows of the table of words
 ) -> Path:
-    "A BERT of a size with random weights, and a tokenizer."
+    "A BERT of a size with random weights, and its way of cutting texts into words and pieces."
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(folder, texts, vocabulary)
+    if not (folder / 'vocab.txt').is_file():
+        pieces = tokenizers.BertWordPieceTokenizer()
+        pieces.train_from_iterator(texts, vocab_size=vocabulary, show_progress=False)
+        words = pieces.get_vocab()
+        (folder / 'vocab.txt').write_text('\n'.join(sorted(words, key=words.get)) + '\n', encoding='utf-8')
+    tokenizer = transformers.BertTokenizerFast.from_pretrained(folder)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         config = transformers.BertConfig(vocab_size=max(vocabulary, len(tokenizer)), **shape)
@@ -187,19 +181,6 @@ def _driver() -> str | None:
         return None
 
 # %% nbs/05_gpu_setup.ipynb #03d91741
-def _configure(job: dict, size: str, mode: str, **more) -> RunConfig:
-    "A resolved configuration of one rank, with a size's teacher."
-    common = dict(
-        task=job['task'],
-        profile=SIZES[size].profile,
-        teacher=job['teachers'][size]['path'],
-        corpus=job['corpus'],
-    )
-    if job['smoke']:
-        common |= dict(student_layers=(1,), threads_per_rank=1)
-    return resolve(make_config(mode=mode, **common, ranks=1, **more), machine(), job['corpus'])
-
-
 def make_pair(
     job: dict,
     size: str,  # a key of `SIZES`
@@ -207,7 +188,13 @@ def make_pair(
     **more,  # further fields of `RunConfig`
 ) -> Place:  # its teacher and its student are on the CPU
     "The teacher of a size, and the student that learns from it: itself, where none is cut out of it."
-    config = _configure(job, size, mode, **more)
+    more |= {key: job[key] for key in ('task', 'corpus')}
+    if job['smoke']:
+        more |= dict(student_layers=(1,), threads_per_rank=1)
+    asked = make_config(
+        mode=mode, profile=SIZES[size].profile, teacher=job['teachers'][size]['path'], ranks=1, **more
+    )
+    config = resolve(asked, machine(), job['corpus'])
     pair = Place(dict(config=config.model_dump(mode='json'), folder=job['folder'], steps=0, blocks=False))
     pair.teacher = fresh_model(pair.task, config.teacher, config, torch_seed(config.seed, 'init'))
     pair.student = (

@@ -4,23 +4,22 @@
 
 # %% nbs/11_stages.ipynb #04fa5ef4
 from __future__ import annotations
-import json
-import resource
-import subprocess
+import multiprocessing
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 import numpy as np
-import psutil
+import pandas as pd
 import torch
 from transformers import BertConfig, BertForSequenceClassification
-from kdnotes.core.config import KdnotesError, RunConfig, task_info
+from .profiling import peaks, reset_peaks
+from kdnotes.core.config import RunConfig, task_info
 from kdnotes.core.given import make_config
 from kdnotes.core.files import runs_path, write_json
 from kdnotes.core.progress import followed
@@ -36,20 +35,13 @@ from kdnotes.train.loop import rank_micro_batches, schedule_steps, train, with_s
 
 # %% auto #0
 __all__ = ['CANDIDATES', 'SIGNAL_ROWS', 'HOST_STEPS', 'synthetic_pairs', 'Stages', 'tiny_classifier', 'host_seconds',
-           'measure_stages', 'StagesError', 'by_size', 'table', 'main']
+           'measure_stages', 'by_size', 'table', 'main']
 
 # %% nbs/11_stages.ipynb #d06751e6
 CANDIDATES = 10  # of a question
 _HEADER = 'QuestionID\tQuestion\tDocumentID\tDocumentTitle\tSentenceID\tSentence\tLabel\n'
 _QUESTION_WORDS = (4, 10)  # at least, and less than
 _SENTENCE_WORDS = (8, 33)
-
-
-def _vocabulary_words(tokenizer: Any) -> list[str]:
-    "Words that are a token each."
-    return sorted(
-        w for w in tokenizer.get_vocab() if w.isascii() and w.isalpha() and w.islower() and len(w) > 2
-    )
 
 
 def _question(number: int, words: np.ndarray, rng: np.random.Generator) -> str:
@@ -77,7 +69,9 @@ def synthetic_pairs(
     "A corpus of answer selection without any sense."
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    words = np.array(_vocabulary_words(load_tokenizer('sentence-transformers/all-MiniLM-L6-v2')))
+    # that are a token each
+    pieces = load_tokenizer('sentence-transformers/all-MiniLM-L6-v2').get_vocab()
+    words = np.array(sorted(w for w in pieces if w.isascii() and w.isalpha() and w.islower() and len(w) > 2))
     rng = np.random.default_rng(seed)
     number = 0
     for split, n in dict(train=rows, dev=max(100, rows // 100), test=max(100, rows // 100)).items():
@@ -90,17 +84,13 @@ def synthetic_pairs(
     return folder
 
 # %% nbs/11_stages.ipynb #de3ed819
-def _resident() -> int:  # bytes, of this process
-    return psutil.Process().memory_info().rss
-
-
 @dataclass
 class Stages:
     "The stages of a run as they are measured, one after the other."
 
-    # stage, rows, seconds, us_a_row; peak_mib, after_mib (above where memory was), bytes_a_row (of the peak)
+    # stage, rows, seconds, us_a_row; peak_mib (above where memory was), bytes_a_row (of the peak)
     found: list[dict] = field(default_factory=list)
-    memory: Callable[[], int] = _resident  # bytes in use; called in a thread, too
+    highest_mib: float = 0.0  # of the process
 
     @contextmanager
     def measure(
@@ -108,30 +98,17 @@ class Stages:
         stage: str,
         rows: int = 0,  # that it works on; 0: the block sets them in what it gets
     ) -> Iterator[dict]:  # what is noted of it
-        before = self.memory()
-        peak = before
-        over = threading.Event()
-
-        def watch() -> None:
-            nonlocal peak
-            while not over.wait(0.01):
-                peak = max(peak, self.memory())
-
-        thread = threading.Thread(target=watch, daemon=True)
-        thread.start()
+        reset_peaks(alone())
+        before = peaks(alone())['host_mib']
         self.found.append(noted := dict(stage=stage, rows=rows))
         began = time.perf_counter()
-        try:
-            yield noted
-        finally:
-            seconds = time.perf_counter() - began
-            over.set()
-            thread.join()
-        after = self.memory()
-        peak = max(peak, after) - before
+        yield noted
+        seconds = time.perf_counter() - began
+        after = peaks(alone())['host_mib']
+        self.highest_mib = max(self.highest_mib, after)
         each = max(1, noted['rows'])
-        noted |= dict(seconds=seconds, peak_mib=peak / 2**20, after_mib=(after - before) / 2**20)
-        noted |= dict(us_a_row=1e6 * seconds / each, bytes_a_row=peak / each)
+        noted |= dict(seconds=seconds, peak_mib=after - before)
+        noted |= dict(us_a_row=1e6 * seconds / each, bytes_a_row=2**20 * (after - before) / each)
 
 # %% nbs/11_stages.ipynb #ea4e76d5
 SIGNAL_ROWS = 20_000  # of a stored signal, at most
@@ -238,31 +215,20 @@ def measure_stages(
     with stages.measure('first step', examples):
         train(task, student, with_steps(task, without_kd, 1), alone(), lambda kind, **values: None)
     host = {name: 1e6 * seconds for name, seconds in host_seconds(task, config, signal).items()}
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    return dict(rows=rows, stages=stages.found, host_us=host, peak_mib=peak_mib)
+    return dict(rows=rows, stages=stages.found, host_us=host, peak_mib=stages.highest_mib)
 
 # %% nbs/11_stages.ipynb #4a123511
-class StagesError(KdnotesError):
-    "A size that could not be measured."
-
-    exit_code = 1
-
-
 def by_size(
     sizes: list[int],  # rows of train
 ) -> list[dict]:  # of `measure_stages`
     "The stages at several sizes; the results are left under runs/stages."
     found = []
-    for rows in sizes:
-        with tempfile.TemporaryDirectory() as place:
-            command = [sys.executable, '-m', 'bench.stages', '--one', str(rows), place]
-            done = subprocess.run(command, stdin=subprocess.DEVNULL)
-            if done.returncode:
-                raise StagesError(
-                    f'{rows:,} rows were not measured: the process ended with {done.returncode}'
-                )
-            found.append(json.loads((Path(place) / 'found.json').read_text()))
-        write_json(runs_path() / 'stages' / f'{rows}.json', found[-1])
+    fresh = multiprocessing.get_context('spawn')
+    with ProcessPoolExecutor(1, fresh, max_tasks_per_child=1) as processes:
+        for rows in sizes:
+            with tempfile.TemporaryDirectory() as place:
+                found.append(processes.submit(measure_stages, rows, place).result())
+            write_json(runs_path() / 'stages' / f'{rows}.json', found[-1])
     return found
 
 
@@ -270,23 +236,19 @@ def table(
     found: list[dict],  # of `measure_stages`
 ) -> str:
     "Seconds, microseconds and bytes a row of each stage, and what a step takes on the host."
-    lines = [f"{'stage':<18}" + ''.join(f"{of['rows']:>12,} rows: s, us and bytes a row" for of in found)]
-    for i, stage in enumerate(found[0]['stages']):
-        cells = (of['stages'][i] for of in found)
-        words = (f"{c['seconds']:>17.2f}{c['us_a_row']:>11.1f}{c['bytes_a_row']:>13.0f}" for c in cells)
-        lines.append(f"{stage['stage']:<18}" + ''.join(words))
-    for name in found[0]['host_us']:
-        words = (f"{of['host_us'][name]:>28.0f}{'':>13}" for of in found)
-        lines.append(f'{"a step: " + name:<18}' + ''.join(words))
-    lines.append(f"{'peak, MiB':<18}" + ''.join(f"{of['peak_mib']:>28.0f}{'':>13}" for of in found))
-    return '\n'.join(lines)
+    columns = ['seconds', 'us_a_row', 'bytes_a_row']
+    stages = {f"{of['rows']:,} rows": pd.DataFrame(of['stages']).set_index('stage')[columns] for of in found}
+    steps = {
+        f"{of['rows']:,} rows": {f'a step: {name}, us': us for name, us in of['host_us'].items()}
+        | {'peak, MiB': of['peak_mib']}
+        for of in found
+    }
+    parts = (pd.concat(stages, axis=1).round(2), pd.DataFrame(steps).round(0))
+    return '\n\n'.join(part.to_string() for part in parts)
 
 
 def main(arguments: list[str]) -> None:
     "`python -m bench.stages 100000 1000000`"
-    if arguments[:1] == ['--one']:
-        write_json(Path(arguments[2]) / 'found.json', measure_stages(int(arguments[1]), arguments[2]))
-        return
     if not arguments or not all(a.isdecimal() and int(a) >= 100 for a in arguments):
         raise SystemExit('python -m bench.stages ROWS...: numbers of training rows, 100 at least')
     print(table(by_size([int(a) for a in arguments])))

@@ -40,9 +40,9 @@ from kdnotes.experiment.score import find_source
 from kdnotes.tasks.asked import Reader
 from kdnotes.tasks.base import Task, TaskInfo, TaskView
 from kdnotes.tasks.batching import Batch
-from kdnotes.tasks.pseudo_likelihood import Asked, Rows, all_tokens, alone_nll, line_rows, single_mask
+from kdnotes.tasks.lm_scores import all_tokens, alone_nll, line_rows, single_mask
 from kdnotes.tasks.sources import corpus_of
-from kdnotes.tasks.text_blocks import token_stream
+from kdnotes.tasks.text_blocks import Asked, Rows, token_stream
 from kdnotes.train.distributed import start
 from kdnotes.train.latency import median_ms
 from kdnotes.train.evaluation import ModelForward, evaluate
@@ -385,14 +385,9 @@ def _sentences(place: Place, turn: int, tokens: int) -> Rows:
     order = stream(turn, 'data').permutation(len(texts))
     # each text has a word, so there are more than enough
     chosen = [texts[i] for i in order[:tokens]]
-    made = line_rows(
-        token_stream(place.tokenizer, chosen),
-        np.arange(len(chosen)),
-        place.tokenizer,
-        place.config.max_length,
-    )
-    enough = int(np.searchsorted(np.cumsum(made.lengths() - 2), tokens)) + 1
-    return made.first(enough)
+    enough = int(np.searchsorted(np.cumsum(token_stream(place.tokenizer, chosen).pieces), tokens)) + 1
+    made = token_stream(place.tokenizer, chosen[:enough])
+    return line_rows(made, np.arange(len(made.ends)), place.tokenizer, place.config.max_length)
 
 
 def _by_transformers(model: nn.Module, rows: Rows, asked: Asked, mask_id: int) -> np.ndarray:

@@ -155,7 +155,7 @@ def squad_evaluation(answers: dict, predicted: dict, no_answer: dict, threshold:
     known = [id for id in answers if id in predicted]
     of_none = np.array([no_answer[id] for id in known])
     answered, some = (np.array([bool(of[id]) for id in known]) for of in (answers, predicted))
-    scores = span_scores({id: answers[id] for id in known}, predicted)
+    scores = span_scores(map(answers.get, known), map(predicted.get, known))
     return span_metrics(scores, answered, of_none, some, of_none > threshold) | dict(total=len(known))
 
 

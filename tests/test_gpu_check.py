@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers import SameWord, tiny_bert, tiny_config, tiny_teacher
 from notebooks import ROOT, last_line, surroundings
-from bench import gpu_check as G, gpu_energy as W, gpu_numbers as P, gpu_race, gpu_setup
+from bench import gpu_check as G, gpu_numbers as P, gpu_race, gpu_setup
 from kdnotes.core.arms import MODES
 from kdnotes.tasks.base import Evaluation, TaskView
 from kdnotes.tasks.batching import Batch
@@ -188,10 +188,9 @@ class EvaluatesItself(SameWord):
 def test_a_task_that_evaluates_a_model_itself_has_its_energy_and_its_memory(pair, tmp_path, monkeypatch):
     config = tiny_config('full_student', batch_size=8, max_length=16)
     pair.task, pair.config = EvaluatesItself(), config
-    for module in (W, P):
-        monkeypatch.setattr(module, 'make_pair', lambda *_, **__: pair)
+    monkeypatch.setattr(P, 'make_pair', lambda *_, **__: pair)
     job = dict(device='cpu', smoke=True, folder=str(tmp_path))
-    assert 'evaluation' in W._train_watched(job, 'full_student')['phases']
+    assert 'evaluation' in P._train_watched(job, 'full_student')['phases']
     assert P._measure_memory(job, 'full_student')['length'] == 16
 
 
@@ -252,7 +251,7 @@ def seen(mode='full_kd', watts=300.0, idle=60.0, overhead=0.002, **reasons):
 
 
 def test_power_and_energy_of_a_mode():
-    row = W.energy_row(seen())
+    row = P.energy_row(seen())
     assert row == dict(
         mode='full_kd',
         format='bf16',
@@ -268,8 +267,8 @@ def test_power_and_energy_of_a_mode():
 
 
 def test_a_gpu_without_energy_says_why():
-    row = W.energy_row(seen(watts=None, idle=None, **{'phases.student.device_j': 'a MIG instance'}))
-    first, _ = W.judge_readings(row, True)
+    row = P.energy_row(seen(watts=None, idle=None, **{'phases.student.device_j': 'a MIG instance'}))
+    first, _ = P.judge_readings(row, True)
     assert first['ok'] is None and 'a MIG instance' in first['found'] and row['loaded_w'] is None
     said = G.energy_text(dict(modes=[row], teacher=dict(seconds=1.0, device_j=None)))
     assert (
@@ -277,7 +276,7 @@ def test_a_gpu_without_energy_says_why():
         and 'joules_per_1000_examples' not in said
         and 'signal took 1.0 s' in said
     )
-    assert '200' in G.energy_text(dict(modes=[W.energy_row(seen())], teacher=None))
+    assert '200' in G.energy_text(dict(modes=[P.energy_row(seen())], teacher=None))
 
 
 # ---- the command ----

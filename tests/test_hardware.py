@@ -9,8 +9,7 @@ import pytest
 from handmade import make_record, write_run
 from kdnotes import cli
 from kdnotes.analysis import hardware as h
-from bench.gpu_check import known_peak
-from kdnotes.core.config import ConfigError
+from kdnotes.core.config import ConfigError, KdnotesError
 from kdnotes.records.store import records
 
 H200 = 'NVIDIA H200'
@@ -55,18 +54,6 @@ def test_the_packaged_devices_are_whole_and_every_price_is_dated():
             assert re.fullmatch('[A-Z]{3}', device.currency) and device.priced_on and device.price_from
 
 
-def test_peaks_are_those_that_the_check_of_a_gpu_machine_knows():
-    compared = 0
-    for device in h.read_devices().values():
-        for precision in h.PRECISIONS:
-            peak = getattr(device, f'{precision}_tflops')
-            known = known_peak(device.device, precision)
-            if known is not None:
-                assert known == 1e12 * peak, (device.device, precision)
-                compared += 1
-    assert compared > 20
-
-
 def test_a_file_of_ones_own_replaces_cells_and_adds_devices(own):
     path = own(
         '\ufeffdevice,power_w,price_per_hour,currency,priced_on\n'
@@ -83,37 +70,37 @@ def test_a_file_of_ones_own_replaces_cells_and_adds_devices(own):
 @pytest.mark.parametrize(
     'text, told',
     [
-        ('', 'line 1 must name the column device'),
-        ('device,device\nT,T\n', 'line 1 must name the column device, and each column once'),
-        ('device;power_w\nT4;70\n', "line 1: there is no column 'device;power_w'"),
-        ('device,powr_w\nT4,70\n', "line 1: there is no column 'powr_w'; there are device, memory_gb"),
-        ('device,power_w\nT4,70\n,80\n', 'line 3 names no device'),
-        ('device,power_w\nT4,70\nT4,80\n', "line 3 names 'T4' again"),
-        ('device,power_w\nT4\n', 'line 2 has more or fewer cells'),
-        ('device,power_w\nAMD EPYC, 2 cores,70\n', 'line 2 has more or fewer cells'),
-        ('device,power_w\nT4,seventy\n', "line 2: power_w='seventy' is no number above 0"),
-        ('device,power_w\nT4,-70\n', "line 2: power_w='-70' is no number above 0"),
-        ('device,power_w\nT4,0\n', "line 2: power_w='0' is no number above 0"),
-        ('device,bandwidth_gb_s\nT4,inf\n', "line 2: bandwidth_gb_s='inf' is no number above 0"),
-        ('device,price_per_hour\nT4,1\n', 'line 2 has a part of a price'),
-        ('device,price_per_hour,currency,priced_on\nT4,,USD,2026-01-31\n', 'line 2 has a part of a price'),
+        ('', 'is empty; it needs the names of its columns'),
+        ('device,device\nT,T\n', "two columns are called 'device'"),
+        ('device;power_w\nT4;70\n', ": there is no column 'device;power_w'"),
+        ('device,powr_w\nT4,70\n', ": there is no column 'powr_w'; there are device, memory_gb"),
+        ('device,power_w\nT4,70\n,80\n', 'row 2 names no device'),
+        ('device,power_w\nT4,70\nT4,80\n', "row 2 names 'T4' again"),
+        ('device,power_w\nT4\n', 'row 1: 1 fields where the header has 2'),
+        ('device,power_w\nAMD EPYC, 2 cores,70\n', 'row 1: 3 fields where the header has 2'),
+        ('device,power_w\nT4,seventy\n', "row 1: power_w='seventy' is no number above 0"),
+        ('device,power_w\nT4,-70\n', "row 1: power_w='-70' is no number above 0"),
+        ('device,power_w\nT4,0\n', "row 1: power_w='0' is no number above 0"),
+        ('device,bandwidth_gb_s\nT4,inf\n', "row 1: bandwidth_gb_s='inf' is no number above 0"),
+        ('device,price_per_hour\nT4,1\n', 'row 1 has a part of a price'),
+        ('device,price_per_hour,currency,priced_on\nT4,,USD,2026-01-31\n', 'row 1 has a part of a price'),
         ('device,price_per_hour,currency,priced_on\nT4,1,USD,31.1.2026\n', "priced_on='31.1.2026' is no day"),
         ('device,price_per_hour,currency,priced_on\nT4,nan,USD,2026-01-31\n', "price_per_hour='nan' is no"),
-        ('device,price_from\nT4,"open\n', 'is no CSV'),
+        ('device,price_from\nT4,"open\n', 'row 1: a double quote opens a text'),
     ],
 )
-def test_a_wrong_price_file_is_refused_by_its_line(text, told, own):
-    with pytest.raises(ConfigError) as refused:
+def test_a_wrong_price_file_is_refused_by_its_row(text, told, own):
+    with pytest.raises(KdnotesError) as refused:
         h.read_devices(own(text))
     said = str(refused.value)
     assert said.startswith(str(own(text))) and told in said and '\n' not in said
 
 
 def test_what_is_no_price_file(tmp_path):
-    with pytest.raises(ConfigError, match='there is no price file'):
+    with pytest.raises(KdnotesError, match='none.csv cannot be read'):
         h.read_devices(tmp_path / 'none.csv')
     (tmp_path / 'latin.csv').write_bytes('device,price_from\nT4,Zürich\n'.encode('latin-1'))
-    with pytest.raises(ConfigError, match='is no text in UTF-8'):
+    with pytest.raises(KdnotesError, match='line 2: byte 0xfc is not UTF-8'):
         h.read_devices(tmp_path / 'latin.csv')
 
 
@@ -312,7 +299,7 @@ def test_a_search_that_cannot_be(trials, workers, durations, told):
             ['--run', ALONE, '--trials', '4', '--workers', '0'],
             "--workers: '0' must be a whole number, at least 1",
         ),
-        (['--run', ALONE, '--prices', 'none.csv'], 'there is no price file none.csv'),
+        (['--run', ALONE, '--prices', 'none.csv'], 'none.csv cannot be read'),
         (['--measured', 'Tesla T4'], "'Tesla T4' is no time of an epoch"),
         (['--measured', 'Tesla T4=-1'], "'Tesla T4=-1' is no time of an epoch"),
         (

@@ -16,7 +16,8 @@ import pytest
 from faults import files_no_larger_than
 from ranks import context
 from letters import of_letters
-from synthetic import read_large, synthetic_pairs
+from synthetic import read_large
+from bench.stages import synthetic_pairs
 from kdnotes.core import files, tables
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.files import FileError, cache_path
@@ -403,7 +404,7 @@ def test_a_folder_whose_name_looks_like_a_pattern_is_read_and_no_other(pairs):
 
 WRONG = {  # -> what is wrong, and what is said of it
     'an id twice': (lambda lines: [*lines, lines[3]], 'occurs twice'),
-    'another text': (lambda lines: [*lines[:-1], lines[-1].replace('what ', 'who ')], 'another text'),
+    'another text': (lambda lines: [*lines[:-1], lines[-1].replace('?', '!')], 'another text'),
     'a label': (lambda lines: [*lines[:-1], lines[-1][:-1] + '2'], 'must be 0 or 1'),
     'no label': (lambda lines: [lines[0], *(line[:-1] + '0' for line in lines[1:])], 'no row has label 1'),
     'a field': (lambda lines: [*lines, 'Q\tR'], '2 fields where'),
@@ -421,7 +422,7 @@ WRONG = {  # -> what is wrong, and what is said of it
     ),
     'nothing': (lambda lines: [], 'is empty'),
     'a header alone': (lambda lines: lines[:1], 'there is no row'),
-    'no UTF-8': (lambda lines: [line.replace('what', 'wh\udcff') for line in lines], '0xff is not UTF-8'),
+    'no UTF-8': (lambda lines: [line.replace('title', 'ti\udcff') for line in lines], '0xff is not UTF-8'),
 }
 
 

@@ -109,12 +109,9 @@ def test_figures_change_with_their_numbers_and_the_manifest_binds_them_to_runs()
     assert all(first[n] != second[n] for n in first)
 
 
-def test_curves_come_from_the_record_or_else_from_rows():
+def test_curves_come_from_the_record():
     record = make_record(curve=False)
-    write_run(record)
-    curve = ev.curve_of(record)
-    assert curve[-1]['step'] == 60 and [p['value'] for p in curve if p['value'] is not None] == [0.6]
-    assert ev.curve_of(record | {'study': 'gone'}) == [] and 'curves' in rp.report('made').figures
+    assert ev.curve_of(record) == []
     points = [dict(step=10, elapsed_s=1.0, loss=0.5), dict(step=20, set='dev', metric='map', value=0.7)]
     found = ev.curve_of(record | dict(curve=points))
     assert found == [dict(step=10, loss=0.5, value=None), dict(step=20, loss=None, value=0.7)]

@@ -21,7 +21,7 @@ from tiny_lm import WORDS, tiny_lm, tiny_tokenizer
 from kdnotes.cli import main
 from kdnotes.core.files import cache_path
 from kdnotes.experiment.score import read_text_to_score, score
-from kdnotes.tasks.pseudo_likelihood import PART
+from kdnotes.tasks.lm_scores import PART
 
 LENGTH = 16
 

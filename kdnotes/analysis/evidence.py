@@ -14,7 +14,6 @@ from .intervals import Interval, compact_curve, crossed_interval, mean_interval
 from .plotting import arms_of
 from ..core.config import KdnotesError, task_info
 from ..core.files import evidence_path, runs_path
-from ..records.runs import RunFolder, without_repeats
 from ..records.store import floors, records, units
 from ..tasks.base import floors_key
 from ..telemetry.summary import BUSY_SHARE
@@ -238,20 +237,8 @@ def chain_table(
 
 # %% ../../nbs/analysis/09_evidence.ipynb #ba3405f1
 def curve_points(record: dict) -> list[dict]:  # step and loss, or step, set and value
-    "All that is known of a run on its way, from its record or else from its rows."
-    if record.get('curve'):
-        return record['curve']
-    rows = without_repeats(RunFolder(record['study'], record['run_id']).rows())
-    metric = record['primary']['metric']
-    kept = [r for r in rows if r['kind'] in ('step', 'eval')]
-    first = next((r['set'] for r in kept if r['kind'] == 'eval'), None)
-    return [
-        dict(step=r['step'], loss=r['loss'])
-        if r['kind'] == 'step'
-        else dict(step=r['step'], set=first, value=r['metrics'].get(metric))
-        for r in kept
-        if r['kind'] == 'step' or r['set'] == first
-    ]
+    "All that a record says of its run on the way."
+    return record.get('curve') or []
 
 
 def curve_of(
@@ -273,7 +260,7 @@ def curve_set(
     records: Sequence[dict],  # of one study
 ) -> str:
     "The set the curves are evaluated on."
-    named = [p['set'] for r in records for p in r.get('curve') or () if p.get('set')]
+    named = [p['set'] for r in records for p in curve_points(r) if p.get('set')]
     primary = records[0]['primary']['set']
     others = [where for where in records[0]['metrics'] if where != primary]
     return [*named, *others, primary][0]

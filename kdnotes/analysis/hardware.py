@@ -4,9 +4,7 @@
 
 # %% ../../nbs/analysis/20_hardware.ipynb #e15901eb
 from __future__ import annotations
-import csv
 import heapq
-import io
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +22,7 @@ from .costs import training_cost
 from .estimate import duration, work_of
 from .overview import evidence_studies, find_run, find_study, studies
 from ..core.config import ConfigError, counted, shown
+from ..core.tables import FORMATS, as_text, read_table
 from ..records.schema import RecordError, made_on_cpu
 from ..records.store import records
 
@@ -33,10 +32,6 @@ __all__ = ['PRECISIONS', 'Range', 'Ends', 'Device', 'read_devices', 'Timing', 't
 
 # %% ../../nbs/analysis/20_hardware.ipynb #4aaf0894
 PRECISIONS = ('fp32', 'fp16', 'bf16')
-
-
-def _day(text: str) -> str:  # '' or year-month-day
-    return text and date.fromisoformat(text).isoformat()
 
 
 _Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -50,6 +45,7 @@ class Device(BaseModel):
     device: str  # as CUDA, or a record of a CPU, calls it
     memory_gb: _Above0 | None = None
     fp32_tflops: _Above0 | None = None
+    tf32_tflops: _Above0 | None = None
     fp16_tflops: _Above0 | None = None
     bf16_tflops: _Above0 | None = None
     bandwidth_gb_s: _Above0 | None = None  # of its memory
@@ -57,7 +53,7 @@ class Device(BaseModel):
     # list price; 0: one's own
     price_per_hour: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     currency: str = ''
-    priced_on: Annotated[str, AfterValidator(_day)] = ''
+    priced_on: Annotated[str, AfterValidator(lambda day: day and date.fromisoformat(day).isoformat())] = ''
     price_from: str = ''
 
 
@@ -66,9 +62,7 @@ _PRICE = ('price_per_hour', 'currency', 'priced_on')  # come together
 
 
 def _device(row: dict, place: str, known: dict[str, Device]) -> Device:
-    "A device as it was known, with the cells of a line that say something."
-    if None in row or None in row.values():
-        raise ConfigError(f'{place} has more or fewer cells than the first line; quote a text with a comma')
+    "A device as it was known, with the cells of a row that say something."
     given = {name: cell.strip() for name, cell in row.items() if cell.strip()}
     if 'device' not in given:
         raise ConfigError(f'{place} names no device; name it as `kdnotes show` of a run does')
@@ -87,45 +81,37 @@ def _device(row: dict, place: str, known: dict[str, Device]) -> Device:
         raise ConfigError(f'{place}: {name}={shown(given[name])} is {why}') from None
 
 
-def _merged(text: str, where: str, known: dict[str, Device]) -> dict[str, Device]:
+def _merged(path: Path, known: dict[str, Device]) -> dict[str, Device]:
     "The devices that were known, with what a file says of them and of others."
-    lines = csv.DictReader(io.StringIO(text, newline=''), strict=True)
+    head, *tables = read_table(path, _COLUMNS)
+    if unknown := [name for name in head.names if name not in _COLUMNS]:
+        raise ConfigError(f'{path}: there is no column {shown(unknown[0])}; there are {", ".join(_COLUMNS)}')
     found: dict[str, Device] = {}
-    try:
-        columns = lines.fieldnames or ()
-        if unknown := [name for name in columns if name not in _COLUMNS]:
-            raise ConfigError(
-                f'{where} line 1: there is no column {shown(unknown[0])}; there are {", ".join(_COLUMNS)}'
-            )
-        if 'device' not in columns or len(set(columns)) < len(columns):
-            raise ConfigError(f'{where} line 1 must name the column device, and each column once')
-        for row in lines:
-            place = f'{where} line {lines.line_num}'
-            device = _device(row, place, known)
+    for table in tables:
+        for i, cells in enumerate(zip(*table.cells.values())):
+            row = dict(zip(table.cells, (as_text(cell) or '' for cell in cells)))
+            device = _device(row, table.place(i), known)
             if device.device in found:
-                raise ConfigError(f'{place} names {shown(device.device)} again; leave one of its lines')
+                raise ConfigError(
+                    f'{table.place(i)} names {shown(device.device)} again; leave one of its rows'
+                )
             found[device.device] = device
-    except csv.Error as e:
-        raise ConfigError(f'{where} line {lines.line_num} is no CSV ({e}); put it right') from None
     return known | found
 
 
 def read_devices(
     path: str | Path | None = None,  # a file of one's own; None: the packaged one alone
 ) -> dict[str, Device]:  # by name
-    "The devices that are known, each line validated."
-    packaged = files('kdnotes').joinpath('assets', 'devices.csv').read_text(encoding='utf-8')
-    known = _merged(packaged, 'assets/devices.csv', {})
+    "The devices that are known, each row validated."
+    known = _merged(Path(str(files('kdnotes') / 'assets' / 'devices.csv')), {})
     if path is None:
         return known
     path = Path(path).expanduser()
-    try:
-        text = path.read_text(encoding='utf-8-sig')
-    except UnicodeDecodeError:
-        raise ConfigError(f'{path} is no text in UTF-8; save it as CSV in UTF-8') from None
-    except FileNotFoundError:
-        raise ConfigError(f'there is no price file {path}; give the path of a CSV file') from None
-    return _merged(text, str(path), known)
+    if path.suffix.removeprefix('.') not in FORMATS:
+        raise ConfigError(
+            f'{path} is no table; give a file that ends in {", ".join("." + f for f in FORMATS)}'
+        )
+    return _merged(path, known)
 
 # %% ../../nbs/analysis/20_hardware.ipynb #51d7ab22
 @dataclass(frozen=True)

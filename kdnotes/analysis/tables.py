@@ -6,7 +6,6 @@
 from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 import numpy as np
 import pandas as pd
 from .calibration import NOT_CALIBRATED, TauGain, agreement, reliability, tau_gain
@@ -531,9 +530,8 @@ def corpus_of(record: dict):  # a Corpus; None: it is not at hand, or it is anot
 def run_worst(
     record: dict,
     n: int = 5,  # units
-    folder: Path | None = None,  # the run's folder; None: where the record says
 ) -> pd.DataFrame:  # as the task shows them
     "The units a run got most wrong."
-    folder = folder or RunFolder(record['study'], record['run_id']).path
+    folder = RunFolder(record['study'], record['run_id']).path
     found, scored = (read_csv(folder / f'{name}.csv.gz') for name in ('units', 'predictions'))
     return task_info(record['task']).examples(record, found, scored, corpus_of(record), n)

@@ -18,25 +18,26 @@ from ..analysis.intervals import Interval, cluster_interval, exp_interval, scale
 from ..analysis.overview import find_run
 from ..core.config import KdnotesError, counted, is_unicode, shown
 from ..core.given import make_config
-from ..core.files import cache_path, lock, sha256_text
+from ..core.files import cache_path, sha256_text
 from ..core.streams import stream
 from ..records.runs import RunFolder, saved_model
 from ..records.store import checked_run_model
 from ..tasks.batching import tokenizer_rules
 from ..tasks.documents import CORPORA, MORE_SETS, document, more_set, read_document, text_files
-from ..tasks.lm_scores import hidden_scores, scored_batch, text_set
-from kdnotes.tasks.pseudo_likelihood import (
-    Asked,
-    Rows,
+from kdnotes.tasks.lm_scores import (
     all_tokens,
-    block_rows,
     drawn_tokens,
+    hidden_scores,
     line_rows,
     resumable_nll,
+    scored_batch,
+    text_set,
 )
 from ..tasks.sources import corpus_of, load_by_rules
 from kdnotes.tasks.text_blocks import (
+    Asked,
     Masking,
+    Rows,
     cut_blocks,
     n_masked,
     token_roles,
@@ -188,8 +189,7 @@ class Text(NamedTuple):
 
     documents: list[str]  # their ids
     clusters: np.ndarray  # (documents,) int64: documents that are alike have one number
-    rows: Rows
-    blocks: Any  # `tasks.text_blocks.Blocks`, of running text; None: lines
+    rows: Rows  # blocks of running text, or lines
     words: int  # of the whole text, unknown ones left out
     unknown_words: int
     pieces: int  # word pieces of the whole text, unknown words left out
@@ -208,17 +208,15 @@ def encode(
     if by == 'block':
         tokens = token_stream(tokenizer, [row['text'] for row in documents], cache)
         n_hidden = n_masked(length, Masking().share)
-        blocks = cut_blocks(tokens, tokenizer, length, n_hidden, '--length')
-        rows = block_rows(blocks)
+        rows = cut_blocks(tokens, tokenizer, length, n_hidden, '--length')
     else:
         lines = [(i, line) for i, row in enumerate(documents) for line in row['text'].split('\n')]
         lines = [(i, line.strip()) for i, line in lines if line.strip()]
         tokens = token_stream(tokenizer, [line for _, line in lines], cache)
-        blocks = None
         rows = line_rows(tokens, np.array([i for i, _ in lines]), tokenizer, length)
     words = int(tokens.words.sum())
     unknown = sum(len(row['text'].split()) for row in documents) - words
-    return Text(ids, clusters, rows, blocks, words, unknown, int(tokens.pieces.sum()))
+    return Text(ids, clusters, rows, words, unknown, int(tokens.pieces.sum()))
 
 # %% ../../nbs/experiment/11_score.ipynb #cfb91932
 @dataclass(frozen=True)
@@ -254,7 +252,7 @@ class Score:
 
 def _hidden(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
     "Nats a hidden token of each block, and of all its tokens."
-    its = text_set('text', text.blocks, text.documents)
+    its = text_set('text', text.rows, text.documents)
     mask_id = scorer.tokenizer.mask_token_id
     found = hidden_scores(
         forward, its, lambda index: scored_batch(its, index, Masking().share, mask_id), budget
@@ -269,8 +267,7 @@ def _pseudo(
     folder = cache_path() / 'scores' / key
     mask_id = scorer.tokenizer.mask_token_id
     told = _progress(say, len(asked.rows))
-    with lock(folder.with_suffix('.lock')):
-        return resumable_nll(forward, rows, asked, mask_id, folder, budget, told)
+    return resumable_nll(forward, rows, asked, mask_id, folder, budget, told)
 
 
 def _progress(say: Callable[[str], None], total: int) -> Callable[[int], None]:
@@ -338,7 +335,7 @@ def score(
         )
     of_rows, of_tokens, clusters = _clusters(encoded, asked)
     at_once = (None, None)
-    if encoded.blocks is not None:
+    if by == 'block':
         with scorer.runtime.autocast():
             at_once = [cluster_interval(x, of_rows) for x in _hidden(forward, scorer, encoded, budget)]
     hidden, hidden_all = at_once

@@ -268,6 +268,14 @@ class Forward(Protocol):
 class Task:
     """What training, the teacher's signal and the record need of a task with a corpus. What is written out is
     that of examples that are a text or a pair with a label, scored by one forward; a task overrides the rest.
+    It has besides:
+
+    - `take(corpus)`: choose `rows`, and `labels` (n, ...) as a loss wants them, by split
+    - `texts_of(rows)`: the first and the second text of each row (None: rows have one text), for `encode`
+    - `loss_weights(kd)`: weights of each of its terms, with and without a teacher
+    - `evaluate(scores)`: the `Evaluation` of one forward of each example, (n, k) by evaluation set, rows in
+      the split's order; or `evaluate_model(forward, sets)`, on every rank, where it asks the model itself
+    - `floors()`: the `Evaluation` of each of `TaskInfo.floors` that means something on this corpus
     """
 
     name: str
@@ -314,10 +322,6 @@ class Task:
         "The task a configuration names."
         return cls(corpus, config.max_length, config.task_settings, soft_targets(config), config.smoke)
 
-    def take(self, corpus: Corpus) -> None:
-        "Choose `rows`, and `labels` (n, ...) as a loss wants them, by split."
-        raise NotImplementedError
-
     def add_unlabelled(self, corpus: Corpus) -> Rows:
         "Put rows without a label behind the others."
         more = corpus.unlabelled[:64] if self.smoke else corpus.unlabelled
@@ -326,10 +330,6 @@ class Task:
         own = self.labels['train']
         self.labels['train'] = np.concatenate([own, np.full(len(more), NO_LABEL, own.dtype)])
         return more
-
-    def texts_of(self, rows: Rows) -> tuple[Sequence[str], Sequence[str] | None]:
-        "The first and the second text of each row; None: rows have one text."
-        raise NotImplementedError
 
     def encode(
         self,
@@ -400,10 +400,6 @@ class Task:
         first = self.labels[split][index].reshape(n, -1)[:, 0]
         return {'hard': int((first != NO_LABEL).sum()), 'soft': n}
 
-    def loss_weights(self, kd: bool) -> dict[str, float]:
-        "Weights of each of its terms, with and without a teacher."
-        raise NotImplementedError
-
     def scores(
         self,
         outputs,  # a model's
@@ -411,23 +407,6 @@ class Task:
     ) -> Tensor:  # (n, k) float32
         "What `evaluate` needs of each example: the outputs themselves."
         return outputs.logits.float()
-
-    def evaluate(
-        self,
-        scores: dict[str, np.ndarray],  # (n, k) by evaluation set, rows in the split's order
-    ) -> Evaluation:
-        "Metrics, per-unit values and predictions of one forward of each example."
-        raise NotImplementedError('this task evaluates itself')
-
-    def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:  # called on every rank
-        "The same where the task asks the model itself, on every rank, for more than one forward."
-        raise NotImplementedError('one forward of each example is enough: scores and evaluate')
-
-    def floors(self) -> dict[str, Evaluation]:
-        """What models that have learnt nothing score on the evaluation sets, of `TaskInfo.floors`; one that
-        means nothing on this corpus is not there.
-        """
-        raise NotImplementedError
 
     def head_flops(
         self,
@@ -515,7 +494,7 @@ class TaskInfo:
     # of flat settings that a student was given: those that a run without a teacher can have
     without_kd: Callable[[dict], dict] = lambda given: given
     # the transformers head of its models, say 'AutoModelForSequenceClassification'
-    auto_class: str
+    auto_class: str = SEQUENCE_HEAD
     # what the tokenizer of its models must have, by transformers' names
     special_tokens: tuple[str, ...] = ()
     # the evaluation set that a search judges by, never that of the primary metric; it is the first of

@@ -5,12 +5,14 @@
 # %% ../../nbs/tasks/10_documents.ipynb #1374f9a1
 from __future__ import annotations
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from ..core.columns import codes
 from ..core.config import counted, shown
 from ..core.files import sha256_text
 from ..core.tables import FORMATS, CorpusError, read_text
+from . import labelled_texts
 from .embedded import embedded_masked_lm
 from .rules import MadeCorpus, check_filled
 from kdnotes.tasks.sources import (
@@ -24,42 +26,11 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'MORE_SETS', 'complete', 'check_rows', 'check_split', 'said', 'document', 'without_marks',
-           'read_document', 'deal_out', 'text_files', 'books_of', 'articles', 'more_set']
+__all__ = ['COLUMNS', 'CORPORA', 'MORE_SETS', 'said', 'document', 'without_marks', 'read_document', 'deal_out', 'text_files',
+           'books_of', 'articles', 'more_set']
 
 # %% ../../nbs/tasks/10_documents.ipynb #aee408ba
 COLUMNS = dict(id='id', text='text', cluster='cluster')
-
-
-def complete(
-    rows: Rows,  # changed in place
-    missing: set[str],  # keys that the source has no column for
-) -> None:
-    "Ids from the order of the rows; every document a cluster of its own."
-    for i, row in enumerate(rows):
-        if 'id' in missing:
-            row['id'] = f'D{i}'
-        if 'cluster' in missing:
-            row['cluster'] = row['id']
-
-
-def check_rows(
-    rows: Rows,  # keys of COLUMNS, all texts
-    place: Callable[[int], str],  # says where row i is
-    names: dict[str, str] = COLUMNS,  # what the source calls a key
-) -> None:
-    "Refuse the first row that is wrong."
-    check_filled(rows, tuple(COLUMNS), 'document', place, names)
-
-
-def check_split(
-    split: str,  # 'train' | 'dev' | 'test', or another evaluation set
-    rows: Rows,  # checked by `check_rows`
-    where: str,  # the file or the hub's split
-) -> None:
-    "Refuse a split without a document."
-    if not rows:
-        raise CorpusError(f'{where}: there is no document; a split needs at least one')
 
 
 def said(
@@ -156,6 +127,11 @@ def text_files(
     return sorted(path for path in folder.iterdir() if path.suffix.lower() == '.txt')
 
 
+def _books(files: list[Path]) -> Rows:
+    "A document each."
+    return [document(path.stem, read_document(path)) for path in files]
+
+
 def books_of(
     folder: Path,
 ) -> dict[str, Rows] | None:  # None: there is no .txt file, or a table of a split
@@ -170,8 +146,8 @@ def books_of(
             'be meant; leave one kind there'
         )
     if named := _named_splits(folder, files):
-        return {split: [document(path.stem, read_document(path))] for split, path in named.items()}
-    return deal_out([document(path.stem, read_document(path)) for path in files])
+        return {split: _books([path]) for split, path in named.items()}
+    return deal_out(_books(files))
 
 
 def _is_table(path: Path) -> bool:
@@ -236,24 +212,21 @@ def _wikitext_hub(data) -> dict[str, Rows]:
     }
 
 
-def _gutenberg_folder(folder: Path) -> dict[str, Rows]:
-    "Splits of a folder of books."
-    return deal_out([document(path.stem, read_document(path)) for path in text_files(folder)])
-
-
 CORPORA = CorpusRules(
     columns=COLUMNS,
     hub_columns=dict(text='text'),
     optional=frozenset({'id', 'cluster'}),
-    complete=complete,
-    check_rows=check_rows,
-    check_split=check_split,
+    complete=partial(labelled_texts.complete, letter='D'),
+    check_rows=lambda rows, place, names: check_filled(rows, tuple(COLUMNS), 'document', place, names),
+    check_split=lambda split, rows, where: None,
     said=said,
     embedded=embedded_masked_lm,
     published='gutenberg',
     hub_id='',
     made={
-        'gutenberg': MadeCorpus('', ('*.txt',), _gutenberg_folder, lambda data: {}),
+        'gutenberg': MadeCorpus(
+            '', ('*.txt',), lambda folder: deal_out(_books(text_files(folder))), lambda data: {}
+        ),
         'wikitext2': MadeCorpus(
             'Salesforce/wikitext:wikitext-2-v1', ('train.txt',), _wikitext_folder, _wikitext_hub
         ),
@@ -265,28 +238,19 @@ CORPORA = CorpusRules(
 )
 
 # %% ../../nbs/tasks/10_documents.ipynb #443aa860
-_IMDB_FILES = ('test-10pct.jsonl', 'imdb.jsonl')
-_IMDB = MadeCorpus('stanfordnlp/imdb', _IMDB_FILES, lambda folder: {}, lambda data: {})
-
-
 def _reviews() -> Rows:
     "Reviews of IMDB's test split, or of the part of it that lies here."
-    rules = CorpusRules(**vars(CORPORA) | dict(made={'imdb': _IMDB}))
-    folder = local_copy('imdb', rules)
+    folder = local_copy('imdb', labelled_texts.CORPORA)
     if folder is None:
-        texts = list(enumerate(fetch_hub(_IMDB.hub_id)['test']['text']))
+        texts = enumerate(fetch_hub(labelled_texts.CORPORA.hub_id)['test']['text'])
     else:
-        path = next(folder / name for name in _IMDB_FILES if (folder / name).exists())
-        texts = [(row['id'], row['text']) for row in read_split(path, 'imdb', CORPORA)]
+        path = labelled_texts.imdb_file(folder)
+        texts = ((row['id'], row['text']) for row in read_split(path, 'imdb', CORPORA))
     return [document(f'imdb-{id}', re.sub(r'(<br ?/?>\s*)+', '\n', text).strip()) for id, text in texts]
 
 
-def _wikitext_test() -> Rows:
-    "The articles of WikiText-2's test part."
-    return load_by_rules(CORPORA, 'wikitext2').splits['test']
-
-
-MORE_SETS = {'wikitext2': _wikitext_test, 'imdb': _reviews}
+# name -> gives the documents
+MORE_SETS = {'wikitext2': lambda: load_by_rules(CORPORA, 'wikitext2').splits['test'], 'imdb': _reviews}
 
 
 def more_set(

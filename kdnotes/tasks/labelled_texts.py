@@ -18,9 +18,9 @@ from .rules import MadeCorpus, UnlabelledRule, check_filled, drop_in_words
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, Rows, place_of, read_split
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'said', 'class_names', 'number_of', 'label_numbers',
-           'labels_of', 'check_labels', 'labels_in_words', 'class_metrics', 'number_metrics', 'of_group',
-           'shared_tenths']
+__all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'said', 'imdb_file', 'class_names', 'number_of',
+           'label_numbers', 'labels_of', 'check_labels', 'labels_in_words', 'class_metrics', 'number_metrics',
+           'of_group', 'shared_tenths']
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9dd1037e
 COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cluster')
@@ -30,14 +30,15 @@ def complete(
     rows: Rows,  # changed in place
     missing: set[str],  # keys that the source has no column for
     state: dict | None = None,  # of a source that comes in parts: what they have had so far
+    letter: str = 'T',  # that ids begin with
 ) -> None:
-    "Ids from the order of the rows; every example a cluster of its own."
+    "Ids from the order of the rows; every row a cluster of its own."
     state = {} if state is None else state
     before = state.get('rows', 0)
     state['rows'] = before + len(rows)
     for i, row in enumerate(rows, before):
         if 'id' in missing:
-            row['id'] = f'T{i}'
+            row['id'] = f'{letter}{i}'
         if 'second' in missing:
             row['second'] = ''
         if 'cluster' in missing:
@@ -67,12 +68,10 @@ def check_rows(
 
 def check_split(
     split: str,  # 'train' | 'dev' | 'test'
-    rows: Rows,  # checked by `check_rows`
+    rows: Rows,  # at least one, checked by `check_rows`
     where: str,  # the file or the hub's split
 ) -> None:
     "Refuse a split that cannot be trained or scored on."
-    if not rows:
-        raise CorpusError(f'{where}: there is no row below the header; a split needs at least one example')
     if split == 'train' and len(set(Texts(rows, 'label'))) < 2:
         raise CorpusError(
             f"{where}: every label is {shown(rows[0]['label'])}, so there is nothing to learn; check the "
@@ -98,12 +97,16 @@ def _hashed_split(id: str) -> str:
     return 'dev' if share < 0.1 else 'test' if share < 0.4 else 'train'
 
 
+def imdb_file(folder: Path) -> Path:  # one JSON object a line: id, text, label
+    "The reviews of a local copy."
+    return next(folder / name for name in _IMDB_FILES if (folder / name).exists())
+
+
 def _imdb_folder(folder: Path) -> dict[str, Rows]:
-    "Splits of a file with one JSON object a line: id, text, label."
-    path = next(folder / name for name in _IMDB_FILES if (folder / name).exists())
+    "Splits of a local copy."
     splits = {split: [] for split in SPLITS}
     # ids decide the splits, so they must be there
-    for row in read_split(path, 'train', CORPORA, columns='id=id'):
+    for row in read_split(imdb_file(folder), 'train', CORPORA, columns='id=id'):
         splits[_hashed_split(row['id'])].append(row)
     return splits
 

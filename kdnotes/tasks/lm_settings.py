@@ -13,8 +13,8 @@ from .base import check_free_weights
 from .documents import MORE_SETS
 from .sources import Corpus, CorpusError
 from kdnotes.tasks.text_blocks import (
-    Blocks,
     Masking,
+    Rows,
     TextError,
     TokenStream,
     cut_blocks,
@@ -23,8 +23,7 @@ from kdnotes.tasks.text_blocks import (
 )
 
 # %% auto #0
-__all__ = ['RECIPES', 'COSINE_WEIGHTS', 'MaskedLMSettings', 'usual', 'batches_change', 'check', 'check_length', 'blocks_of',
-           'check_tokens']
+__all__ = ['RECIPES', 'COSINE_WEIGHTS', 'MaskedLMSettings', 'usual', 'check', 'check_length', 'blocks_of', 'check_tokens']
 
 # %% ../../nbs/tasks/13_lm_settings.ipynb #3d0f9934
 RECIPES = {
@@ -98,13 +97,6 @@ def _usual_cosine(given: dict) -> dict:
     return dict(hidden_loss='cosine', hidden_layers=(-1,), hidden_weight=COSINE_WEIGHTS[recipe])
 
 
-def batches_change(
-    config: RunConfig,
-) -> bool:
-    "Does a later epoch hide other tokens?"
-    return config.task_settings.masks == 'dynamic'
-
-
 def check(
     config: RunConfig,
 ) -> None:
@@ -165,7 +157,7 @@ def blocks_of(
     tokenizer,  # of transformers, the one that cut the text
     length: int,  # tokens of a block
     masked: int,  # tokens that each block must have room to hide
-) -> Blocks:
+) -> Rows:
     "The blocks of a split, or a refusal that names it."
     try:
         return cut_blocks(stream, tokenizer, length, masked)

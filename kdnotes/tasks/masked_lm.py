@@ -21,8 +21,7 @@ from .batching import Batch, Ragged
 from .documents import CORPORA
 from .lm_scores import Hidden, Sampled, hidden_scores, masked_batch, sampled_scores
 from .lm_scores import score_metrics, score_tables, scored_batch, text_set, unigram_scores
-from .lm_settings import MaskedLMSettings, batches_change, blocks_of, check, check_length
-from .lm_settings import check_tokens, usual
+from .lm_settings import MaskedLMSettings, blocks_of, check, check_length, check_tokens, usual
 from .sources import Corpus
 from .text_blocks import block_ends, mask_blocks, n_masked, rare_token_weights, token_stream
 
@@ -434,7 +433,7 @@ TASK = base.TaskInfo(
     check=check,
     check_corpus=check_length,
     check_tokens=check_tokens,
-    batches_change=batches_change,
+    batches_change=lambda config: config.task_settings.masks == 'dynamic',  # a later epoch hides others
     usual=usual,
     unread=frozenset({'alpha', 'dialect', 'eval_batch_size', 'labels', 'unlabelled', 'unlabelled_share'}),
     targets_in_words=targets_in_words,

@@ -141,6 +141,12 @@ class CorpusRules:
     # name of an evaluation set that is no part of the corpus -> its rows
     more_sets: Callable[[str], Rows] | None = None
 
+    def check(self, split: str, rows: Rows, where: str) -> None:
+        "Refuse a split without a row, and what `check_split` refuses."
+        if not rows:
+            raise CorpusError(f'{where}: there is no row below the header; a split needs at least one')
+        self.check_split(split, rows, where)
+
     def fingerprint(
         self,
         splits: Mapping[str, Rows],  # checked rows
@@ -536,7 +542,7 @@ def read_split(
             rows = open_columns(into) if numbers else []
         if into and numbers:
             _check_together(rows, places(str(path), first.unit, numbers), rules, names)
-        rules.check_split(split, rows, str(path))
+        rules.check(split, rows, str(path))
     return rows
 
 # %% ../../nbs/tasks/00_rules.ipynb #d0fa1ac0
@@ -573,10 +579,6 @@ def of_split(
         for row in rows:
             row[no_label.key] = no_label.value
 
-    def check_split(split: str, rows: Rows, where: str) -> None:
-        if not rows:
-            raise CorpusError(f'{where}: there is no row below the header; fill it, or move the file away')
-
     named = [
         part for part in (columns or '').split(',') if part.partition('=')[0].strip() not in no_label.columns
     ]
@@ -588,6 +590,6 @@ def of_split(
         optional=optional,
         complete=complete,
         check_rows=check_rows,
-        check_split=check_split,
+        check_split=lambda split, rows, where: None,
     )
     return own, ','.join(named) or None

@@ -4,7 +4,6 @@
 
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #0c1bfed7
 from __future__ import annotations
-from collections.abc import Callable
 from dataclasses import replace
 import numpy as np
 from ..core.config import RunConfig, TaskSettings, parameter, shown
@@ -12,26 +11,17 @@ from . import base, labelled_texts
 from .asked import Use
 from .base import setting
 from .embedded import embedded_sentence_pairs
-from .labelled_texts import labels_of, number_metrics, number_of
+from .labelled_texts import labels_of, number_of
 from .rules import check_filled
 from .sources import Corpus, CorpusError, Rows, place_of
 from .text_classification import TextRegression, classified, worst
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'USE', 'TASK', 'check_rows', 'SentencePairsSettings', 'check', 'check_scores', 'spearman_units',
+__all__ = ['COLUMNS', 'CORPORA', 'USE', 'TASK', 'SentencePairsSettings', 'check', 'check_scores', 'spearman_units',
            'SentencePairs']
 
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #091c5e9c
 COLUMNS = dict(id='id', text='sentence1', second='sentence2', label='score', cluster='cluster')
-
-
-def check_rows(
-    rows: Rows,  # keys of COLUMNS, all texts
-    place: Callable[[int], str],  # says where row i is
-    names: dict[str, str] = COLUMNS,  # what the source calls a key
-) -> None:
-    "Refuse the first row that is wrong."
-    check_filled(rows, tuple(COLUMNS), 'row', place, names)
 
 
 CORPORA = replace(
@@ -41,7 +31,7 @@ CORPORA = replace(
     named=frozenset(),
     all_or_none=(),
     optional=frozenset({'id', 'cluster'}),
-    check_rows=check_rows,
+    check_rows=lambda rows, place, names: check_filled(rows, tuple(COLUMNS), 'row', place, names),
     embedded=embedded_sentence_pairs,
     published='stsb',
     hub_id='mteb/stsbenchmark-sts',
@@ -130,9 +120,8 @@ class SentencePairs(TextRegression):
 
     def measure(self, scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:
         "Correlations and errors, in units of the range; values of the pairs for those that are means."
-        outputs, targets = scores[:, 0].astype(np.float64), labels.astype(np.float64)
-        metrics, values = number_metrics(outputs, targets)
-        values['spearman'] = spearman_units(outputs, targets)
+        metrics, values = super().measure(scores, labels)
+        values['spearman'] = spearman_units(scores[:, 0], labels)
         return metrics | dict(spearman=float(values['spearman'].mean())), values
 
 
@@ -159,7 +148,6 @@ TASK = base.TaskInfo(
     make=SentencePairs.made,
     corpora=CORPORA,
     defaults={('*', '*'): setting(4, 5e-5), ('embedded', '*'): setting(5, 3e-4)},
-    auto_class=base.SEQUENCE_HEAD,
     unit_name='pairs',
     cluster_name='clusters',
     row_name='pairs',

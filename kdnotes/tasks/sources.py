@@ -168,7 +168,7 @@ def hub_rows(
     listed = Table(where, there, cells, range(n), classes=dataset_classes(table))
     names, missing = check_layout(listed, rules, known, mapped(columns, split))
     rows = checked_rows(listed, rules, names, missing)
-    rules.check_split(split, rows, where)
+    rules.check(split, rows, where)
     return rows
 
 
@@ -424,7 +424,7 @@ def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str
     for split, rows in splits.items():
         place = places(f'{name} {split}', 'row', range(len(rows)))
         check_every_row(rows, place, rules.columns, rules)
-        rules.check_split(split, rows, f'{name} {split}')
+        rules.check(split, rows, f'{name} {split}')
     return splits
 
 # %% ../../nbs/tasks/04_sources.ipynb #77ca1285
@@ -509,7 +509,7 @@ def trained_on(
             )
         of = info.rows_of[1] if info.rows_of else None
         splits['train'], rest = _drawn(splits['train'], config.labels, of, stream(config.seed, 'labels'))
-        info.corpora.check_split('train', splits['train'], f'{corpus.name}, labels={config.labels}')
+        info.corpora.check('train', splits['train'], f'{corpus.name}, labels={config.labels}')
     corpus = replace(corpus, splits=splits, unlabelled_id=corpus.unlabelled_id if learns else '')
     if learns and config.unlabelled == 'rest':
         return _with_rows(corpus, rest, info.corpora)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from .base import Evaluation, unit_table, words_of
 from .sources import Rows
 
 # %% auto #0
-__all__ = ['UNIT_METRICS', 'EVEN', 'normalised', 'exact_match', 'word_f1', 'answer_scores', 'no_answer_probability', 'withdrawn',
+__all__ = ['UNIT_METRICS', 'EVEN', 'normalised', 'word_f1', 'answer_scores', 'no_answer_probability', 'withdrawn',
            'answer_threshold', 'best_threshold', 'span_scores', 'unit_scores', 'span_metrics', 'Predicted',
            'answers_evaluated', 'near_phrase', 'near_phrases']
 
@@ -30,14 +30,6 @@ def normalised(
     "A text as it is compared."
     bare = text.lower().translate(_PUNCTUATION)
     return ' '.join(_ARTICLES.sub(' ', bare).split())
-
-
-def exact_match(
-    answer: str,  # '': there is none
-    predicted: str,  # '': none is predicted
-) -> float:  # 0 or 1
-    "Are two texts the same?"
-    return float(normalised(answer) == normalised(predicted))
 
 
 def word_f1(
@@ -63,7 +55,7 @@ def answer_scores(
 ) -> tuple[float, float]:  # exact, f1
     "The best agreement with any of the answers."
     known = [answer for answer in answers if normalised(answer)] or ['']
-    exact = max(exact_match(answer, predicted) for answer in known)
+    exact = float(normalised(predicted) in map(normalised, known))
     return exact, max(word_f1(answer, predicted) for answer in known)
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #1288a855
@@ -130,12 +122,11 @@ UNIT_METRICS = {
 
 
 def span_scores(
-    answers: Mapping[str, Sequence[str]],  # question -> the answers that people gave
-    predicted: Mapping[str, str],  # question -> a text; '': none
-) -> np.ndarray:  # (n, 2): exact and f1 of each question, in the order of `answers`
+    answers: Iterable[Sequence[str]],  # that people gave, of each question
+    predicted: Iterable[str],  # '': none
+) -> np.ndarray:  # (n, 2): exact and f1 of each question
     "The scores of predicted texts, before any is withdrawn."
-    found = [answer_scores(answers[id], predicted[id]) for id in answers]
-    return np.array(found, dtype=np.float64).reshape(-1, 2)
+    return np.array(list(map(answer_scores, answers, predicted)), dtype=np.float64).reshape(-1, 2)
 
 
 def unit_scores(
@@ -208,8 +199,8 @@ class Predicted:
         log_odds: np.ndarray,  # (n,) that there is an answer
     ) -> Predicted:
         "Spans and how sure they are, with their scores."
-        answers = {row['id']: [row['context'][low:high] for low, high in row['answers']] for row in rows}
-        texts = {row['id']: row['context'][low:high] for row, (low, high) in zip(rows, spans.tolist())}
+        answers = ([row['context'][low:high] for low, high in row['answers']] for row in rows)
+        texts = (row['context'][low:high] for row, (low, high) in zip(rows, spans.tolist()))
         answered = np.array([bool(row['answers']) for row in rows])
         return cls(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
 

@@ -19,7 +19,7 @@ from ..core.streams import stream
 from .batching import tokenizer_rules
 
 # %% auto #0
-__all__ = ['PIECE', 'UNKNOWN', 'TextError', 'check_tokenizer', 'TokenStream', 'token_stream', 'token_roles', 'Blocks',
+__all__ = ['PIECE', 'UNKNOWN', 'TextError', 'check_tokenizer', 'TokenStream', 'token_stream', 'token_roles', 'Asked', 'Rows',
            'block_ends', 'cut_blocks', 'Masking', 'n_masked', 'rare_token_weights', 'masked_positions', 'corrupt',
            'mask_blocks']
 
@@ -251,57 +251,83 @@ def _as_stream(arrays: dict[str, np.ndarray]) -> TokenStream:
     return TokenStream(arrays['tokens'], arrays['word_starts'], ends, words, pieces)
 
 # %% ../../nbs/tasks/09_text_blocks.ipynb #08cfd128
+class Asked(NamedTuple):
+    "Tokens that are hidden one at a time."
+
+    rows: np.ndarray  # (n,) int64
+    positions: np.ndarray  # (n,) int64, in the row
+
+    def part(self, index: np.ndarray | slice) -> Asked:
+        "Some of them."
+        return Asked(self.rows[index], self.positions[index])
+
+
 @dataclass(frozen=True)
-class Blocks:
-    "A stream in pieces of one length."
+class Rows:
+    "Pieces of a stream, each read by itself between two special tokens; blocks are rows of one length."
 
     stream: TokenStream
-    length: int  # tokens of a block, the special ones at its ends included
-    ends: tuple[int, int]  # the special tokens at its ends
+    length: int  # most tokens of a row, the special ones at its ends included; a block has as many
+    starts: np.ndarray  # (n,) int64, where each begins in the stream
+    stops: np.ndarray  # (n,) int64, where each ends
+    documents: np.ndarray  # (n,) int64, the document each belongs to: that of its middle
+    # (documents of the stream,) int64, the document each of them is a part of: itself, or that of a line
+    owners: np.ndarray
+    ends: tuple[int, int]  # the special tokens at the ends of a row
     never: np.ndarray  # (k,) token ids that are never hidden: special and unknown ones
-    places: np.ndarray  # (n,) int64, which piece of the stream each block is
-    documents: np.ndarray  # (n,) int64, the document that holds its middle
-    left_out: int  # blocks with too few tokens to hide
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.starts)
 
-    def _rows(self, values: np.ndarray, index: np.ndarray, ends: tuple) -> np.ndarray:
-        "The blocks' parts of an array along the stream, with something at both ends."
-        inside = self.length - 2
-        at = self.places[index][:, None] * inside + np.arange(inside)
-        rows = np.empty((len(at), self.length), dtype=values.dtype)
-        rows[:, 1:-1] = values[at]
+    def lengths(self) -> np.ndarray:  # (n,)
+        "Tokens of each row, the special ones at its ends included."
+        return self.stops - self.starts + 2
+
+    def _between(self, values: np.ndarray, index: np.ndarray, ends: tuple) -> np.ndarray:
+        "The rows' parts of an array along the stream, with something at both ends."
+        starts = self.starts[index]
+        inside = (self.stops[index] - starts).max(initial=0)
+        rows = np.empty((len(starts), inside + 2), dtype=values.dtype)
+        rows[:, 1:-1] = values[starts[:, None] + np.arange(inside)]
         rows[:, 0] = ends[0]
         rows[:, -1] = ends[1]
         return rows
 
     def ids(
         self,
-        index: np.ndarray,  # (k,) blocks
+        index: np.ndarray,  # (k,) rows of one length
     ) -> np.ndarray:  # (k, length) int64
-        "The tokens of some blocks."
-        return self._rows(self.stream.tokens, np.asarray(index), self.ends).astype(np.int64)
+        "The tokens of some rows."
+        return self._between(self.stream.tokens, np.asarray(index), self.ends).astype(np.int64)
 
     def maskable(
         self,
-        index: np.ndarray,  # (k,) blocks
+        index: np.ndarray,  # (k,) rows of one length
     ) -> np.ndarray:  # (k, length) bool
         "Which tokens may be hidden."
         return ~np.isin(self.ids(index), self.never)
 
     def word_starts(
         self,
-        index: np.ndarray,  # (k,) blocks
+        index: np.ndarray,  # (k,) rows of one length
     ) -> np.ndarray:  # (k, length) bool
         "Where words begin."
-        return self._rows(self.stream.word_starts, np.asarray(index), (True, True))
+        return self._between(self.stream.word_starts, np.asarray(index), (True, True))
+
+    def documents_of(self, asked: Asked) -> np.ndarray:  # (n,) int64
+        "The document of each token, which may be another than that of its row's middle."
+        places = self.starts[asked.rows] + asked.positions - 1
+        return self.owners[np.searchsorted(self.stream.ends, places, 'right')]
+
+    def tokens_at(self, asked: Asked) -> np.ndarray:  # (n,) int64
+        "The true tokens."
+        return self.stream.tokens[self.starts[asked.rows] + asked.positions - 1].astype(np.int64)
 
 
 def block_ends(
     tokenizer,  # of transformers
 ) -> tuple[tuple[int, int], np.ndarray]:
-    "The special tokens at the ends of a block, and the (k,) token ids that are never hidden."
+    "The special tokens at the ends of a row, and the (k,) token ids that are never hidden."
     last = _separator(tokenizer)
     first = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
     return (last if first is None else first, last), np.array(sorted(set(tokenizer.all_special_ids)))
@@ -313,7 +339,7 @@ def cut_blocks(
     length: int,  # tokens of a block, the special ones at its ends included, >= 3
     n_masked: int,  # tokens that each block must have room to hide
     parameter: str = 'max_length',  # what the length is called where it is given
-) -> Blocks:
+) -> Rows:  # of one length
     "All whole blocks of a stream."
     inside = length - 2
     n = len(text.tokens) // inside
@@ -333,8 +359,10 @@ def cut_blocks(
             f'no block of the text has {n_masked} known words to hide; give a text in the language of the '
             'model'
         )
-    documents = np.searchsorted(text.ends, places * inside + inside // 2, 'right')
-    return Blocks(text, length, ends, never, places, documents, n - len(places))
+    starts = places * inside
+    documents = np.searchsorted(text.ends, starts + inside // 2, 'right')
+    owners = np.arange(len(text.ends))
+    return Rows(text, length, starts, starts + inside, documents, owners, ends, never)
 
 
 def _hideable(text: TokenStream, start: int, end: int, inside: int, never: np.ndarray) -> np.ndarray:
@@ -415,21 +443,17 @@ def corrupt(
     places: np.ndarray,  # (n,) int64, what is hidden
     mask_id: int,
     vocabulary: np.ndarray,  # (k,) the ids a token may be exchanged for
-    share_masked: float = 0.8,
-    share_random: float = 0.1,  # the rest stays as it is
 ) -> np.ndarray:  # (length,) int64
-    "Hidden tokens as the mask token, another one, or themselves (Devlin et al. 2019, section 3.1)."
+    "Hidden tokens as the mask token (8 in 10), another one, or themselves (Devlin et al. 2019, section 3.1)."
     drawn = rng.random(len(places))
     others = rng.choice(vocabulary, len(places))
     changed = ids.copy()
-    changed[places] = np.where(
-        drawn < share_masked, mask_id, np.where(drawn < share_masked + share_random, others, ids[places])
-    )
+    changed[places] = np.where(drawn < 0.8, mask_id, np.where(drawn < 0.9, others, ids[places]))
     return changed
 
 # %% ../../nbs/tasks/09_text_blocks.ipynb #bdc6a38c
 def mask_blocks(
-    blocks: Blocks,
+    blocks: Rows,  # of one length
     index: np.ndarray,  # (k,) blocks
     masking: Masking,
     seed: int,

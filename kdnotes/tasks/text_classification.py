@@ -305,7 +305,6 @@ TASK = base.TaskInfo(
     make=_made,
     corpora=CORPORA,
     defaults=DEFAULTS,
-    auto_class=base.SEQUENCE_HEAD,
     unit_name='examples',
     cluster_name='clusters',
     texts=lambda row: [text for text in (row['text'], row['second']) if text],
