@@ -4,6 +4,7 @@
 
 # %% nbs/06_gpu_numbers.ipynb #cb0ef0f0
 from __future__ import annotations
+import contextlib
 import copy
 import gc
 import itertools
@@ -49,9 +50,9 @@ from kdnotes.telemetry.summary import summarise
 from .turns import Place
 
 # %% auto #0
-__all__ = ['FAR', 'CARD_BYTES', 'CONTEXT_BYTES', 'QUIET_S', 'SECONDS', 'STEPS', 'MOST_SAMPLING', 'compare_with_cpu', 'overflow',
-           'resume', 'masks', 'check_numbers', 'run_doctor', 'longest_examples', 'check_memory', 'energy_row',
-           'judge_readings', 'measure_energy']
+__all__ = ['FAR', 'CARD_BYTES', 'CONTEXT_BYTES', 'QUIET_S', 'PAIRS', 'SECONDS', 'STEPS', 'MOST_SAMPLING', 'compare_with_cpu',
+           'overflow', 'resume', 'masks', 'check_numbers', 'run_doctor', 'longest_examples', 'check_memory',
+           'energy_row', 'judge_readings', 'telemetry_cost', 'measure_energy']
 
 # %% nbs/06_gpu_numbers.ipynb #1f5f439a
 FAR = dict(fp32=3e-4, tf32=0.02, fp16=0.02, bf16=0.15)  # share of the gradient's size, or of the loss
@@ -380,13 +381,14 @@ def check_memory(job: dict, say: Callable[[str], None]) -> dict:  # findings, mo
 
 # %% nbs/06_gpu_numbers.ipynb #d87ca31e
 QUIET_S = 3.0  # before idle power is read
+PAIRS = 3  # of trainings with and without telemetry
 # a mode's training under telemetry, and how many steps that may be; in a rehearsal the fewest is 6
 SECONDS = 4.0
 STEPS = (20, 4000)
 MOST_SAMPLING = 0.01  # share of the time
 
 
-def _telemetry(here: Metered, idle_s: float) -> Telemetry:
+def _telemetry(here: Runtime | Metered, idle_s: float) -> Telemetry:
     "That of a run."
     return Telemetry(here.device.type, gpu_index=here.device.index or 0, idle_s=idle_s)
 
@@ -400,6 +402,26 @@ def _signal(job: dict, pair: Place, device: str, watch: Telemetry) -> Callable:
             make_signal(pair.task, pair.teacher, folder, parts, device=device)
         pair.teacher.cpu()
     return open_signal(folder)
+
+
+def _training(pair: Place, here: Runtime | Metered, signal: Callable | None = None) -> Callable:
+    "Goes on with a student for some steps."
+    model = pair.student.to(here.device)
+
+    def run(steps: int) -> tr.TrainResult:
+        config = tr.with_steps(pair.task, pair.config, steps)
+        return tr.train(pair.task, model, config, here, lambda kind, **values: None, signal)
+
+    return run
+
+
+def _steps(job: dict, pair: Place, run: Callable, seconds: float) -> int:
+    "As many steps as take about so long, after a training that warms the device up."
+    if job['smoke']:
+        return 6
+    warm = run(STEPS[0])
+    rate = warm.examples_per_s or warm.examples / warm.train_s  # the first of the two skips the first steps
+    return round(np.clip(seconds * rate / pair.config.batch_size, *STEPS))
 
 
 def _train_watched(
@@ -416,17 +438,9 @@ def _train_watched(
         with _telemetry(here, 0) as making:
             signal = _signal(job, pair, str(here.device), making)
         teacher = summarise(making)['phases'].get('teacher')
-    model = pair.student.to(here.device)
-
-    def run(steps: int) -> tr.TrainResult:
-        config = tr.with_steps(pair.task, pair.config, steps)
-        return tr.train(pair.task, model, config, here, lambda kind, **values: None, signal)
-
-    steps = 6
+    run = _training(pair, here, signal)
+    steps = _steps(job, pair, run, SECONDS)
     if not job['smoke']:
-        warm = run(STEPS[0])  # it warms the device up, and tells how many steps take so long
-        rate = warm.examples_per_s or warm.examples / warm.train_s  # the first skips the first steps
-        steps = round(np.clip(SECONDS * rate / pair.config.batch_size, *STEPS))
         time.sleep(QUIET_S)
     here.readings.clear()
     with _telemetry(here, 0.2 if job['smoke'] else 1.0) as watch:
@@ -487,6 +501,33 @@ def judge_readings(
         finding('sampling', row['mode'], cheap, f"{row['sampling_percent']:.2f} % of the time at 10 Hz"),
     ]
 
+# %% nbs/06_gpu_numbers.ipynb #385e57f3
+def telemetry_cost(job: dict) -> list[float]:  # one a pair; .01 is one per cent
+    "How much slower a training is with its telemetry than without it, the two taking turns."
+    pair = make_pair(job, 'minilm', 'mixed_student', **dict(smoke=True) if job['smoke'] else {})
+    here = pair.runtime
+    run = _training(pair, here)
+    steps = _steps(job, pair, run, SECONDS / 2)
+
+    def seconds(watched: bool) -> float:
+        with _telemetry(here, 0) if watched else contextlib.nullcontext():
+            return run(steps).train_s
+
+    found = []
+    for i in range(PAIRS):
+        taken = {watched: seconds(watched) for watched in (i % 2 == 0, i % 2 == 1)}
+        found.append(taken[True] / taken[False] - 1)
+    return found
+
+
+def _judge_telemetry(job: dict) -> list[dict]:  # a finding
+    "Does telemetry slow a training down?"
+    low, *_, high = found = sorted(telemetry_cost(job))
+    cheap = low <= MOST_SAMPLING if job['device'] == 'cuda' else None
+    middle = found[len(found) // 2]
+    said = f'{100 * middle:.1f} % slower ({100 * low:.1f} to {100 * high:.1f} in {len(found)} pairs)'
+    return [finding('sampling', 'training', cheap, f'with telemetry {said}')]
+
 # %% nbs/06_gpu_numbers.ipynb #c8ae94b0
 def measure_energy(
     job: dict,
@@ -516,6 +557,10 @@ def measure_energy(
         findings += looked(say, 'energy', mode, lambda mode=mode: look(mode))
         slowest = max(slowest, time.monotonic() - now)
     shutil.rmtree(Path(job['folder']) / 'signal', ignore_errors=True)
+    if time.monotonic() + 3 * PAIRS * SECONDS > end and not job['smoke']:
+        missing['trainings with and without telemetry'] = 'there was no time left'
+    else:
+        findings += looked(say, 'sampling', 'training', lambda: _judge_telemetry(job))
     for mode, why in missing.items():
         say(f'{mode} is skipped: {why}')
     # it is made once, for all that learn from it

@@ -198,42 +198,10 @@ def test_a_library_notebook_has_the_house_form(path):
         )
 
 
-TAUGHT = (  # notebooks that are written as lessons; the others are to follow
-    'analysis/01_intervals',
-    'analysis/02_tests',
-    'analysis/03_costs',
-    'analysis/05_plotting',
-    'analysis/06_compare',
-    'analysis/07_wording',
-    'analysis/08_calibration',
-    'analysis/10_coverage',
-    'analysis/12_labels',
-    'analysis/13_figures',
-    'analysis/15_report',
-    'analysis/19_movement',
-    'analysis/21_steptime',
-    'analysis/22_published_scaling',
-    'checks/02_probes',
-    'checks/03_verdicts',
-    'checks/04_examination',
-    'checks/05_doctor',
-    'distill/06_students',
-    'experiment/06_launch',
-    'search/02_front',
-    'search/05_pictures',
-    'telemetry/01_meters',
-    'telemetry/02_sampler',
-    'telemetry/03_summary',
-    'telemetry/04_timeline',
-    'train/03_distributed',
-    'train/10_loop',
-)
-
-
-@pytest.mark.parametrize('name', TAUGHT)
-def test_a_lesson_interrupts_the_code_and_shows_no_bare_repr(name):
+@pytest.mark.parametrize('path', LIBRARY, ids=lambda p: p.stem)
+def test_a_notebook_interrupts_its_code_and_shows_no_bare_repr(path):
     exports = 0  # in a row
-    for c in cells(ROOT / 'nbs' / f'{name}.ipynb'):
+    for c in cells(path):
         exports = exports + 1 if re.match(r'#\| *export\b', c['source']) else 0
         assert exports <= 2, f'say why before the third exported cell in a row:\n{c["source"][:200]}'
         for output in c.get('outputs', []):
