@@ -8,7 +8,7 @@ from pathlib import Path
 from docs.findings import finding
 from docs.markdown import code, comment, directive, escaped, table
 from kdnotes.analysis.figures import FIGURES, draw_evidence
-from kdnotes.analysis.page import Page, Part, page_of, runs_table
+from kdnotes.analysis.page import Page, Part, Table, page_of, runs_table
 from kdnotes.analysis.plotting import FigureFile
 from kdnotes.analysis.evidence import Evidence, ReportError, evidence
 from kdnotes.records.store import predictions, records
@@ -172,7 +172,22 @@ def searched(root: Path, study: str) -> tuple[Page, list[FigureFile]]:
     shown = shown_of(found, seed_values(found, runs))
     captions = {name: partial(picture.caption, shown) for name, picture in PICTURES.items()}
     figures = committed_figures(root, study, captions)
-    return search_page(found, figures, runs), figures
+    made = search_page(found, figures, runs)
+    front, drawn = made.parts[0].tables
+    parts = [replace(made.parts[0], tables=(front, of_front(drawn, front))), *made.parts[1:]]
+    return replace(made, parts=tuple(parts)), figures
+
+
+def of_front(
+    drawn: Table,  # a row a parameter, a column a trial
+    front: Table,  # a row a trial, whose last cell says whether it is still on the front
+) -> Table:
+    "What was drawn for trials that stayed on the front, and for the baseline: all would not fit on a page."
+    stayed = {row[0] for row in front.rows if row[-1] == 'yes'}
+    columns = [i for i, name in enumerate(drawn.columns) if i == 0 or name in stayed or 'baseline' in name]
+    rows = tuple(tuple(row[i] for i in columns) for row in drawn.rows)
+    said = 'What was drawn for those that stayed on the front, and for the baseline.'
+    return replace(drawn, columns=tuple(drawn.columns[i] for i in columns), rows=rows, caption=said)
 
 
 def address(root: Path, source: Path, path: Path) -> str:
