@@ -27,7 +27,7 @@ class StudyPage:
     line: tuple[str, ...]  # of `COLUMNS`, Markdown
 
 
-LONGEST_NUMBER = 34  # characters of a number with its interval, or of a run_id
+LONGEST_NUMBER = 18  # characters of a number with its interval; what is longer may be broken
 MOST_COLUMNS = 7  # of a table, beside its first
 RATES = (
     'What another number format, and what other dropout masks, move at each learning rate: '
