@@ -35,7 +35,6 @@ pygments_dark_style = 'monokai'
 highlight_language = 'text'
 nb_execution_mode = 'off'
 nb_render_markdown_format = 'myst'
-nb_merge_streams = True
 nb_code_prompt_show = 'Show the code'
 nb_code_prompt_hide = 'Hide the code'
 myst_enable_extensions = ['attrs_inline', 'colon_fence', 'dollarmath']

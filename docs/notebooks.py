@@ -3,6 +3,7 @@
 import posixpath
 import re
 from collections.abc import Callable
+from itertools import groupby
 
 FENCES = re.compile(r'(^```.*?^```[^\n]*$)', re.M | re.S)
 LINK = re.compile(r'\]\((?![a-z]+:)([^)\s]+)\)')
@@ -72,7 +73,7 @@ def page_cells(
     text = FLAG.sub('', source).strip('\n')
     if not text:
         return []
-    outputs = [_output(o, prose) for o in cell.get('outputs', [])]
+    outputs = [_output(o, prose) for o in _merged(cell.get('outputs', []))]
     makes_text = bool(ONLY_TEXT.match(text))
     if makes_text and not outputs:
         return []
@@ -85,6 +86,17 @@ def page_cells(
     # what others link to
     target = [_markdown(f'(cell-{cell["id"]})=')] if 'export' in flags else []
     return [*target, shown]
+
+
+def _merged(outputs: list[dict]) -> list[dict]:
+    "Outputs with lines that were printed one after the other as one text."
+    found = []
+    for kind, group in groupby(outputs, lambda o: o.get('name')):
+        same = list(group)
+        if kind:
+            same = [same[0] | dict(text=''.join(line for o in same for line in o['text']))]
+        found += same
+    return found
 
 
 def _output(output: dict, prose: Callable[[str], str]) -> dict:

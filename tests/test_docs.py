@@ -196,6 +196,16 @@ def test_of_a_cell_that_makes_a_text_the_text_is_shown_and_leads_to_pages(writte
     assert notebooks.page_cells(cell | dict(outputs=[]), str) == []
 
 
+def test_lines_printed_one_after_the_other_are_one_text():
+    printed = [dict(output_type='stream', name='stdout', text=[f'{i}\n']) for i in range(3)]
+    table = dict(output_type='display_data', data={'text/plain': ['t']})
+    cell = dict(
+        cell_type='code', id='ab12', metadata={}, source='f()', outputs=[*printed[:2], table, printed[2]]
+    )
+    [shown] = notebooks.page_cells(cell, str)
+    assert [o.get('text') for o in shown['outputs']] == ['0\n1\n', None, '2\n']
+
+
 def test_links_lead_to_pages_and_a_lost_one_is_refused(written):
     text = 'see [a](01_targets.ipynb#Soft-Targets), `soft_target_kl`\n```sh\n[b](c)\n```'
     changed = written.prose(text, 'nbs/losses', {})
