@@ -3,6 +3,7 @@
 import posixpath
 import re
 from collections.abc import Callable
+from itertools import groupby
 
 FENCES = re.compile(r'(^```.*?^```[^\n]*$)', re.M | re.S)
 LINK = re.compile(r'\]\((?![a-z]+:)([^)\s]+)\)')
@@ -59,28 +60,43 @@ def flags_of(source: str) -> set[str]:
 def page_cells(
     cell: dict,  # of a notebook's file
     prose: Callable[[str], str],  # changes Markdown
+    folded: bool = False,  # is its code opened by a click? that of parameters is always open
 ) -> list[dict]:  # cells of the page; none: the cell is not shown
     "What a cell becomes."
     source = ''.join(cell['source'])
     if cell['cell_type'] == 'markdown':
         return [_markdown(prose(source))] if source.strip() else []
     flags = flags_of(source)
-    if cell['cell_type'] != 'code' or 'hide' in flags:
+    tagged = cell['metadata'].get('tags', [])
+    if cell['cell_type'] != 'code' or 'hide' in flags or 'injected-parameters' in tagged:
         return []
     text = FLAG.sub('', source).strip('\n')
     if not text:
         return []
-    outputs = [_output(o, prose) for o in cell.get('outputs', [])]
+    outputs = [_output(o, prose) for o in _merged(cell.get('outputs', []))]
     makes_text = bool(ONLY_TEXT.match(text))
     if makes_text and not outputs:
         return []
-    tags = ['remove-input'] if 'echo: false' in flags or makes_text else []
+    tags = ['hide-input'] if folded and 'parameters' not in tagged else []
+    if 'echo: false' in flags or makes_text:
+        tags = ['remove-input']
     shown = dict(
         cell_type='code', metadata=dict(tags=tags), source=text, outputs=outputs, execution_count=None
     )
     # what others link to
     target = [_markdown(f'(cell-{cell["id"]})=')] if 'export' in flags else []
     return [*target, shown]
+
+
+def _merged(outputs: list[dict]) -> list[dict]:
+    "Outputs with lines that were printed one after the other as one text."
+    found = []
+    for kind, group in groupby(outputs, lambda o: o.get('name')):
+        same = list(group)
+        if kind:
+            same = [same[0] | dict(text=''.join(line for o in same for line in o['text']))]
+        found += same
+    return found
 
 
 def _output(output: dict, prose: Callable[[str], str]) -> dict:
@@ -102,6 +118,7 @@ def page(
     prose: Callable[[str], str],  # changes Markdown
     after_title: str = '',  # Markdown
     end: str = '',  # Markdown
+    folded: bool = False,  # is its code opened by a click?
 ) -> dict:  # the same as a page
     "A notebook as a page."
     first, *rest = notebook['cells']
@@ -109,7 +126,7 @@ def page(
     cells = [_markdown(prose(title.strip()))]
     cells += [_markdown(after_title)] if after_title else []
     for cell in rest:
-        cells += page_cells(cell, prose)
+        cells += page_cells(cell, prose, folded)
     cells += [_markdown(end)] if end else []
     for i, cell in enumerate(cells):
         cell['id'] = f'cell-{i}'

@@ -8,7 +8,7 @@ from pathlib import Path
 from docs.findings import finding
 from docs.markdown import code, comment, directive, escaped, table
 from kdnotes.analysis.figures import FIGURES, draw_evidence
-from kdnotes.analysis.page import Page, Part, page_of, runs_table
+from kdnotes.analysis.page import Page, Part, Table, page_of, runs_table
 from kdnotes.analysis.plotting import FigureFile
 from kdnotes.analysis.evidence import Evidence, ReportError, evidence
 from kdnotes.records.store import predictions, records
@@ -27,7 +27,8 @@ class StudyPage:
     line: tuple[str, ...]  # of `COLUMNS`, Markdown
 
 
-LONGEST_NUMBER = 24  # characters of a number with its interval
+LONGEST_NUMBER = 18  # characters of a number with its interval; what is longer may be broken
+MOST_COLUMNS = 7  # of a table, beside its first
 RATES = (
     'What another number format, and what other dropout masks, move at each learning rate: '
     'logits, and questions whose metric changes.'
@@ -82,7 +83,7 @@ def figure(f: FigureFile, address: str) -> str:
     "A figure with its caption, which leads to the runs that it shows."
     runs = f'[{len(f.run_ids)} {"run" if len(f.run_ids) == 1 else "runs"}](#the-runs)'
     said = f'{comment(f.caption)} Drawn from the records of {runs}.'
-    return directive('figure', address, said, alt=f.name.replace('_', ' '), **{'class': 'drawn'})
+    return directive('figure', address, said, alt=f.name.replace('_', ' '), figclass='drawn')
 
 
 def part(p: Part, addresses: dict[str, str]) -> str:  # figure -> address on the site
@@ -94,11 +95,27 @@ def part(p: Part, addresses: dict[str, str]) -> str:  # figure -> address on the
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
-    cells = [tuple(map(comment, row)) for row in rows]
-    # numbers in a row stay together; sentences in the last column may be broken
-    noted = any(len(row[-1]) > LONGEST_NUMBER for row in rows)
-    kind = 'figures noted' if noted else 'figures'
-    return f'{table(tuple(map(comment, columns)), cells, kind)}\n\n{comment(caption)}'
+    cells = [tuple(map(_cell, row)) for row in rows]
+    return f'{table(tuple(map(comment, columns)), cells, "figures")}\n\n{comment(caption)}'
+
+
+def _cell(text: str) -> str:
+    "A cell; numbers and names stay on one line, what is longer may be broken."
+    said = comment(text)
+    return f'[{said}]{{.long}}' if len(text) > LONGEST_NUMBER else said
+
+
+def by_arm(t: Table, arms: Sequence[str]) -> tuple[Table, ...]:
+    "A table with arms as rows; where there are many columns, in parts that fit on a page."
+    if set(t.columns[1:]) <= set(arms):
+        turned = tuple(zip(t.columns, *t.rows))
+        t = replace(t, columns=('arm', *turned[0][1:]), rows=turned[1:])
+    n = -(-len(t.columns[1:]) // MOST_COLUMNS)
+    each = -(-len(t.columns[1:]) // n)
+    parts = [slice(i, i + each) for i in range(1, len(t.columns), each)]
+    cut = [[(row[0], *row[part]) for row in (t.columns, *t.rows)] for part in parts]
+    captions = [''] * (n - 1) + [t.caption]
+    return tuple(Table(rows[0], tuple(rows[1:]), said) for rows, said in zip(cut, captions))
 
 
 def page(p: Page, addresses: dict[str, str], runs: str) -> str:  # runs: of `runs_part`
@@ -112,6 +129,8 @@ def page(p: Page, addresses: dict[str, str], runs: str) -> str:  # runs: of `run
 def runs_part(study: str, found: Sequence[dict], records_at: str) -> str:  # records_at: address on the site
     "Where each number of a page comes from."
     runs = runs_table(found)
+    arms = {r['run_id']: r['arm'] for r in found}
+    runs.insert(1, 'arm', runs['run'].map(arms))
     rows = [tuple(map(str, row)) for row in runs.itertuples(index=False)]
     shown = code(f'kdnotes show {rows[0][0]}')
     how = f'In a checkout of this project, {shown} prints the record of a run.'
@@ -161,8 +180,10 @@ def compared(e: Evidence, figures: Sequence[FigureFile]) -> Page:
     made = page_of(e, figures)
     found = finding(e, made.headline[0], predictions(e.study, [r['run_id'] for r in e.records]))
     more = tuple(said for said in made.headline if said not in found)
-    differ = [replace(p, heading='Settings that differ', tables=p.tables[1:]) for p in made.parts[-1:]]
-    return replace(made, headline=(found, *more), parts=(*made.parts[:-1], *differ))
+    *parts, runs = made.parts
+    turned = [replace(p, tables=tuple(cut for t in p.tables for cut in by_arm(t, e.arms))) for p in parts]
+    differ = replace(runs, heading='Settings that differ', tables=runs.tables[1:])
+    return replace(made, headline=(found, *more), parts=(*turned, differ))
 
 
 def searched(root: Path, study: str) -> tuple[Page, list[FigureFile]]:
@@ -172,7 +193,22 @@ def searched(root: Path, study: str) -> tuple[Page, list[FigureFile]]:
     shown = shown_of(found, seed_values(found, runs))
     captions = {name: partial(picture.caption, shown) for name, picture in PICTURES.items()}
     figures = committed_figures(root, study, captions)
-    return search_page(found, figures, runs), figures
+    made = search_page(found, figures, runs)
+    front, drawn = made.parts[0].tables
+    parts = [replace(made.parts[0], tables=(front, of_front(drawn, front))), *made.parts[1:]]
+    return replace(made, parts=tuple(parts)), figures
+
+
+def of_front(
+    drawn: Table,  # a row a parameter, a column a trial
+    front: Table,  # a row a trial, whose last cell says whether it is still on the front
+) -> Table:
+    "What was drawn for trials that stayed on the front, and for the baseline: all would not fit on a page."
+    stayed = {row[0] for row in front.rows if row[-1] == 'yes'}
+    columns = [i for i, name in enumerate(drawn.columns) if i == 0 or name in stayed or 'baseline' in name]
+    rows = tuple(tuple(row[i] for i in columns) for row in drawn.rows)
+    said = 'What was drawn for those that stayed on the front, and for the baseline.'
+    return replace(drawn, columns=tuple(drawn.columns[i] for i in columns), rows=rows, caption=said)
 
 
 def address(root: Path, source: Path, path: Path) -> str:

@@ -69,7 +69,16 @@ class Site:
         notebook = as_executed(self.root, path)
         check_notebook(path, notebook)
         folder = path.rpartition('/')[0]
-        made = page(notebook, lambda text: self.prose(text, folder, own or {}), after, end)
+        shown = notebook['metadata'].get(
+            'shown', ''
+        )  # what its outputs are of, where it was run for the site
+        made = page(
+            notebook,
+            lambda text: self.prose(text, folder, own or {}),
+            after or shown and directive('note', '', shown),
+            end,
+            folded=bool(shown),
+        )
         self.write(self.addresses[path][1:], json.dumps(made, ensure_ascii=False))
 
 

@@ -29,11 +29,16 @@ PAGES = (
     'lessons/lesson_02_dark_knowledge.html',
     'howto/own_texts.html',
     'experiments/run.html',
+    'experiments/study.html',
+    'experiments/search.html',
+    'experiments/scaling.html',
     'reference/parameters.html',
     'reference/commands.html',
     'reference/kdnotes.html',
     'results/index.html',
     'results/wikiqa.html',
+    'results/wikiqa-labels-gpu.html',
+    'results/embedded-search.html',
     'project/peers.html',
     'search.html?q=learning_rate',
 )
@@ -111,6 +116,29 @@ def test_the_whole_site_is_built(site):
 def test_pages_are_shown_as_they_should(chromium, site, view):
     found = [said for page in PAGES for said in complaints(chromium, site, page, view)]
     assert found == []
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_number_is_followed_from_the_start_to_its_record(chromium, site):
+    shown = chromium.new_page()
+    shown.set_default_timeout(20_000)
+    shown.goto((site / 'index.html').resolve().as_uri())
+    shown.locator('.sidebar-tree').get_by_role('link', name='Results', exact=True).click()
+    shown.locator('table.studies').get_by_role('link', name='wikiqa', exact=True).click()
+    figure = shown.locator('figure.drawn').first
+    assert figure.locator('img').evaluate('image => image.naturalWidth') > 300
+    figure.locator('figcaption').get_by_role('link', name='runs').click()
+    assert shown.url.endswith('results/wikiqa.html#the-runs')
+    runs = shown.locator('#the-runs')
+    command = runs.locator('code').first.inner_text()
+    row = runs.locator('table tbody tr').first.locator('td').all_inner_texts()
+    assert command == f'kdnotes show {row[0]}'
+    program = [sys.executable, '-m', *command.split()]
+    told = subprocess.run(program, cwd=ROOT, text=True, capture_output=True, timeout=120)
+    assert told.returncode == 0, told.stderr
+    [score] = [line.split()[-1] for line in told.stdout.splitlines() if '(compared by it)' in line]
+    assert f'{float(score):.3f}' == f'{float(row[4]):.3f}'
 
 
 def smoke_notebook(folder: Path) -> Path:

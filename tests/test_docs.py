@@ -168,8 +168,8 @@ def test_every_formula_of_a_notebook_can_be_shown():
 
 
 def test_a_cell_loses_its_directives_and_a_hidden_one_is_left_out():
-    def cell(source):
-        return dict(cell_type='code', id='ab12', source=source, outputs=[])
+    def cell(source, *tags):
+        return dict(cell_type='code', id='ab12', source=source, outputs=[], metadata=dict(tags=list(tags)))
 
     target, shown = notebooks.page_cells(cell('#| export\nx = 1'), str)
     assert (target['source'], shown['source']) == ('(cell-ab12)=', 'x = 1')
@@ -177,11 +177,16 @@ def test_a_cell_loses_its_directives_and_a_hidden_one_is_left_out():
     assert notebooks.page_cells(cell('#| default_exp losses.targets'), str) == []
     [silent] = notebooks.page_cells(cell('#| echo: false\nx'), str)
     assert silent['metadata']['tags'] == ['remove-input']
+    assert notebooks.page_cells(cell('x = 1', 'injected-parameters'), str) == []
+    [folded], [opened] = (
+        notebooks.page_cells(cell('x = 1', *t), str, folded=True) for t in ([], ['parameters'])
+    )
+    assert (folded['metadata']['tags'], opened['metadata']['tags']) == (['hide-input'], [])
 
 
 def test_of_a_cell_that_makes_a_text_the_text_is_shown_and_leads_to_pages(written):
     said = dict(output_type='display_data', data={'text/markdown': ['see a study (`nbs/study.ipynb`)']})
-    cell = dict(cell_type='code', id='ab12', source="Markdown(f'see ...')", outputs=[said])
+    cell = dict(cell_type='code', id='ab12', metadata={}, source="Markdown(f'see ...')", outputs=[said])
     [shown] = notebooks.page_cells(cell, lambda text: written.prose(text, 'nbs', {}))
     assert shown['metadata']['tags'] == ['remove-input']
     assert (
@@ -189,6 +194,16 @@ def test_of_a_cell_that_makes_a_text_the_text_is_shown_and_leads_to_pages(writte
         == 'see a study ([study.ipynb](/experiments/study.ipynb))'
     )
     assert notebooks.page_cells(cell | dict(outputs=[]), str) == []
+
+
+def test_lines_printed_one_after_the_other_are_one_text():
+    printed = [dict(output_type='stream', name='stdout', text=[f'{i}\n']) for i in range(3)]
+    table = dict(output_type='display_data', data={'text/plain': ['t']})
+    cell = dict(
+        cell_type='code', id='ab12', metadata={}, source='f()', outputs=[*printed[:2], table, printed[2]]
+    )
+    [shown] = notebooks.page_cells(cell, str)
+    assert [o.get('text') for o in shown['outputs']] == ['0\n1\n', None, '2\n']
 
 
 def test_links_lead_to_pages_and_a_lost_one_is_refused(written):
@@ -238,6 +253,7 @@ def test_what_the_site_shows_of_a_notebook_is_of_its_code_now(kept):
     ), f'run `python tools/executed.py {kept.stem}`'
     told = [json.dumps(o) for c in executed['cells'] for o in c.get('outputs', [])]
     assert told and not [o[:200] for o in told if str(ROOT) in o or '/tmp/' in o or 'site-packages' in o]
+    assert kept.stat().st_size < 250_000
     assert 'error' not in {o.get('output_type') for c in executed['cells'] for o in c.get('outputs', [])}
 
 
