@@ -171,7 +171,7 @@ def test_what_typst_cannot_set_is_named(copy, text, words):
     write_json(
         values, read_json(values) | {'lesson.nothing': None, 'lesson.nothing_reason': 'nobody measured it'}
     )
-    with open(copy / 'thesis' / 'chapters' / '17_conclusion.typ', 'a') as f:
+    with open(copy / 'thesis' / 'chapters' / '16_conclusion.typ', 'a') as f:
         f.write('\n' + text)
     with pytest.raises(th.ThesisError, match=re.escape(words)) as e:
         th.compiled(copy)

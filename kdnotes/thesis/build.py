@@ -426,7 +426,7 @@ def build(where: Path) -> Path:  # thesis/thesis.pdf
         shutil.rmtree(where / 'figures' / study, ignore_errors=True)
     with evidence_alone(where):
         # of all parts, before anything is made
-        runs = {part: part_records(plan, part) for part in plan['parts']}
+        runs = {part: part_records(plan, part) for part in PARTS if part in plan['parts']}
         for part, found in runs.items():
             _check_starts(plan, part, found)
         values = all_values(where, plan, facts_of(where), runs)

@@ -130,6 +130,8 @@ CORPUS_NAMES = {
     'gutenberg': 'novels of Project Gutenberg',
     'squad1': 'SQuAD 1.1',
     'squad2': 'SQuAD 2.0',
+    'squad1-8000': 'a part of SQuAD 1.1',
+    'squad2-2000': 'a part of SQuAD 2.0',
 }
 
 
@@ -164,17 +166,28 @@ def about_values(found: Sequence[dict]) -> dict:
     )
 
 # %% ../../nbs/thesis/01_facts.ipynb #87966248
+_TASKS = dict(masked_lm='language model', extractive_qa='question answering')
+
+
 def studies_table(found: Iterable[Sequence[dict]]) -> pd.DataFrame:  # a row a study, text
     "Every study with its runs."
+
+    def short(device: str) -> str:
+        return re.sub(r'\(R\)| Processor', '', device)
+
+    def what(runs: Sequence[dict]) -> str:
+        task = runs[0]['task']
+        return f"{_TASKS.get(task, task.replace('_', ' '))}, {corpus_name(runs[0])}"
+
     return table(
         found,
         {
             'study': lambda runs: runs[0]['study'],
-            'task, corpus': lambda runs: f"{runs[0]['task'].replace('_', ' ')}, {corpus_name(runs[0])}",
+            'task, corpus': what,
             'runs': len,
             'seeds': lambda runs: len({r['seed'] for r in runs}),
             'formats': lambda runs: among(r['precision'] for r in runs),
-            'device': lambda runs: among((r['environment']['device'] for r in runs), '; '),
+            'device': lambda runs: among((short(r['environment']['device']) for r in runs), '; '),
         },
     )
 

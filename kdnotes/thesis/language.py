@@ -133,6 +133,11 @@ _SCORES = {  # title -> set, score
 }
 
 
+def _four(value: float) -> str:  # '11.50', '2623'
+    "Four digits that count."
+    return f'{value:#.4g}'.rstrip('.')
+
+
 def scores_table(e: Evidence) -> pd.DataFrame:  # a row an arm, and one of the unigram model; text
     "Scores of the arms by text."
 
@@ -140,11 +145,11 @@ def scores_table(e: Evidence) -> pd.DataFrame:  # a row an arm, and one of the u
         def of(arm: str) -> str | None:
             if arm == 'unigram':
                 value = e.records[0]['metrics'][where].get(f'unigram_{name}')
-                return value and format(value, '.3f' if name == 'nll' else '.4g')
+                return value and (f'{value:.3f}' if name == 'nll' else _four(value))
             found = set_interval(e, e.arms[arm], where, name)
             if found is None:
                 return None
-            return f'{found:.3f}' if name == 'nll' else f'{found.estimate:.4g}'
+            return f'{found:.3f}' if name == 'nll' else _four(found.estimate)
 
         return of
 
@@ -184,7 +189,8 @@ def batch_values(found: Sequence[dict], units: pd.DataFrame) -> dict:
     arms = sorted(arms_of(found).values(), key=lambda runs: runs[0]['settings']['batch_size'])
     c = compare(arms[0], arms[-1], units)
     smallest, largest = (runs[0]['settings']['batch_size'] for runs in (arms[0], arms[-1]))
-    return dict(smallest=smallest, largest=largest, change=c.difference, verdict=verdict(c))
+    about = dict(study=arms[0][0]['study'], smallest=smallest, largest=largest)
+    return about | dict(change=c.difference, verdict=verdict(c))
 
 # %% ../../nbs/thesis/04_language.ipynb #922a8701
 SMALLER = (

@@ -5,6 +5,7 @@
 # %% ../../nbs/thesis/05_questions.ipynb #0c214d01
 from __future__ import annotations
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -26,12 +27,14 @@ __all__ = ['FOUND_AIM', 'QUESTION_FIGURES', 'percent', 'beyond_never', 'counted'
 
 # %% ../../nbs/thesis/05_questions.ipynb #69b01580
 def percent(share: Interval | None, sign: str = '') -> str:
-    """A share, or a difference of shares, in percent: 'estimate [low, high]'; the estimate alone where
-    there are no limits, or none to speak of.
+    """A share, or with a sign a difference of shares, in percent: 'estimate [low, high]'; the estimate alone
+    where there are no limits, or none to speak of. Limits of a share end at 0 and 100 %.
     """
     if share is None or np.isnan(share.estimate):
         return '-'
     found = scaled(share, PERCENT.factor)
+    if not sign and None not in (found.low, found.high):
+        found = replace(found, low=max(found.low, 0.0), high=min(found.high, 100.0))
     return f'{found.estimate:{sign}.1f}' if share.low == share.high else f'{found:{sign}.1f}'
 
 # %% ../../nbs/thesis/05_questions.ipynb #a4f3c655

@@ -156,19 +156,20 @@ def answer_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
     limits = _through(share, lambda s: 1 / s)
     more = more_machines(step, predicted[ASKED])
     links = [
-        f'{row.speedup:.2f} times ({row.low:.2f} to {row.high:.2f}) over {row.link}'
-        + ', less than on one machine' * (row.high < faster.estimate)
+        f'{row.speedup:.2f} times as fast ({row.low:.2f} to {row.high:.2f}) over {row.link}'
+        + ', slower than two ranks on one machine' * (row.high < faster.estimate)
         for row in more[more['devices'] == AT].itertuples()
     ]
     sentence = (
-        f'On {ranks} ranks, a core each, a step of {step["examples"]} pairs is {faster:.2f} times as fast as '
-        f'on one, and a step of {long["examples"]} that are accumulated in {long["micro_batches"]} '
-        f"micro-batches a rank {accumulated:.2f} times. By Karp and Flatt's measure {share.estimate:.0%} "
-        f'[{share.low:.0%}, {share.high:.0%}] of it counts as undivided; were that so on any number of '
-        f"ranks, Amdahl's law would allow {limits:.1f} times. "
-        f'On {AT} ranks, of machines with {results["settings"]["cores"]} cores each, the model of a step '
-        f'predicts for the first of them {" and ".join(links)}; in round brackets are fits that '
-        'leave a configuration out, no confidence limits.'
+        f'On {ranks} ranks with a core each, a step of {step["examples"]} pairs is {faster:.2f} times as '
+        f'fast as on one rank, and a step of {long["examples"]} pairs, accumulated in '
+        f'{long["micro_batches"]} micro-batches a rank, {accumulated:.2f} times. '
+        f"By Karp and Flatt's measure {share.estimate:.0%} [{share.low:.0%}, {share.high:.0%}] of the "
+        f'shorter step count as undivided; with that share on any number of ranks, '
+        f"Amdahl's law allows {limits:.1f} times at most. "
+        f'On {AT} ranks, on machines with {results["settings"]["cores"]} cores each, the model of a step '
+        f'predicts that it is {" and ".join(links)}. Round brackets hold the range of fits that '
+        'leave a configuration out; they are no confidence limits.'
     )
     return dict(
         faster=faster,
@@ -206,9 +207,11 @@ def scaling_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
 
 
 _CAPTIONS = dict(
-    published='Minutes as published, and by how much each row is missed by two models without it.',
-    carried='The published training on more GPUs, by models of a step. Lines: the model by bytes. Bands: '
-    'both models and their fits with a row left out. Points are published; beyond them nothing was measured.',
+    published='The published minutes (left), and the error of two models that predict each row from '
+    'the others (right).',
+    carried='The published training on more GPUs, as models of a step predict it. Lines: the model by bytes. '
+    'Bands: both models and their fits with a row left out. Points are published; beyond them nothing was '
+    'measured.',
     more="A step with the first study's batch divided over more ranks, as the model predicts for two links. "
     'Bands are fits that leave a configuration out; beyond two ranks nothing was measured.',
 )

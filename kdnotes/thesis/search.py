@@ -172,6 +172,7 @@ def search_values(
         examples=round((first.get('examples') or 0) / (first['settings'].get('epochs') or 1)),
         teacher_params=teacher['params_total'] / 1e6 if teacher else None,
         most_seeds=max(map(len, runs.values()), default=0),
+        margin=margin,
         baseline=primary_interval(own, units) if own else None,
         baseline_params=own[0]['params_total'] / 1e6 if own else None,
         ship=_shipped(found, runs),
