@@ -48,7 +48,7 @@ def of_factor(c: Comparison) -> str:
         return (
             f'{what.capitalize()} leaves {metric} within ±{margin}: {difference_words(c)} ({whose}).{floor}'
         )
-    return f'That {what} changes {metric} is not shown: {difference_words(c)} ({whose}).{floor}'
+    return f'No effect of {what} on {metric} is shown: {difference_words(c)} ({whose}).{floor}'
 
 
 def of_variants(found: Sequence[Comparison]) -> str:
@@ -70,7 +70,7 @@ def of_rates(rates: Sequence[AtRate]) -> str:
     if told:
         return f'{FACTORS["precision"].capitalize()} changes {metric} at {", ".join(told)}; {at_best}.'
     rest = f'of {len(rates)} learning rates from {span}'
-    return f'That {FACTORS["precision"]} changes {metric} is not shown at any {rest}: {at_best}.'
+    return f'No effect of {FACTORS["precision"]} on {metric} is shown at any {rest}: {at_best}.'
 
 
 def finding(
