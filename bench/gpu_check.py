@@ -289,7 +289,7 @@ def rates_table(
     shown = table(found)
     shown = shown[~shown.index.isin(COLD)].drop(columns=['what', 'loss_first', 'loss_middle', 'loss_last'])
     reached = [found['rates'][dtype]['large'] for dtype in shown['format']]
-    known = read_devices().get(gpu)
+    known = next((device for name, device in read_devices().items() if gpu and gpu in name), None)
     peaks = [getattr(known, f'{dtype}_tflops', None) or float('nan') for dtype in shown['format']]
     shares = [large / 1e12 / peak for large, peak in zip(reached, peaks)]
     return shown.assign(of_peak_percent=shown.of_large_percent * shares)

@@ -26,7 +26,8 @@ def rests_on(c: Comparison) -> str:
     if c.n_units:
         found.append(counted(c.n_units, c.unit_name[:-1]))
     if p is not None:
-        found.append(p_words(p) if corrected is None else f'{p_words(corrected)}, corrected')
+        several = corrected is not None and len(c.family.members) > 1
+        found.append(f'{p_words(corrected)}, corrected' if several else p_words(p))
     return ', '.join(found)
 
 
@@ -43,30 +44,40 @@ def of_factor(c: Comparison) -> str:
         alone = f'{whose}; one seed tells nothing about others'
         return f'With {what}, {metric} is {better_words(c)} ({alone}).{floor}'
     if c.attribution.factor == 'precision' and c.equivalences and c.equivalences[0].equivalent:
+        same = c.equivalences[0]
         unit = unit_of(c.task, c.primary['metric'])
-        margin = f'{c.equivalences[0].margin * unit.factor:g}{unit.words}'
-        return (
-            f'{what.capitalize()} leaves {metric} within ±{margin}: {difference_words(c)} ({whose}).{floor}'
-        )
-    return f'No effect of {what} on {metric} is shown: {difference_words(c)} ({whose}).{floor}'
+        margin = f'{same.margin * unit.factor:g}{unit.words}'
+        alike = ', and every value is the same' if c.identical else ''
+        rests = f'{c.b} beside {c.a}, {counted(c.n_seeds, "seed")}; TOST, {p_words(same.p_equivalent)}'
+        told = f'{difference_words(c)}{alike} ({rests})'
+        return f'{what.capitalize()} leaves {metric} within ±{margin}: {told}.{floor}'
+    return f'No effect of {what} on {metric} is shown: {difference_words(c)} ({whose}{_alone(c)}).{floor}'
+
+
+def _alone(c: Comparison) -> str:
+    "Why a difference is not significant whose own interval excludes none."
+    low, high = c.difference.low, c.difference.high
+    return '' if low is None or low <= 0 <= high else '; its own interval, uncorrected, excludes 0'
 
 
 def of_variants(found: Sequence[Comparison]) -> str:
     "What settings of one's own do, beside the arm that has none."
     metric = metric_on(found[0].primary, found[0].task)
-    each = '; '.join(f'{c.b} is {better_words(c)} ({rests_on(c)})' for c in found)
-    return f'In {metric}, beside {found[0].a}: {each}.'
+    each = '; '.join(f'{c.b} {difference_words(c)} ({rests_on(c)}, {verdict_on(c).words})' for c in found)
+    return f'Differences in {metric} from {found[0].a}: {each}.'
 
 
 def of_rates(rates: Sequence[AtRate]) -> str:
     "What a number format does at several learning rates."
-    best = max(rates, key=lambda x: sum(r['primary']['value'] for r in x.fp32) / len(x.fp32))
+    sign = 1 if rates[0].fp32[0]['primary']['higher_is_better'] else -1
+    best = max(rates, key=lambda x: sign * sum(r['primary']['value'] for r in x.fp32) / len(x.fp32))
     c = best.compared['format']
     span = f'{rates[0].rate:g} to {rates[-1].rate:g}'
-    at_best = f'{difference_words(c)} at the best of them, {best.rate:g} ({rests_on(c)})'
+    at_best = f'{difference_words(c)} at the best of them, {best.rate:g} ({rests_on(c)}, uncorrected)'
     metric = metric_on(c.primary, c.task)
     p = {f'{x.rate:g}': x.compared['format'].p for x in rates}
-    told = [rate for rate, value in holm(p, Family('rates', tuple(p))).items() if (value or 1) < ALPHA]
+    corrected = holm(p, Family('rates', tuple(p)))
+    told = [rate for rate, value in corrected.items() if value is not None and value < ALPHA]
     if told:
         return f'{FACTORS["precision"].capitalize()} changes {metric} at {", ".join(told)}; {at_best}.'
     rest = f'of {len(rates)} learning rates from {span}'
@@ -84,8 +95,9 @@ def finding(
         rates = at_rates(e.records, e.units, dict(list(predictions.groupby('run_id'))))
         if rates and all('format' in x.compared for x in rates):
             return of_rates(rates)
-    if said := pays_sentences(what_pays(e)):
-        return said[0]
+    if paid := what_pays(e):
+        # what is taught with texts first: with labels alone a student may be at the floor
+        return pays_sentences(sorted(paid, key=lambda p: not p.taught.texts))[0]
     known = [(kind, c) for kind, c in e.comparisons if c.difference]
     single = [c for _, c in known if c.attribution.factor in FACTORS]
     if single:
@@ -97,5 +109,4 @@ def finding(
     variants = [c for kind, c in known if kind == 'variant']
     if variants:
         return of_variants(variants)
-    seeds = len({r['seed'] for r in e.records})
-    return f'{otherwise} This rests on {counted(seeds, "seed")}.'
+    return otherwise

@@ -33,6 +33,7 @@ RATES = (
     'What another number format, and what other dropout masks, move at each learning rate: '
     'logits, and questions whose metric changes.'
 )
+READING = '[What the arms are, and how to read a comparison](/howto/comparisons.ipynb).'
 COLUMNS = ('study', 'task', 'corpus', 'runs', 'seeds', 'what came out')
 
 
@@ -110,8 +111,8 @@ def by_arm(t: Table, arms: Sequence[str]) -> tuple[Table, ...]:
     if set(t.columns[1:]) <= set(arms):
         turned = tuple(zip(t.columns, *t.rows))
         t = replace(t, columns=('arm', *turned[0][1:]), rows=turned[1:])
-    n = -(-len(t.columns[1:]) // MOST_COLUMNS)
-    each = -(-len(t.columns[1:]) // n)
+    n = -(-len(t.columns[1:]) // MOST_COLUMNS) or 1
+    each = -(-len(t.columns[1:]) // n) or 1
     parts = [slice(i, i + each) for i in range(1, len(t.columns), each)]
     cut = [[(row[0], *row[part]) for row in (t.columns, *t.rows)] for part in parts]
     captions = [''] * (n - 1) + [t.caption]
@@ -121,7 +122,7 @@ def by_arm(t: Table, arms: Sequence[str]) -> tuple[Table, ...]:
 def page(p: Page, addresses: dict[str, str], runs: str) -> str:  # runs: of `runs_part`
     "A study as Markdown."
     headline = directive('container', 'headline', '\n\n'.join(map(comment, p.headline))) if p.headline else ''
-    about = comment(p.about[0].upper() + p.about[1:])
+    about = f'{comment(p.about[0].upper() + p.about[1:])} {READING}'
     parts = [part(x, addresses) for x in p.parts if x.sentences or x.tables or x.figures]
     return '\n\n'.join(filter(None, [f'# {escaped(p.title)}', headline, about, *parts, runs])) + '\n'
 
@@ -158,7 +159,7 @@ def study_page(
     source: Path,  # of the site, where figures go that are not committed
 ) -> StudyPage:
     "A study's page."
-    found = records(study, its_runs(root, study))
+    found = records(study, None if is_search(study) else its_runs(root, study))
     runs = runs_part(study, found, address(root, source, root / 'thesis' / 'data' / f'{study}.records.jsonl'))
     if is_search(study):
         made, figures = searched(root, study)

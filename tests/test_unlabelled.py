@@ -137,7 +137,7 @@ def break_rows(folder: Path, how: str) -> None:
     [
         ('label', "label is '1', and rows of unlabelled have no label"),
         ('test', '2 rows of unlabelled (the first is row 41) have the texts of a row of test'),
-        ('empty', 'there is no row below the header'),
+        ('empty', 'there is no row'),
         ('two', 'only one of them can be unlabelled'),
     ],
 )

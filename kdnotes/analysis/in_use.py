@@ -431,7 +431,7 @@ def _why_no_effect_of_kd(e: Evidence, student: str) -> str:  # a sentence
         return f'{unknown}: add the arm {other}, {same}.'
     c = next((c for _, c in e.comparisons if student in (c.a, c.b) and {c.a, c.b} & {*there}), None)
     if c is None:
-        return f'{unknown}: none of {", ".join(there)} is {same}.'
+        return f'{unknown}: {student} is compared with none of {", ".join(there)}.'
     if c.difference is None:
         return f'{unknown}: {sentence(c)}'
     return f'{unknown}: the step from {c.a} to {c.b} is {c.called}.'

@@ -11,7 +11,7 @@ import numpy as np
 from ..core.arms import MODES
 from ..core.config import metric_name, task_info
 from .compare import ONE_SEED, TIMES, Comparison, verdict_on
-from .intervals import Interval, number_texts, scaled
+from .intervals import SAME, Interval, number_texts, scaled
 from .tests import ALPHA, Family, p_words
 
 # %% auto #0
@@ -161,7 +161,7 @@ def _size(c: Comparison) -> str:
 
 def better_words(c: Comparison) -> str:
     "A difference as a gain or a loss: 'better by 0.0110 [0.0040, 0.0180]'."
-    if not c.difference.estimate:
+    if abs(c.difference.estimate) <= SAME:
         return f'the same as that of {c.a}'
     better = (c.difference.estimate > 0) == c.primary['higher_is_better']
     return f'{"better" if better else "worse"} by {_size(c)}'
@@ -192,8 +192,8 @@ def _told(c: Comparison, about: str) -> _Told:
     direction = 'higher' if rises else 'lower'
     if not c.primary['higher_is_better']:  # not what one expects
         direction += ' (better)' if better else ' (worse)'
-    known = c.difference.estimate != 0
-    was = f'{direction} than that of {c.a} by {_size(c)}' if known else f'the same as that of {c.a}'
+    same = abs(c.difference.estimate) <= SAME
+    was = f'the same as that of {c.a}' if same else f'{direction} than that of {c.a} by {_size(c)}'
     name = metric_on(c.primary, c.task)
     return _Told(name, name, difference_words(c), was, _alike(c), better)
 

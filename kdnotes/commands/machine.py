@@ -168,7 +168,7 @@ def hardware(
     # P: of --measured: fp32, fp16 or bf16
     precision: Annotated[str, dict(autocompletion=offer(['fp32', 'fp16', 'bf16']))] = 'fp32',
     epochs: Amount = None,  # N: of a training (those that the runs had)
-    # CSV: your devices and prices, which replace the packaged ones or add to them
+    # FILE: your devices and prices (CSV, TSV, JSONL, Parquet), which replace the packaged ones or add to them
     prices: str | None = None,
     device: list[str] = (),  # DEVICE: this device alone; may be given several times
     trials: Count = None,  # N: also the wall clock of a search of so many trials

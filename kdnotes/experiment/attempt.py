@@ -91,7 +91,7 @@ def lock_for(
             return stack.enter_context(lock_run(folder))
         if _launcher_is_gone(folder):
             say(f'{folder.run_id}: its launcher is gone; ranks that still save their state are waited for')
-            wait_s = max(wait_s, STOP_TIMEOUT_S)
+            wait_s = STOP_TIMEOUT_S  # a rank that hangs would be waited for without end
         elif wait_s:
             say(f'{folder.run_id} is made by another process, which is waited for')
         return stack.enter_context(lock_run(folder, wait_s))

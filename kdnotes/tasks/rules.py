@@ -144,7 +144,7 @@ class CorpusRules:
     def check(self, split: str, rows: Rows, where: str) -> None:
         "Refuse a split without a row, and what `check_split` refuses."
         if not rows:
-            raise CorpusError(f'{where}: there is no row below the header; a split needs at least one')
+            raise CorpusError(f'{where}: there is no row; a split needs at least one')
         self.check_split(split, rows, where)
 
     def fingerprint(

@@ -286,7 +286,12 @@ class Rows:
     def _between(self, values: np.ndarray, index: np.ndarray, ends: tuple) -> np.ndarray:
         "The rows' parts of an array along the stream, with something at both ends."
         starts = self.starts[index]
-        inside = (self.stops[index] - starts).max(initial=0)
+        lengths = self.stops[index] - starts
+        if len(np.unique(lengths)) > 1:
+            raise ValueError(
+                f'rows of {lengths.min()} to {lengths.max()} tokens make no array; take those of one length'
+            )
+        inside = lengths.max(initial=0)
         rows = np.empty((len(starts), inside + 2), dtype=values.dtype)
         rows[:, 1:-1] = values[starts[:, None] + np.arange(inside)]
         rows[:, 0] = ends[0]
