@@ -461,7 +461,7 @@ MUTANTS = [
     Mutant(
         'a corpus kept after its files changed',
         'core.tables',
-        'if before[path] is None or state(path) != before[path]:',
+        'if not path.exists() or file_state(path) != before[path]:',
         'if False:',
         'test_large_corpora.py::test_a_file_that_changes_while_it_is_read',
     ),
