@@ -122,7 +122,7 @@ def by_arm(t: Table, arms: Sequence[str]) -> tuple[Table, ...]:
 def page(p: Page, addresses: dict[str, str], runs: str) -> str:  # runs: of `runs_part`
     "A study as Markdown."
     headline = directive('container', 'headline', '\n\n'.join(map(comment, p.headline))) if p.headline else ''
-    about = f'{comment(p.about[0].upper() + p.about[1:])} {READING}'
+    about = f'{comment(p.about[0].upper() + p.about[1:].removesuffix("."))}. {READING}'
     parts = [part(x, addresses) for x in p.parts if x.sentences or x.tables or x.figures]
     return '\n\n'.join(filter(None, [f'# {escaped(p.title)}', headline, about, *parts, runs])) + '\n'
 
