@@ -51,11 +51,13 @@ def of_factor(c: Comparison) -> str:
         rests = f'{c.b} beside {c.a}, {counted(c.n_seeds, "seed")}; TOST, {p_words(same.p_equivalent)}'
         told = f'{difference_words(c)}{alike} ({rests})'
         return f'{what.capitalize()} leaves {metric} within ±{margin}: {told}.{floor}'
-    return f'No effect of {what} on {metric} is shown: {difference_words(c)} ({whose}{_alone(c)}).{floor}'
+    return (
+        f'No effect of {what} on {metric} is shown: {difference_words(c)} ({whose}{_uncorrected(c)}).{floor}'
+    )
 
 
-def _alone(c: Comparison) -> str:
-    "Why a difference is not significant whose own interval excludes none."
+def _uncorrected(c: Comparison) -> str:
+    "What is said of a difference whose interval excludes 0, though its corrected p does not tell it from 0."
     low, high = c.difference.low, c.difference.high
     return '' if low is None or low <= 0 <= high else '; its own interval, uncorrected, excludes 0'
 

@@ -69,9 +69,8 @@ class Site:
         notebook = as_executed(self.root, path)
         check_notebook(path, notebook)
         folder = path.rpartition('/')[0]
-        shown = notebook['metadata'].get(
-            'shown', ''
-        )  # what its outputs are of, where it was run for the site
+        # what its outputs are of, where it was run for the site
+        shown = notebook['metadata'].get('shown', '')
         made = page(
             notebook,
             lambda text: self.prose(text, folder, own or {}),
