@@ -527,6 +527,7 @@ def test_a_record(home, run, data):
     .map(lambda of: b''.join(as_json(r) + b'\n' for r in of))
     .flatmap(lambda data: st.one_of(st.just(data), torn(data)))
 )
+@example(as_json(RECORD | dict(settings=None)) + b'\n')
 def test_exported_records(home, data):
     path = home / 'thesis' / 'data' / 'other.records.jsonl'
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -572,6 +573,7 @@ TABLE = make_units(0.7, 0, 5).to_csv(index=False).encode()
     ),
     json_files({'accuracy.svg': dict(producer='p', run_ids=['a'], sha256='0')}),
 )
+@example(gzip.compress(b'rplit,set,unit,split,set,unit,cluster,metric,value'), b'{}')
 def test_a_table_and_a_manifest(home, run, table, manifest):
     (run.path / 'record.json').write_bytes(as_json(RECORD))
     (run.path / 'units.csv.gz').write_bytes(table)

@@ -198,6 +198,8 @@ def read_csv(
         )
         if lacks := [c for c in columns if c not in df]:
             raise ValueError(f"no column {', '.join(lacks)}")
+        if twice := [c for c in df if f'{c}.1' in df]:  # as pandas calls the second of one name
+            raise ValueError(f'two columns are called {twice[0]}')
     except (OSError, EOFError, ValueError, zlib.error) as e:
         raise RecordError(
             f"{path} cannot be read ({' '.join(str(e).split())}); restore it, or have its run made "

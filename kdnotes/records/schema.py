@@ -131,6 +131,8 @@ def wrong(
     for key, kind in kinds.items():
         outer, _, inner = key.rpartition('.')
         place, name = (obj.get(outer, {}), inner) if outer else (obj, key)
+        if not isinstance(place, dict):
+            return f'{outer!r} is not an object'
         if name in place and not _is(place[name], kind):
             return f'{key!r} is not {kind}'
     return ''
