@@ -20,10 +20,10 @@ from kdnotes.analysis.tests import (
     Equivalence,
     Family,
     bounded_equivalence,
+    bounded_test,
     contrast,
     corrected_margins,
     crossed_test,
-    difference_test,
     effect_size,
     equivalence,
     holm,
@@ -169,7 +169,7 @@ def _evidence(
     elif reach is not None and few_differ(d):  # no interval or effect size that is made of their variance
         mean = bounded_mean(d, np.random.default_rng(SEED), reach)
         i = bounded_interval(mean)
-        test = difference_test(d, reach)
+        test = bounded_test(mean)
         more = dict(
             p_permutation=permutation_test(d, None).p,
             equivalences=tuple(bounded_equivalence(mean, m, higher) for m in margins),

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 import pandas as pd
-from .comparable import Floor, Timed, check_arm, floors_of, mixed, timed, unit_matrix
+from .comparable import Floor, Timed, check_arm, floors_of, mixed, timed, unit_matrix, units_alike
 from .compare import TIMES, Comparison, study_comparisons, verdict_on
-from .intervals import Interval, compact_curve, crossed_interval, mean_interval
+from .intervals import SAME, Interval, compact_curve, mean_interval, score_interval
 from .plotting import arms_of
 from ..core.config import KdnotesError, task_info
 from ..core.files import evidence_path, runs_path
@@ -89,6 +89,15 @@ def quantity(
     return record.get(QUANTITIES[key][2], {}).get(key)
 
 # %% ../../nbs/analysis/09_evidence.ipynb #90515a45
+def _off_the_end(runs: Sequence[dict], units: pd.DataFrame, most: float) -> int:
+    "In how many units, or clusters of them, some run is off the nearer end of the scale of its metric."
+    p = runs[0]['primary']
+    ids = [r['run_id'] for r in runs]
+    own = units[(units['split'] == p['set']) & (units['metric'] == p['metric']) & units['run_id'].isin(ids)]
+    where = own['cluster' if units_alike(runs, units) else 'unit']
+    return min(where[(own['value'] - end).abs() > SAME].nunique() for end in (0.0, most))
+
+
 def primary_interval(
     runs: Sequence[dict],  # of one arm
     units: pd.DataFrame | None,  # of these runs
@@ -96,7 +105,8 @@ def primary_interval(
     "The arm's primary metric, over seeds and units where there are units."
     matrix = unit_matrix(runs, units)
     if matrix is not None and not matrix.isna().any(axis=None):
-        return crossed_interval(matrix)
+        most = task_info(runs[0]['task']).reach.get(runs[0]['primary']['metric'])
+        return score_interval(matrix, most, None if most is None else _off_the_end(runs, units, most))
     values = [r['primary']['value'] for r in runs if r['primary']['value'] is not None]
     return mean_interval(values) if values else None
 

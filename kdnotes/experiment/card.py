@@ -85,11 +85,12 @@ def unit_interval(
     metric: str,
 ) -> Interval | None:  # None: the metric is no mean of units
     "The interval of a run's score over the units of its evaluation set."
-    exp_of = task_info(record['task']).exp_of
+    task = task_info(record['task'])
+    exp_of = task.exp_of
     own = units[(units['split'] == where) & (units['metric'] == exp_of.get(metric, metric))]
     if own.empty or own['value'].isna().any():
         return None
-    found = cluster_interval(own['value'].to_numpy(), own['cluster'].to_numpy())
+    found = cluster_interval(own['value'].to_numpy(), own['cluster'].to_numpy(), task.reach.get(metric))
     return exp_interval(found) if metric in exp_of else found
 
 

@@ -469,7 +469,7 @@ class TaskInfo:
     curve_metrics: tuple[str, ...] = ()
     # of each metric that can be primary: a difference that does not matter, and a stricter one
     margins: dict[str, tuple[float, float]]
-    # of a metric that can be primary: how far two values can be apart; one that is not here has no bound
+    # of metrics whose units lie between 0 and so much: the most, which is how far two values can be apart
     reach: dict[str, float] = field(default_factory=dict)
     # (record, units, predictions, corpus or None, n) -> the n units a run got most wrong, for people
     examples: Callable[..., pd.DataFrame]
