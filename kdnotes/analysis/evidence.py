@@ -8,7 +8,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 import pandas as pd
-from .comparable import Floor, Timed, check_arm, floors_of, mixed, timed, unit_matrix, units_alike
+from kdnotes.analysis.comparable import (
+    Floor,
+    Timed,
+    check_arm,
+    floors_of,
+    mixed,
+    timed,
+    unit_matrix,
+    units_alike,
+)
 from .compare import TIMES, Comparison, study_comparisons, verdict_on
 from .intervals import SAME, Interval, compact_curve, mean_interval, score_interval
 from .plotting import arms_of

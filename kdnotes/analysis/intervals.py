@@ -262,9 +262,7 @@ def crossed_moments(
 def moments_of(
     ms,  # (..., 3) mean squares of seeds, units, the rest, as of `mean_squares`
     df: tuple[int, int, int],  # their degrees of freedom
-) -> tuple[
-    np.ndarray, np.ndarray
-]:  # variance of the mean (...), share of the fewer in it (...)
+) -> tuple[np.ndarray, np.ndarray]:  # variance of the mean (...), share of the fewer in it (...)
     "The rule of `crossed_moments`, for mean squares that are there already."
     ms = np.asarray(ms, np.float64)
     # signs of the mean squares in the variance of the mean; a component at zero takes its mean square out
@@ -423,9 +421,7 @@ def wilson_limits(
 def _within(found: Interval, n: int, off: int, most: float, of_seeds: float = 0.0) -> Interval:
     "An interval of a mean between 0 and `most`, by Wilson where few of n values are off an end."
     if not -SAME <= found.estimate <= most + SAME:
-        raise StatsError(
-            f'a mean of {found.estimate:g} is not between 0 and {most:g}; give its bound'
-        )
+        raise StatsError(f'a mean of {found.estimate:g} is not between 0 and {most:g}; give its bound')
     if off >= min(FEW_DIFFER, n / 2):
         return replace(found, low=max(found.low, 0.0), high=min(found.high, most))
     mean = min(max(found.estimate, 0.0), most)

@@ -11,10 +11,11 @@ from pathlib import Path
 import pandas as pd
 from .comparable import lacks, trained
 from .compare import commits
+from .coverage import ENOUGH_SEEDS
 from .evidence import chain_table, difference_table
 from .figures import draw_evidence
 from .in_use import Kept, headline, in_use, use_table
-from .intervals import LEVEL, Interval
+from .intervals import LEVEL, Interval, t_limit
 from .labels import pays_sentences, what_pays
 from .plotting import arms_of
 from .evidence import Evidence, evidence
@@ -30,6 +31,7 @@ from kdnotes.analysis.tables import (
     progress_table,
     sets_table,
 )
+from .tests import ALPHA
 from .wording import explain, kept_words, teachers_words
 from ..core.config import counted, score_name, task_info, visible
 from ..core.files import figures_path
@@ -173,6 +175,29 @@ def starts_made_again(records: Sequence[dict]) -> list[str]:  # clauses
     ]
 
 
+def _seeds_allow(e: Evidence) -> str:  # a clause; '': all have enough
+    "What so few seeds can show at all."
+    few = [c for _, c in e.comparisons if c.interval_kind == 'crossed' and 1 < c.n_seeds < ENOUGH_SEEDS]
+    if not few:
+        return ''
+    seeds = min(c.n_seeds for c in few)
+    members = max(len(c.family.members) if c.family else 1 for c in few)
+
+    def least(n: int) -> str:
+        alone, corrected = (t_limit(1 - ALPHA / 2 / k, n - 1) for k in (1, members))
+        return (
+            f'{alone:.1f}'
+            if members == 1
+            else f'{alone:.1f} (as the smallest p of {members}: {corrected:.1f})'
+        )
+
+    return (
+        f'with {seeds} seeds little can be significant: where the seeds make most of the spread, a '
+        f'difference must be {least(seeds)} times its standard error; with {ENOUGH_SEEDS} seeds '
+        f'{least(ENOUGH_SEEDS)} times'
+    )
+
+
 def _notes(e: Evidence, arms: pd.DataFrame) -> tuple[str, ...]:  # arms: of `arms_table`
     "What a reader of a study should know."
     found = e.records
@@ -181,6 +206,7 @@ def _notes(e: Evidence, arms: pd.DataFrame) -> tuple[str, ...]:  # arms: of `arm
         notes.append(f"the runs stem from more than one git commit: {', '.join(c)}")
     if alone := [arm for arm, runs in e.arms.items() if len(runs) == 1]:
         notes.append(f"a single seed, so nothing is known about other seeds: {', '.join(alone)}")
+    notes.append(_seeds_allow(e))
     if null := [r for r in found if r['primary']['value'] is None]:
         notes.append(lacks(null))
     if len({r['parallel']['ranks'] for r in found}) == 1:
