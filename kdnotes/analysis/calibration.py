@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit, rel_entr, softmax
 from statsmodels.stats.proportion import proportion_confint
-from .tests import PValue, tested_difference
+from .tests import PValue, difference_and_test
 from kdnotes.analysis.intervals import (
     LEVEL,
     Interval,
@@ -317,4 +317,4 @@ def tau_gain(
             'no unit has an order of its items in all runs, so that there is no rank correlation'
         )
     a, b = (m[:, ordered] for m in both)
-    return TauGain(crossed_interval(a), crossed_interval(b), *tested_difference(a - b, rng, reach=2.0))
+    return TauGain(crossed_interval(a), crossed_interval(b), *difference_and_test(a - b, rng, reach=2.0))

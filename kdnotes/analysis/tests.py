@@ -28,7 +28,7 @@ from kdnotes.analysis.intervals import (
 # %% auto #0
 __all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'INTERACTIONS', 'PValue', 'beyond', 'interval_test',
            'crossed_test', 'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'seed_test', 'Family', 'holm',
-           'effect_size', 'Equivalence', 'corrected_margins', 'equivalence', 'bounded_test', 'tested_difference',
+           'effect_size', 'Equivalence', 'corrected_margins', 'equivalence', 'bounded_test', 'difference_and_test',
            'bounded_equivalence', 'Effect', 'contrast']
 
 # %% ../../nbs/analysis/02_tests.ipynb #44f17aaa
@@ -343,7 +343,7 @@ def bounded_test(
     return PValue(min(p, 1.0), of.estimate, i.method, i.n, i.units)
 
 
-def tested_difference(
+def difference_and_test(
     matrix,  # (seeds, units) of differences
     rng: np.random.Generator | None,  # of the draws where few units differ; with `reach`
     reach: float | None = None,  # no difference is larger; None: there is no bound
@@ -397,7 +397,7 @@ class Effect:
     name: str
     weights: dict[str, float]  # arm -> weight
     interval: Interval | None  # of the weighted sum; None: see `reason`
-    p: float | None  # of `tested_difference`
+    p: float | None  # of `difference_and_test`
     reason: str | None = None  # why there is no interval, or no p
     p_holm: float | None = None  # of an interaction: corrected over `INTERACTIONS`
     excluded: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds that not all arms have
@@ -418,5 +418,5 @@ def contrast(
     matrix = sum(w * checked_numbers(matrices[arm], 2, f'arm {arm!r}') for arm, w in weights.items())
     # of weights that add up to 0: half of their sizes times a difference of two values
     bound = None if reach is None else reach * sum(map(abs, weights.values())) / 2
-    interval, test = tested_difference(matrix, rng, bound)
+    interval, test = difference_and_test(matrix, rng, bound)
     return Effect(name, weights, interval, test.p, test.reason)
