@@ -24,14 +24,16 @@ from .plotting import arms_of
 from ..core.config import KdnotesError, counted, task_info
 from ..core.files import evidence_path, runs_path
 from ..records.starts import record_starts
+from ..records.runs import TABLES
+from ..records.schema import RecordError
 from ..records.store import find_record, floors, records, units
 from ..tasks.base import encoder_key, floors_key
 from ..telemetry.summary import BUSY_SHARE
 
 # %% auto #0
 __all__ = ['QUANTITIES', 'ReportError', 'check_study', 'above_rest', 'quantity', 'primary_interval', 'arm_values', 'Evidence',
-           'evidence', 'known_floors', 'unscored_starts', 'difference_table', 'chain_table', 'curve_points', 'curve_of',
-           'curve_set', 'phase_seconds', 'pooled_gradients']
+           'evidence', 'known_floors', 'unscored_starts', 'run_evidence', 'difference_table', 'chain_table',
+           'curve_points', 'curve_of', 'curve_set', 'phase_seconds', 'pooled_gradients']
 
 # %% ../../nbs/analysis/09_evidence.ipynb #e14f23c0
 class ReportError(KdnotesError):
@@ -147,7 +149,7 @@ class Evidence:
     units: pd.DataFrame  # of `records.store.units`
     values: dict[str, dict[str, Interval]]  # of `arm_values`
     comparisons: list[tuple[str, Comparison]]  # of `compare.study_comparisons`
-    floors: pd.DataFrame | None = None  # of `records.store.floors`; None: not measured
+    floors: pd.DataFrame | None = None  # of `known_floors`; None: not measured
 
     @property
     def arms(self) -> dict[str, list[dict]]:
@@ -156,7 +158,7 @@ class Evidence:
 
     @cached_property
     def trivial(self) -> list[Floor]:
-        "What models that have learnt nothing score, the best first; []: not measured."
+        "What trivial baselines score, the best first; []: not measured."
         return floors_of(self.records, self.floors)
 
     @cached_property
@@ -263,6 +265,25 @@ def unscored_starts(
     )
     there = set() if table is None or 'weights' not in table else set(table['weights'])
     return [name for name in dict.fromkeys(names) if name not in there]
+
+# %% ../../nbs/analysis/09_evidence.ipynb #c82b13bb
+def run_evidence(
+    record: dict,  # of a finished run
+) -> Evidence:  # of the run and its teacher, where that is known
+    "A run as a study of its own."
+    found = find_record(record['teacher_run_id']) if record['teacher_run_id'] else None
+    pair = [record, *([found[0]] if found else [])]
+    its_units = pd.concat([_units_of(r) for r in pair], ignore_index=True)
+    floors = known_floors(record['study'], pair)
+    return Evidence(record['study'], pair, its_units, arm_values(pair, its_units), [], floors)
+
+
+def _units_of(record: dict) -> pd.DataFrame:
+    "A run's units; none where its files are gone."
+    try:
+        return units(record['study'], [record['run_id']])
+    except RecordError:
+        return pd.DataFrame(columns=['run_id', 'arm', 'seed', *TABLES['units'][0]])
 
 # %% ../../nbs/analysis/09_evidence.ipynb #263a0648
 def difference_table(

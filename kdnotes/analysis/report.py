@@ -18,7 +18,7 @@ from .in_use import Kept, headline, in_use, use_table
 from .intervals import LEVEL, Interval, t_limit
 from .labels import pays_sentences, what_pays
 from .plotting import arms_of
-from .evidence import Evidence, evidence
+from .evidence import Evidence, evidence, unscored_starts
 from kdnotes.analysis.tables import (
     BOUNDED,
     arms_table,
@@ -49,9 +49,7 @@ class Report:
     about: str  # what was run, on what
     headline: tuple[str, ...]  # sentences: what a student keeps, what it saves, how sure; (): no student
     use: pd.DataFrame  # a row an arm, text: what its model is for its user
-    floors: (
-        pd.DataFrame
-    )  # a row a metric, a column a model that has learnt nothing, text; empty: not measured
+    floors: pd.DataFrame  # a row a metric, a column a trivial baseline, text; empty: not measured
     arms: pd.DataFrame  # a row an arm, text
     metrics: pd.DataFrame  # a row a metric, text
     sets: pd.DataFrame  # a row an evaluation set and metric, text; empty: the task has one set that counts
@@ -64,7 +62,7 @@ class Report:
     values: dict[str, dict[str, Interval]]  # arm -> quantity -> interval
     numbers: pd.DataFrame  # the comparisons as numbers, of `evidence.chain_table`
     setting: tuple[str, ...] = ()  # sentences: how the arms were trained, and on how much they were scored
-    # a model that has learnt nothing -> set -> metric -> value; the best one first
+    # a trivial baseline -> set -> metric -> value; the best one first
     trivial: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     # arm -> what it keeps of its teacher's gain over the best of them; None: it has no teacher here
     kept: dict[str, Kept | None] = field(default_factory=dict)
@@ -202,6 +200,12 @@ def _notes(e: Evidence, arms: pd.DataFrame) -> tuple[str, ...]:  # arms: of `arm
     "What a reader of a study should know."
     found = e.records
     notes = [e.times.note, energy_note(found), *starts_made_again(found)]
+    if names := unscored_starts(found, e.floors):
+        notes.append(
+            f'the frozen encoder of {", ".join(names)} was not scored beside these runs, since its weights '
+            'were not at hand, or the runs are older than this baseline: the same `kdnotes study` again '
+            'scores it, and trains nothing'
+        )
     if len(c := commits(found)) > 1:
         notes.append(f"the runs stem from more than one git commit: {', '.join(c)}")
     if alone := [arm for arm, runs in e.arms.items() if len(runs) == 1]:

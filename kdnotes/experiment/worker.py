@@ -38,7 +38,7 @@ from ..train.failures import STOP
 
 # %% auto #0
 __all__ = ['DRAWS', 'worker', 'bytes_before_a_model', 'encoded_task', 'task_of_teacher', 'starting_model', 'as_asked',
-           'have_floors', 'main']
+           'have_floors', 'floor_keys', 'main']
 
 # %% ../../nbs/experiment/07_worker.ipynb #3536d29d
 def _enter(config_file: str | Path) -> Rank:
@@ -515,6 +515,19 @@ def have_floors(
         if tables:
             keep_floors(config.study, key, _mean_table(tables))
     return [f'the frozen encoder was not scored: {why}' for why in left_out]
+
+
+def floor_keys(
+    config: RunConfig,  # resolved
+    corpus_sha256: str,
+) -> list[str]:  # of `tasks.base.floors_key` and `encoder_key`
+    "What names the trivial baselines of a run."
+    info = task_info(config.task)
+    starts = [start for _, start in _starts(config, [])]
+    return [
+        floors_key(info, corpus_sha256, settings(config)),
+        *(encoder_key(info, corpus_sha256, settings(config), start) for start in starts),
+    ]
 
 
 def _starts(

@@ -231,8 +231,8 @@ class AnswerSelection(Task):
         return _evaluation(self.questions, scores)
 
     def floors(self) -> dict[str, Evaluation]:
-        """Candidates in a random order, in that of their text where rows have it, by the words they share with
-        the question, and by BM25.
+        """Candidates in a random order, in that of their text where rows have it, by the words that they
+        share with the question, and by BM25.
         """
         counted = BM25(self.texts_of(base.some_rows(self.every_row)[0])[1])
         scorers = dict(random_order=lambda questions, _: np.zeros(len(questions)))
