@@ -234,7 +234,9 @@ def test_what_soft_targets_add_is_pooled_over_formats_studies_and_sets():
     of_test = np.array([split == 'test' for split, _ in units])
     for name, y in (('everywhere', every), ('test', every[:, of_test]), ('dev', every[:, ~of_test])):
         mean, half, p = crossed(y)
-        assert interval_of(f'kd.{name}.difference') == pytest.approx([mean, mean - half, mean + half], abs=1e-6)
+        assert interval_of(f'kd.{name}.difference') == pytest.approx(
+            [mean, mean - half, mean + half], abs=1e-6
+        )
         assert VALUES[f'kd.{name}.p'] == pytest.approx(p, abs=1e-5)
     assert every.shape == (13, 359)
     assert interval_of('kd.everywhere.difference') == pytest.approx([0.006, 0.001, 0.011], abs=6e-4)
@@ -307,7 +309,9 @@ def test_every_run_on_a_gpu_had_uncommitted_changes():
             r = json.loads(line)
             if r['run_id'] in ids and 'NVIDIA' in r['environment']['device']:
                 found[r['study'], r['run_id']] = r['environment']['git'].endswith('-dirty')
-    assert VALUES['uncommitted_gpu.of'] == len(found) and VALUES['uncommitted_gpu.runs'] == sum(found.values())
+    assert VALUES['uncommitted_gpu.of'] == len(found) and VALUES['uncommitted_gpu.runs'] == sum(
+        found.values()
+    )
     assert (VALUES['uncommitted_gpu.all'] == 'yes') == all(found.values())
 
 
