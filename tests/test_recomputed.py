@@ -293,6 +293,8 @@ def test_the_race_on_a_gpu_and_the_aims_that_were_missed():
             assert VALUES[f'scope.race.{fmt}.{key}'] == pytest.approx(a / b, rel=1e-6)
     assert VALUES['scope.race.bf16.speed'] == pytest.approx(1050 / 1753, abs=1e-6)
     assert VALUES['scope.race.verdict'] == 'slower'
+    assert VALUES['scope.race.kd_beside_none'] == pytest.approx(1050 / 1591, rel=1e-6)
+    assert VALUES['scope.race.beside_hf_best'] == pytest.approx(1050 / 948, rel=1e-6)
     assert VALUES['facts.gpu.bert']['rows'] == bert['rows'] and len(rows) == 12
     ratios = json.loads((data / 'bench.json').read_text())['race']['ratios']
     names = [key.removesuffix('.value') for key in ratios if key.endswith('.value')]

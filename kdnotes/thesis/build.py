@@ -383,7 +383,14 @@ def _beside_fp32(race: dict[str, dict]) -> dict:
     }
     speeds = [of['speed'] for of in found.values()]
     slower = all(speed < 1 for speed in speeds)
-    return found | dict(low=min(speeds), high=max(speeds), verdict='slower' if slower else 'not_slower')
+    ours = race['kdnotes']['examples_per_s']
+    return found | dict(
+        low=min(speeds),
+        high=max(speeds),
+        verdict='slower' if slower else 'not_slower',
+        kd_beside_none=ours / race['student_alone']['examples_per_s'],
+        beside_hf_best=ours / race['hf_best']['examples_per_s'],
+    )
 
 
 def _missed(ratios: Mapping[str, Any]) -> dict[str, int]:

@@ -20,7 +20,7 @@ from kdnotes.analysis.compare import (
 from ..analysis.wording import epochs_words, times_as
 from ..core.config import KdnotesError, task_info
 from ..analysis.tables import judged_by
-from ..analysis.tests import ALPHA, Family, holm, interval_test, p_text
+from ..analysis.tests import ALPHA, Family, crossed_test, holm, interval_test, p_text
 from kdnotes.analysis.intervals import (
     Interval,
     crossed_interval,
@@ -248,8 +248,9 @@ def pooled_soft_targets(
                 f'what soft targets add cannot be pooled on {name}: the studies were not scored on the same '
                 'questions; pool studies of one corpus'
             )
-        interval = crossed_interval(of.to_numpy(float))
-        p = interval_test(interval).p
+        matrix = of.to_numpy(float)
+        interval = crossed_interval(matrix)
+        p = crossed_test(matrix).p
         verdict = direction(interval, p)
         found[name] = dict(difference=interval, p=p, verdict=verdict)
     signs = {found[name]['difference'].estimate > 0 for name in sets}
