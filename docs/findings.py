@@ -1,6 +1,7 @@
 "What a study found, in one sentence with its interval and its seeds: the head of its page."
 
 from collections.abc import Sequence
+from pathlib import Path
 import pandas as pd
 from kdnotes.analysis.compare import Comparison, verdict_on
 from kdnotes.analysis.evidence import Evidence
@@ -8,6 +9,8 @@ from kdnotes.analysis.labels import pays_sentences, what_pays
 from kdnotes.analysis.tests import ALPHA, Family, holm, p_words
 from kdnotes.analysis.wording import better_words, difference_words, metric_on, unit_of
 from kdnotes.core.config import counted
+from kdnotes.core.files import read_json
+from kdnotes.thesis.build import KD_PARTS
 from kdnotes.thesis.rates import AtRate, at_rates
 
 # factor -> what it does, the most asked one first
@@ -62,6 +65,32 @@ def _uncorrected(c: Comparison) -> str:
     return '' if low is None or low <= 0 <= high else '; its own interval, uncorrected, excludes 0'
 
 
+VALUES = Path(__file__).parents[1] / 'thesis' / 'generated' / 'values.json'
+
+
+def of_soft_targets(study: str) -> str | None:  # None: the thesis does not pool this study with others
+    """What soft targets add, over all studies, formats and questions that asked it: the one test of many that
+    is significant would be a finding by choice.
+    """
+    values = read_json(VALUES)
+    studies = [values[f'{part}.study'] for part in KD_PARTS]
+    if study not in studies:
+        return None
+
+    def added(where: str) -> str:
+        key = f'kd.{where}.difference'
+        estimate, low, high = (values[f'{key}.{end}'] for end in ('estimate', 'low', 'high'))
+        return f'{estimate:+.4f} [{low:+.4f}, {high:+.4f}]'
+
+    rests = f'{values["kd.everywhere.difference.n"]} seeds, {p_words(values["kd.everywhere.p"])}, uncorrected'
+    every = values['kd.everywhere.difference.units']
+    return (
+        f'Over {" and ".join(studies)}, both number formats and all {every} test and development questions, '
+        f'{FACTORS["kd"]} adds {added("everywhere")} to MAP ({rests}); on the test set alone it adds '
+        f'{added("test")}, on the development set alone {added("dev")}.'
+    )
+
+
 def of_variants(found: Sequence[Comparison]) -> str:
     "What settings of one's own do, beside the arm that has none."
     metric = metric_on(found[0].primary, found[0].task)
@@ -105,9 +134,9 @@ def finding(
     if single:
         order = list(FACTORS)
         # steps in sixteen bits come behind those in 32
-        return of_factor(
-            min(reversed(single), key=lambda c: (c.n_seeds < 2, order.index(c.attribution.factor)))
-        )
+        first = min(reversed(single), key=lambda c: (c.n_seeds < 2, order.index(c.attribution.factor)))
+        pooled = of_soft_targets(e.study) if first.attribution.factor == 'kd' else None
+        return pooled or of_factor(first)
     variants = [c for kind, c in known if kind == 'variant']
     if variants:
         return of_variants(variants)

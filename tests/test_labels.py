@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record
-from kdnotes.analysis.intervals import crossed_interval
+from kdnotes.analysis.intervals import crossed_interval, mean_interval
 from kdnotes.analysis.labels import (
     BEFORE,
     BEYOND,
@@ -17,6 +17,7 @@ from kdnotes.analysis.labels import (
 )
 from kdnotes.analysis.plotting import NotDrawn
 from kdnotes.analysis import labels as lb
+from kdnotes.analysis import plotting as pt
 from kdnotes.analysis.comparable import check_arm
 from kdnotes.analysis.report import _trained_on
 from kdnotes.analysis.evidence import Evidence, evidence
@@ -150,6 +151,45 @@ def test_an_arm_with_fewer_seeds_or_other_first_weights_is_no_rival():
     other = [record('other', s, 0.78, labels=64, train=66) | dict(params_total=9) for s in range(3)]
     more = [record('many', s, 0.79, labels=512, train=66) for s in range(2)]
     assert what_pays(evidence_of([*study(), lucky, *other, *more])) == what_pays(evidence_of(study()))
+
+
+def elsewhere(value, labels=64):
+    "A student without distillation that starts from other weights, of three seeds."
+    its = [record('elsewhere', s, value, labels=labels, train=labels, init='transferred') for s in range(3)]
+    return its
+
+
+def test_a_student_that_was_trained_elsewhere_first_is_a_rival():
+    [pays] = what_pays(evidence_of([*study(), *elsewhere(0.62)]))
+    assert (pays.alone.arm, pays.control.arm) == ('elsewhere', 'longer')
+    assert pays.closed.estimate == pytest.approx((0.7 - 0.62) / (0.8 - 0.62), abs=0.03)
+    [sentence] = lb.pays_sentences([pays])
+    assert 'the gap between elsewhere, which starts from other weights, and its teacher teacher' in sentence
+    [pays] = what_pays(evidence_of([*study(), *elsewhere(0.4)]))
+    assert (pays.alone.arm, pays.control.arm) == ('longer', 'longer')
+    assert 'other weights' not in lb.pays_sentences([pays])[0]
+    alone = [r for r in study() if r['arm'] not in ('alone', 'longer')]
+    [pays] = what_pays(evidence_of([*alone, *elsewhere(0.62)]))
+    assert pays.alone.arm == 'elsewhere' and pays.control is None
+
+
+def test_the_line_joins_the_best_of_each_number_and_trivial_models_are_drawn():
+    records = [*study(), *elsewhere(0.62)]
+    arms = {r['arm']: [x for x in records if x['arm'] == r['arm']] for r in records}
+    values = {
+        arm: dict(primary=mean_interval([r['primary']['value'] for r in runs])) for arm, runs in arms.items()
+    }
+    row = dict(key='k', split='test', set='', unit='', cluster='', metric='map')
+    floors = pd.DataFrame([row | dict(floor='bm25', value=0.55), row | dict(floor='random_order', value=0.3)])
+    figure = lb.labels_figure(Evidence('s', records, pd.DataFrame(), values, [], floors))
+    axes = figure.axes[0]
+    joined = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_color() == pt.LINE]
+    [line] = [line for line in joined if sorted(line.get_xdata()) == [64, 256]]
+    best = [max(values[arm]['primary'].estimate for arm in of) for of in (('elsewhere', 'longer'), ('more',))]
+    assert line.get_ydata() == pytest.approx(best)
+    levels = {line.get_label(): line.get_ydata()[0] for line in axes.lines}
+    assert levels['BM25 (no training)'] == 0.55
+    assert not any(label.startswith('a random order') for label in levels)  # below all arms
 
 
 def test_why_no_gap_is_known():

@@ -236,3 +236,152 @@ def test_variants_of_a_taught_arm(part):
         same(difference, [mean, mean - half, mean + half])
     for arm, *_, p in rows:
         assert numbers(p)[0] == pytest.approx(holm(p_values)[arm], abs=6e-4)
+
+
+def by_set(part):
+    "arm -> seed -> {(set, question): average precision} of the development and the test set."
+    plan = PLAN['parts'][part]
+    where = {i: arm for arm, seeds in plan['runs'].items() for i in seeds.values()}
+    found = {}
+    with gzip.open(ROOT / 'thesis/data' / f'{plan["study"]}.units.csv.gz', 'rt') as f:
+        for row in csv.DictReader(f):
+            if row['run_id'] in where and row['metric'] == 'map' and row['split'] in ('dev', 'test'):
+                its = found.setdefault(where[row['run_id']], {}).setdefault(int(row['seed']), {})
+                its[row['split'], row['unit']] = float(row['value'])
+    return found
+
+
+def interval_of(key):
+    return [VALUES[f'{key}.{end}'] for end in ('estimate', 'low', 'high')]
+
+
+def test_what_soft_targets_add_is_pooled_over_formats_studies_and_sets():
+    rows = []
+    for part in ('main', 'gpu'):
+        runs = by_set(part)
+        of_seed = {}
+        for alone, taught in (('full_student', 'full_kd'), ('mixed_student', 'mixed_kd')):
+            for seed in runs[alone].keys() & runs[taught].keys():
+                gains = {u: runs[taught][seed][u] - x for u, x in runs[alone][seed].items()}
+                of_seed.setdefault(seed, []).append(gains)
+        rows += [{u: np.mean([g[u] for g in found]) for u in found[0]} for found in of_seed.values()]
+    units = sorted(rows[0])
+    every = np.array([[row[u] for u in units] for row in rows])
+    of_test = np.array([split == 'test' for split, _ in units])
+    for name, y in (('everywhere', every), ('test', every[:, of_test]), ('dev', every[:, ~of_test])):
+        mean, half, p = crossed(y)
+        assert interval_of(f'kd.{name}.difference') == pytest.approx(
+            [mean, mean - half, mean + half], abs=1e-6
+        )
+        assert VALUES[f'kd.{name}.p'] == pytest.approx(p, abs=1e-5)
+    assert every.shape == (13, 359)
+    assert interval_of('kd.everywhere.difference') == pytest.approx([0.006, 0.001, 0.011], abs=6e-4)
+    assert VALUES['kd.test.difference.estimate'] == pytest.approx(0.0098, abs=1e-4)
+    assert VALUES['kd.dev.difference.estimate'] == pytest.approx(-0.0017, abs=1e-4)
+
+
+def closed_gap(alone, taught, teacher):
+    "The share of a gap that is closed, with the shares at which its test turns over."
+    gained, gap = taught - alone, teacher - alone
+
+    def edge(side):
+        low, high = (-3.0, gained.mean() / gap.mean()) if side < 0 else (gained.mean() / gap.mean(), 4.0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            mean, half, _ = crossed(gained - middle * gap)
+            inside = mean - half < 0 if side < 0 else mean + half > 0
+            low, high = (low, middle) if inside == (side < 0) else (middle, high)
+        return (low + high) / 2
+
+    return [gained.mean() / gap.mean(), edge(-1), edge(1)]
+
+
+def test_the_gap_is_measured_from_the_best_student_without_distillation():
+    runs = by_set('labels')
+    units = sorted(u for u in runs['alone_256'][0] if u[0] == 'test')
+
+    def scores(arm):
+        return np.array([[runs[arm][seed][u] for u in units] for seed in sorted(runs[arm])])
+
+    of_labels = ('alone_256', 'alone_256_longer', 'alone_256_squad1')
+    means = {arm: scores(arm).mean() for arm in of_labels}
+    best = max(means, key=means.get)
+    assert best == 'alone_256_squad1' == VALUES['labels.texts.alone']
+    assert means[best] == pytest.approx(0.572, abs=5e-4)
+    taught = scores('taught_256_rest')
+    teacher = np.repeat(scores('baseline')[:1], len(taught), axis=0)  # one given model
+    found = closed_gap(scores(best), taught, teacher)
+    assert interval_of('labels.texts.closed') == pytest.approx(found, abs=2e-3)
+    assert found[0] == pytest.approx(0.72, abs=5e-3)
+    same_start = closed_gap(scores('alone_256'), taught, teacher)
+    assert interval_of('labels.same_start.closed') == pytest.approx(same_start, abs=2e-3)
+    assert same_start[0] == pytest.approx(0.81, abs=5e-3)
+
+
+def test_the_race_on_a_gpu_and_the_aims_that_were_missed():
+    data = ROOT / 'thesis/data'
+    bert = json.loads((data / 'gpu.json').read_text())['bert']
+    rows = {row[0]: dict(zip(bert['head'], row)) for row in bert['rows']}
+    fp32 = rows['kdnotes_fp32']
+    for fmt, name in (('bf16', 'kdnotes'), ('fp16', 'kdnotes_fp16'), ('tf32', 'kdnotes_tf32')):
+        for key, column in (('speed', 'examples/s'), ('joules', 'J / example')):
+            a, b = (float(of[column].replace(',', '')) for of in (rows[name], fp32))
+            assert VALUES[f'scope.race.{fmt}.{key}'] == pytest.approx(a / b, rel=1e-6)
+    assert VALUES['scope.race.bf16.speed'] == pytest.approx(1050 / 1753, abs=1e-6)
+    assert VALUES['scope.race.verdict'] == 'slower'
+    assert VALUES['scope.race.kd_beside_none'] == pytest.approx(1050 / 1591, rel=1e-6)
+    assert VALUES['scope.race.beside_hf_best'] == pytest.approx(1050 / 948, rel=1e-6)
+    assert VALUES['facts.gpu.bert']['rows'] == bert['rows'] and len(rows) == 12
+    ratios = json.loads((data / 'bench.json').read_text())['race']['ratios']
+    names = [key.removesuffix('.value') for key in ratios if key.endswith('.value')]
+    missed = [name for name in names if ratios[f'{name}.value'] < ratios[f'{name}.wanted']]
+    assert (VALUES['race_aims.n'], VALUES['race_aims.missed']) == (len(names), len(missed)) == (7, 6)
+    assert ratios['kdnotes_cold_hf_default.value'] == pytest.approx(2.35, abs=5e-3)
+
+
+def test_every_run_on_a_gpu_had_uncommitted_changes():
+    found = {}
+    for plan in PLAN['parts'].values():
+        ids = {i for seeds in plan['runs'].values() for i in seeds.values()}
+        for line in (ROOT / 'thesis/data' / f'{plan["study"]}.records.jsonl').read_text().splitlines():
+            r = json.loads(line)
+            if r['run_id'] in ids and 'NVIDIA' in r['environment']['device']:
+                found[r['study'], r['run_id']] = r['environment']['git'].endswith('-dirty')
+    assert VALUES['uncommitted_gpu.of'] == len(found) and VALUES['uncommitted_gpu.runs'] == sum(
+        found.values()
+    )
+    assert (VALUES['uncommitted_gpu.all'] == 'yes') == all(found.values())
+
+
+def test_a_perplexity_is_that_of_the_mean_loss():
+    runs, _ = read('mlm')
+    losses = [np.mean([value for _, value in units.values()]) for units in runs['baseline'].values()]
+    assert VALUES['mlm.perplexity.baseline'] == pytest.approx(np.exp(np.mean(losses)), rel=1e-4)
+    assert VALUES['mlm.perplexity.baseline'] == pytest.approx(508, abs=0.5)
+
+
+def test_the_pretrained_encoder_beside_the_arms():
+    for part in ('main', 'labels', 'labels_gpu', 'gpu', 'without_transfer'):
+        study = PLAN['parts'][part]['study']
+        floor, means = {}, {}
+        with gzip.open(ROOT / 'thesis/data' / f'{study}.floors.csv.gz', 'rt') as f:
+            for row in csv.DictReader(f):
+                if (row['floor'], row['metric']) == ('frozen_encoder', 'map'):
+                    own = floor if row['unit'] else means
+                    own[row['split'], row['unit']] = float(row['value'])
+        if not floor:
+            assert VALUES[f'{part}.frozen.known'] is False
+            pytest.skip('the pretrained encoder was not scored beside this study')
+        of_test = {u: x for (split, u), x in floor.items() if split == 'test'}
+        assert np.mean([*of_test.values()]) == pytest.approx(means['test', ''], abs=1e-5)
+        assert VALUES[f'{part}.floors.frozen_encoder.value'] == pytest.approx(means['test', ''])
+        assert (means['test', ''], means['dev', '']) == pytest.approx((0.715, 0.687), abs=1e-3)
+        runs, _ = read(part)
+        for arm, seeds in runs.items():
+            y = np.array([[own[u][1] - x for u, x in of_test.items()] for own in seeds.values()])
+            key = f'{part}.frozen.arms.{arm}'
+            mean, half, _ = crossed(y)
+            found = interval_of(f'{key}.difference')
+            assert found == pytest.approx([mean, mean - half, mean + half], abs=2e-5)
+            side = 'above' if found[1] > 0 else 'below' if found[2] < 0 else 'open'
+            assert VALUES[f'{key}.verdict'] == side

@@ -107,10 +107,10 @@ def test_values_of_a_search(home):
     'points, smaller, better, saved',
     [
         (((0.70, 20e6), (0.71, 14e6), (0.78, 20.1e6)), 'reproduced', 'reproduced', 0.3),
-        (((0.70, 20e6), (0.60, 14e6)), 'not_reproduced', 'not_comparable', 0.3),
-        (((0.70, 20e6), (0.71, 17e6)), 'not_reproduced', 'not_comparable', 0.15),
-        (((0.70, 20e6), (0.80, 30e6)), 'not_reproduced', 'not_comparable', -0.5),
-        (((0.70, 20e6), (0.705, 19.8e6)), 'not_reproduced', 'not_reproduced', 0.01),
+        (((0.70, 20e6), (0.60, 14e6)), 'not_testable', 'not_comparable', 0.3),
+        (((0.70, 20e6), (0.71, 17e6)), 'not_testable', 'not_comparable', 0.15),
+        (((0.70, 20e6), (0.80, 30e6)), 'not_testable', 'not_comparable', -0.5),
+        (((0.70, 20e6), (0.705, 19.8e6)), 'not_testable', 'not_testable', 0.01),
     ],
     ids=['both', 'small and worse', 'hardly smaller', 'larger alone', 'as large and hardly better'],
 )

@@ -2,6 +2,8 @@
 and the questions each kind of MAP averages over.
 """
 
+import json
+from pathlib import Path
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from kdnotes.tasks.ranking_metrics import counts
 from kdnotes.tasks.candidates import WIKIQA_SHA256
 from kdnotes.tasks import sources
 from kdnotes.tasks.sources import load_by_rules, load_corpus, local_copy
+from kdnotes.thesis.measured import drawn_labels
 
 PUBLISHED = {  # Yang et al. 2015, table 1, and the clean sets of later work
     'train': dict(pairs=20360, positives=1040, questions=2118, answered=873, clean=857),
@@ -82,3 +85,11 @@ def test_a_perfect_and_a_constant_scorer(corpus):
         ('answered', 'answered_map'): 243,
         ('raw', 'raw_map'): 633,
     }
+
+
+def test_what_few_labels_hold(corpus):
+    "256 labels are some thirty questions and a dozen right answers, as the committed facts say."
+    kept = json.loads((Path(__file__).parents[1] / 'thesis/data/corpus.json').read_text())['drawn']
+    assert drawn_labels(corpus) == kept
+    assert (kept['questions_low'], kept['questions_high']) == (28, 33)
+    assert (kept['right_low'], kept['right_high']) == (10, 21)

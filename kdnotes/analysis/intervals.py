@@ -47,10 +47,16 @@ def number_texts(
     plus, comma, least, kind = found.groups()
     noise = NOISE * max([1.0, abs(null), *(abs(v) for v in values if v is not None and np.isfinite(v))])
     exact = [v if v is None or abs(v - null) > noise or not np.isfinite(v) else null for v in values]
+    # an estimate between bounds on two sides of the null is on neither, as far as anybody knows: one more
+    # digit is all that its sign is worth
+    bounds = [v for v in exact[1:] if v is not None] if len(exact) == 3 else []
+    is_open = len(bounds) == 2 and _side(bounds[0], null) * _side(bounds[1], null) < 0
     for digits in range(int(least), MOST_DIGITS + 1):
         texts = [None if v is None else format(v, f'{plus}z{comma}.{digits}{kind}') for v in exact]
         printed = [None if t is None else float(t.replace(',', '')) for t in texts]
-        if all(v is None or _side(p, null) == _side(v, null) for p, v in zip(printed, exact)):
+        from_bounds = int(is_open and digits > int(least))
+        sides = list(zip(printed, exact))[from_bounds:]
+        if all(v is None or _side(p, null) == _side(v, null) for p, v in sides):
             break
     return [t.removeprefix('+') if p == 0 else t for p, t in zip(printed, texts)]
 

@@ -166,11 +166,12 @@ class Pays:
     "What distillation did for one arm."
 
     taught: Learner
-    alone: Learner  # the best without distillation, of as many labels and the same first weights
+    alone: Learner  # the best without distillation, of as many labels and a network of the same size
     teacher: Learner | None  # a run for each seed of the distilled arm; None: it is no run of the study
     closed: Interval | None
     why: str | None  # of NO_GAP: why `closed` is None
     worth: Worth | None
+    control: Learner | None = None  # the best of those that start from the same weights; None: there is none
 
 
 def start_of(its: Learner) -> tuple:  # where it starts, hash of its first weights, number of parameters
@@ -199,13 +200,19 @@ def _best_alone(known: Iterable[Learner]) -> dict[int, Learner]:
     return best
 
 
-def _rivals(taught: Learner, known: Sequence[Learner]) -> dict[int, Learner]:
-    "Of each number of labels the best without distillation that starts as it does and has all of its seeds."
+def _size_of(its: Learner) -> int | None:  # parameters
+    return its.runs[0].get('params_total')
+
+
+def _rivals(taught: Learner, known: Sequence[Learner]) -> list[Learner]:
+    "Those without distillation that have a network of the same size and all of its seeds."
     seeds = {r['seed'] for r in taught.runs}
     shared = [replace(its, runs=tuple(r for r in its.runs if r['seed'] in seeds)) for its in known]
-    return _best_alone(
-        its for its in shared if start_of(its) == start_of(taught) and len(its.runs) == len(seeds)
-    )
+    return [
+        its
+        for its in shared
+        if its.role == 'alone' and len(its.runs) == len(seeds) and _size_of(its) == _size_of(taught)
+    ]
 
 
 def _numbers(known: Sequence[Learner]) -> list[int]:  # of labels, ascending
@@ -226,16 +233,18 @@ def _teacher_of(taught: Learner, known: Sequence[Learner]) -> Learner | None:
 def what_pays(
     e: Evidence,  # of one study
 ) -> list[Pays]:  # by labels; []: all runs have the same rows, or no distilled arm has one to be held against
-    "What distillation did for each arm that has one without it of as many labels and the same first weights."
+    "What distillation did for each arm that has one without it of as many labels and the same size."
     known = learners(e.arms)
     if len(_numbers(known)) < 2 and not any(its.texts for its in known):
         return []
     found = []
     for taught in known:
-        best = _rivals(taught, known) if taught.role == 'taught' else {}
+        rivals = _rivals(taught, known) if taught.role == 'taught' else []
+        best = _best_alone(rivals)
         if taught.labels not in best:
             continue
         alone = best[taught.labels]
+        alike = _best_alone(its for its in rivals if start_of(its) == start_of(taught))
         teacher = _teacher_of(taught, known)
         closed = worth = None
         why = 'no_teacher' if teacher is None else 'no_seeds' if len(taught.runs) < 2 else None
@@ -245,7 +254,7 @@ def what_pays(
         if len(best) > 1:
             values, *others = values_of([taught, *best.values()], e.units)
             worth = labels_worth(values, list(zip(best, others)))
-        found.append(Pays(taught, alone, teacher, closed, why, worth))
+        found.append(Pays(taught, alone, teacher, closed, why, worth, alike.get(taught.labels)))
     return found
 
 
@@ -263,7 +272,8 @@ def pays_sentences(
             unknown = f'what it closes of a gap to its teacher is not known: {why}'
             closes = f'is held against {p.alone.arm}; {unknown}'
         else:
-            gap = f'the gap between {p.alone.arm} and its teacher {p.teacher.arm}'
+            elsewhere = ', which starts from other weights,' * (start_of(p.alone) != start_of(p.taught))
+            gap = f'the gap between {p.alone.arm}{elsewhere} and its teacher {p.teacher.arm}'
             closes = f'closes {in_percent(p.closed)} of {gap}'
         told = p.worth is not None and p.worth.is_told
         need = f'; without distillation that score takes {p.worth} labels' * told
@@ -271,9 +281,12 @@ def pays_sentences(
     return said
 
 # %% ../../nbs/analysis/12_labels.ipynb #81f88b12
+_FLOOR_DASHES = ((0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 3)))
+
+
 @pt.drawing
 def labels_figure(e: Evidence) -> Figure:
-    "The primary metric against the number of labels."
+    "The primary metric against the number of labels, beside the trivial models that are not below all arms."
     known = learners(e.arms)
     if len(_numbers(known)) < 2:
         raise pt.NotDrawn('all runs have as many labels; give labels=<n>, as --grid labels=64,256,1024 does')
@@ -281,8 +294,8 @@ def labels_figure(e: Evidence) -> Figure:
     unit = unit_of(task, primary['metric'])
     figure = Figure(figsize=(pt.WIDTH, 4.2))
     axes = figure.subplots()
-    for start in dict.fromkeys(map(start_of, known)):
-        best = _best_alone(its for its in known if start_of(its) == start)
+    for size in dict.fromkeys(map(_size_of, known)):
+        best = _best_alone(its for its in known if _size_of(its) == size)
         if len(best) < 2:
             continue
         line = [(n, unit.factor * _mean_value(its)) for n, its in best.items()]
@@ -296,6 +309,13 @@ def labels_figure(e: Evidence) -> Figure:
         looks = _looks(its, trained)
         row = pt.mark(e.values[its.arm]['primary'], looks, unit.factor, hollow=its.role == 'alone')
         pt.put_marks(axes, [row | dict(at=x)], 'y', label=_named(its))
+    lowest = min(e.values[its.arm]['primary'].estimate for its in known)
+    higher = primary['higher_is_better']
+    shown = [floor for floor in e.trivial if not higher or floor.value >= lowest]
+    for floor, dashes in zip(shown, cycle(_FLOOR_DASHES)):
+        level = unit.factor * floor.value
+        named = f'{floor.words} (no training)'
+        axes.axhline(level, color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=named, zorder=0)
     pt.log_axis(axes, 'x', _numbers(known))
     axes.set_xlabel('rows with a label')
     axes.set_ylabel(metric_on(primary, task))

@@ -107,12 +107,15 @@ def crossed_test(
 def p_text(
     p: float | None,  # None: there is no test
 ) -> str:
-    "A p-value as tables print it."
+    "A p-value as tables print it; one that would read as the level itself says on which side of it it is."
     if p is None:
         return '-'
     if p < 0.001:
         return '< 0.001'
-    return number_texts([p], '.3f', ALPHA)[0]
+    text = f'{p:.3f}'
+    if text != f'{ALPHA:.3f}' or p == ALPHA:
+        return text
+    return f'{"<" if p < ALPHA else ">"} {text}'
 
 
 def p_words(p: float) -> str:

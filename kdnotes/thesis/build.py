@@ -8,7 +8,7 @@ import inspect
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,12 +38,13 @@ from .questions import draw_questions, question_values
 from .rates import at_rates, draw_rates, rates_values, scored_questions
 from .scaling import draw_scaling, scaling_values
 from .search import STUDIED, search_values
-from .steps import MARGINS, PRECISION_STEPS, STEPS
+from .steps import MARGINS, PRECISION_STEPS, STEPS, pooled_soft_targets
 from .values import part_values
 
 # %% auto #0
-__all__ = ['PARTS', 'VALUES', 'USAGE', 'evidence_alone', 'Part', 'planned', 'part_records', 'pin', 'facts_of', 'compiled',
-           'Given', 'placed', 'corpus_table', 'models_table_in_use', 'with_sizes', 'all_values', 'build', 'main']
+__all__ = ['PARTS', 'VALUES', 'FORMATS_RACED', 'KD_PARTS', 'USAGE', 'evidence_alone', 'Part', 'planned', 'part_records', 'pin',
+           'facts_of', 'compiled', 'Given', 'placed', 'corpus_table', 'models_table_in_use', 'with_sizes', 'all_values',
+           'build', 'main']
 
 # %% ../../nbs/thesis/11_build.ipynb #62e03172
 @contextmanager
@@ -355,14 +356,57 @@ def with_sizes(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _race(bert: dict) -> dict[str, dict]:
+    "The race on a GPU: contestant -> format, examples_per_s, joules (an example; None: not measured)."
+    places = {name: bert['head'].index(name) for name in ('format', 'examples/s', 'J / example')}
+
+    def number(text: str) -> float | None:
+        return None if text == '-' else float(text.replace(',', ''))
+
+    found = {}
+    for row in bert['rows']:
+        fmt, speed, joules = (row[k] for k in places.values())
+        found[row[0]] = dict(format=fmt, examples_per_s=number(speed), joules=number(joules))
+    return found
+
+
+FORMATS_RACED = dict(bf16='kdnotes', fp16='kdnotes_fp16', tf32='kdnotes_tf32')  # beside kdnotes_fp32
+
+
+def _beside_fp32(race: dict[str, dict]) -> dict:
+    "The same training in each format beside fp32: speed and joules, as ratios; and the range of the speeds."
+    base = race['kdnotes_fp32']
+    found = {
+        fmt: dict(speed=race[name]['examples_per_s'] / base['examples_per_s'])
+        | dict(joules=race[name]['joules'] / base['joules'])
+        for fmt, name in FORMATS_RACED.items()
+    }
+    speeds = [of['speed'] for of in found.values()]
+    slower = all(speed < 1 for speed in speeds)
+    ours = race['kdnotes']['examples_per_s']
+    return found | dict(
+        low=min(speeds),
+        high=max(speeds),
+        verdict='slower' if slower else 'not_slower',
+        kd_beside_none=ours / race['student_alone']['examples_per_s'],
+        beside_hf_best=ours / race['hf_best']['examples_per_s'],
+    )
+
+
+def _missed(ratios: Mapping[str, Any]) -> dict[str, int]:
+    "How many aims a race had, and how many of them it missed."
+    reached = [of for key, of in ratios.items() if key.endswith('.reached')]
+    return dict(n=len(reached), missed=reached.count(False))
+
+
+KD_PARTS = ('main', 'gpu')  # which ask on the same questions what soft targets add
+
+
 def _scope(facts: dict, runs: dict[str, list[dict]]) -> tuple[dict, pd.DataFrame]:
     "What formats reach of the devices, in few numbers and as a table."
     modes = measured_modes(facts['gpu']['energy'])
-    race = {row[0]: row for row in facts['gpu']['bert']['rows']}
-    steps = {}
-    for size, name in dict(small='kdnotes', large='kdnotes_256').items():
-        speed, joules = (float(race[name][k].replace(',', '')) for k in (2, -1))
-        steps[size] = dict(examples_per_s=speed, joules=joules)
+    race = _race(facts['gpu']['bert'])
+    steps = {size: race[name] for size, name in dict(small='kdnotes', large='kdnotes_256').items()}
     peaks = facts['peaks']
     on_cpu = arms_of(evidence(runs['main'][0]['study'], [r['run_id'] for r in runs['main']]).times.runs)
     values = dict(
@@ -370,6 +414,7 @@ def _scope(facts: dict, runs: dict[str, list[dict]]) -> tuple[dict, pd.DataFrame
         cpu_ratio=peaks['cpu']['bf16'] / peaks['cpu']['fp32'],
         busy={mode: f'{of["busy"]:.0f}' for mode, of in modes.items()},
         steps=steps | dict(faster=steps['large']['examples_per_s'] / steps['small']['examples_per_s']),
+        race=_beside_fp32(race),
     )
     return values, peaks_table(peaks, on_cpu, arms_of(runs['gpu']), modes)
 
@@ -383,6 +428,7 @@ def all_values(where: Path, plan: dict, facts: dict, runs: dict[str, list[dict]]
     scope, peaks = _scope(facts, runs)
     # a run of one name may stand in two studies, made on two machines
     every = {(r['study'], r['run_id']): r for found in runs.values() for r in found}
+    on_gpu = [r for r in every.values() if r['environment']['device'].startswith('NVIDIA')]
     others = [row['value'] for row in plan['published']]
     ours = made['main']['arms']['baseline']['primary'].estimate
     pairs = inspect.signature(answer_sentences).parameters
@@ -400,8 +446,18 @@ def all_values(where: Path, plan: dict, facts: dict, runs: dict[str, list[dict]]
         n_runs=len(every),
         n_studies=len({part['study'] for part in plan['parts'].values()}),
         uncommitted=sum(map(uncommitted, every.values())),
+        # of the runs on a GPU
+        uncommitted_gpu=dict(of=len(on_gpu), runs=sum(map(uncommitted, on_gpu)))
+        | dict(all='yes' if all(map(uncommitted, on_gpu)) else 'no'),
+        race_aims=_missed(facts['bench']['race']['ratios']),
         level=dict(lowest=min(others), highest=max(others))
         | dict(least=100 * (min(others) - ours), most=100 * (max(others) - ours)),
+        kd=pooled_soft_targets(
+            [
+                (arms_of(runs[part]), units(runs[part][0]['study'], [r['run_id'] for r in runs[part]]))
+                for part in KD_PARTS
+            ]
+        ),
         claims=claims_values(made['mlm']['order'], made['mlm_batch'], facts),
         gpu_energy=energy_values(facts['gpu']['energy'], {key: STEPS[key] for key in PRECISION_STEPS}),
         scaling=scaling_values(results, predicted) | placed(drawn, 'scaling'),

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 import pandas as pd
-from ..analysis.compare import Comparison, compare, corrected
+from ..analysis.compare import Comparison, compare, corrected, uncommitted
 from ..analysis.in_use import in_use
-from ..analysis.intervals import scaled
-from ..analysis.labels import Learner, Pays, learners, start_of, what_pays
+from ..analysis.intervals import Interval, scaled
+from ..analysis.labels import Learner, Pays, gap_closed, learners, values_of, what_pays
 from ..analysis.evidence import Evidence
 from .facts import table
 from .steps import verdict
-from .values import study_values
+from .values import shares_over, study_values
 
 # %% auto #0
 __all__ = ['Beside', 'held_against', 'learners_table', 'pays_table', 'Variant', 'variants', 'variants_table', 'labels_values']
@@ -29,8 +29,13 @@ class Beside(NamedTuple):
 
     @property
     def is_main(self) -> bool:
-        "Is it the best without distillation, of as many labels and the same first weights?"
+        "Is it the best without distillation, of as many labels?"
         return self.alone.arm == self.pays.alone.arm
+
+    @property
+    def starts_alike(self) -> bool:
+        "Is it the best of those that start from the same weights?"
+        return self.pays.control is not None and self.alone.arm == self.pays.control.arm
 
 
 def held_against(
@@ -49,6 +54,13 @@ def held_against(
     return [Beside(*pair, result) for pair, (_, result) in zip(pairs, found)]
 
 
+def _closed(of: Beside, e: Evidence) -> Interval | None:
+    "The share of the gap between the arm without distillation and the teacher; None: it is not known."
+    if of.is_main or of.pays.teacher is None:
+        return of.pays.closed
+    return gap_closed(*values_of([of.alone, of.pays.taught, of.pays.teacher], e.units))
+
+
 def learners_table(e: Evidence) -> pd.DataFrame:
     "What every arm learnt from, and what it reached: a row an arm, text."
     return table(
@@ -64,7 +76,7 @@ def learners_table(e: Evidence) -> pd.DataFrame:
     )
 
 
-def pays_table(found: Sequence[Beside]) -> pd.DataFrame:
+def pays_table(e: Evidence, found: Sequence[Beside]) -> pd.DataFrame:
     "What distillation did for each taught arm: a row a pair, text."
     return table(
         found,
@@ -74,7 +86,7 @@ def pays_table(found: Sequence[Beside]) -> pd.DataFrame:
             'difference': '{result.difference:+.3f}',
             'p': '{result.p_holm:p}',
             'of the gap, %': lambda of: (
-                f'{scaled(of.pays.closed, 100.0):.0f}' if of.is_main and of.pays.closed else None
+                f'{scaled(closed, 100.0):.0f}' if (closed := _closed(of, e)) else None
             ),
             'labels for that score': lambda of: (of.is_main and of.pays.worth) or None,
         },
@@ -130,7 +142,7 @@ def _soft_targets(its: Learner) -> dict:
 
 
 def _values(of: Beside, e: Evidence) -> dict:
-    "What chapters say of one taught arm."
+    "What chapters say of one taught arm beside one without distillation."
     taught, alone = of.pays.taught, of.alone
     both = dict(taught=taught, alone=alone)
     return {name: its.arm for name, its in both.items()} | dict(
@@ -141,20 +153,23 @@ def _values(of: Beside, e: Evidence) -> dict:
         difference=of.result.difference,
         p=of.result.p_holm,
         verdict=verdict(of.result),
-        closed=of.pays.closed,
+        closed=_closed(of, e),
+        starts='alike' if of.starts_alike else 'elsewhere',
         kept=in_use(e).shares[taught.arm],
+        kept_words=shares_over(e, 'shared_words').get(taught.arm),
         worth=str(of.pays.worth) if of.pays.worth and of.pays.worth.is_told else None,
     )
 
 
 def labels_values(e: Evidence) -> dict:
-    """All that a chapter asks of it; of the arm with rows without a label that has the fewest labels, in
-    itself (texts), without these rows (labelled_only), and beside one that started elsewhere (elsewhere).
+    """All that a chapter asks of it; of the arm with rows without a label that has the fewest labels: beside
+    the best without distillation (texts), beside the best that starts from the same weights (same_start), and
+    both for the arm that is taught without these rows (labelled_only, labelled_same_start).
     """
     paid = what_pays(e)
     found = held_against(e, paid)
     values = study_values(e)
-    values['tables'] |= dict(learners=learners_table(e), pays=pays_table(found))
+    values['tables'] |= dict(learners=learners_table(e), pays=pays_table(e, found))
     main = [of for of in found if of.is_main]
     with_texts = [of for of in main if of.pays.taught.texts]
     if not with_texts:
@@ -164,14 +179,18 @@ def labels_values(e: Evidence) -> dict:
     varied = variants(e, paid, chosen.pays)
     values['tables']['variants'] = variants_table(e, varied)
     plain = [of for of in main if of.pays.taught.labels == taught.labels and not of.pays.taught.texts]
-    elsewhere = [
-        of for of in found if of.pays.taught.arm == taught.arm and start_of(of.alone) != start_of(taught)
-    ]
+
+    def same_start(main_one: Beside) -> dict | None:
+        arm = main_one.pays.taught.arm
+        pairs = [of for of in found if of.pays.taught.arm == arm and of.starts_alike]
+        return _values(pairs[0], e) if pairs else None
+
     run = taught.runs[0]
     return values | dict(
         texts=_values(chosen, e),
+        same_start=same_start(chosen),
         labelled_only=_values(plain[0], e) if plain else None,
-        elsewhere=_values(elsewhere[0], e) if elsewhere else None,
+        labelled_same_start=same_start(plain[0]) if plain else None,
         variants={
             of.taught.arm: dict(
                 texts=of.taught.texts,
@@ -186,6 +205,7 @@ def labels_values(e: Evidence) -> dict:
         share=run['settings']['unlabelled_share'],
         soft_targets=_soft_targets(taught),
         teacher_primary=e.values[teacher.arm]['primary'] if teacher else None,
+        uncommitted=all(map(uncommitted, e.records)),
         params=dict(
             taught=run['params_total'] / 1e6,
             teacher=teacher.runs[0]['params_total'] / 1e6 if teacher else None,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
+import numpy as np
 import pandas as pd
 from ..analysis.comparable import by_cluster, trained
 from ..analysis.compare import compare, corrected
@@ -177,6 +178,7 @@ def language_values(e: Evidence) -> dict:
         kept={where: kept_on(e, where) for where in sets_of(e.records)},
         kd_on=kd_by_set(e),
         order=order_values(e),
+        perplexity={arm: float(np.exp(of['primary'].estimate)) for arm, of in e.values.items()},
         recipe=recipe_values(e.records),
         mask_share=settings['mask_share'],
         train_tokens=settings['train_tokens'],

@@ -15,14 +15,15 @@ from ..analysis.coverage import ENOUGH_SEEDS, FAMILY_SIZES, SETTINGS, coverage_t
 from ..core.arms import PROFILES
 from ..core.config import KdnotesError
 from ..core.files import read_json, write_json
+from ..core.given import make_config
 from ..tasks.answer_selection import CORPORA
 from ..tasks.ranking_metrics import counts
-from ..tasks.sources import Corpus, load_corpus, local_copy
+from ..tasks.sources import Corpus, load_corpus, local_copy, trained_on
 from .facts import flat, plain, table
 
 # %% auto #0
-__all__ = ['FAMILY_TRIALS', 'MADE', 'ThesisError', 'overlap', 'corpus_facts', 'text_facts', 'texts_table', 'size_facts',
-           'bench_facts', 'gpu_facts', 'coverage_facts', 'times_in_use', 'write_facts']
+__all__ = ['FAMILY_TRIALS', 'MADE', 'ThesisError', 'overlap', 'drawn_labels', 'corpus_facts', 'text_facts', 'texts_table',
+           'size_facts', 'bench_facts', 'gpu_facts', 'coverage_facts', 'times_in_use', 'write_facts']
 
 # %% ../../nbs/thesis/10_measured.ipynb #fa1e0805
 class ThesisError(KdnotesError):
@@ -62,6 +63,26 @@ def overlap(
     )
 
 
+def drawn_labels(corpus: Corpus, labels: int = 256, seeds: int = 5) -> dict[str, int]:
+    "What so many labelled rows of the study of few labels hold: questions and right answers, over its seeds."
+    draws = []
+    for seed in range(seeds):
+        config = make_config(
+            mode='mixed_kd', corpus='wikiqa', labels=labels, seed=seed, train_questions='all'
+        )
+        rows = list(trained_on(corpus, config, {}).splits['train'])
+        draws.append((len({r['question_id'] for r in rows}), sum(r['label'] for r in rows)))
+    questions, right = zip(*draws)
+    return dict(
+        labels=labels,
+        seeds=seeds,
+        questions_low=min(questions),
+        questions_high=max(questions),
+        right_low=min(right),
+        right_high=max(right),
+    )
+
+
 def corpus_facts() -> dict:
     "Counts of WikiQA, from the copies at hand; overlap with SQuAD, where that is."
     corpus = load_corpus('answer_selection', 'wikiqa')
@@ -70,6 +91,7 @@ def corpus_facts() -> dict:
     return seen | dict(
         source='kdnotes.tasks.answer_selection.counts of the published files',
         sha256=corpus.sha256[:12],
+        drawn=drawn_labels(corpus),
         splits={
             split: {k: int(n) for k, n in row.items()} for split, row in counts(corpus).T.to_dict().items()
         },

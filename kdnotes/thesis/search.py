@@ -99,7 +99,7 @@ def _judged(points: Sequence[Beside], reproduced) -> dict:
     p = max(points, key=lambda p: (p.gain, p.saved))
     if p.difference is None or p.difference.low is None:
         return dict(verdict='not_comparable')
-    verdict = 'reproduced' if reproduced(p.difference) else 'not_reproduced'
+    verdict = 'reproduced' if reproduced(p.difference) else 'not_testable'
     return dict(saved=p.saved, difference=p.difference, verdict=verdict)
 
 
@@ -109,7 +109,7 @@ def smaller_claim(points: Sequence[Beside], margin: float) -> dict:
         return dict(verdict='not_comparable')
     small = [p for p in points if p.saved >= STUDIED['smaller']]
     if not small:
-        return dict(verdict='not_reproduced', saved=max(p.saved for p in points))
+        return dict(verdict='not_testable', saved=max(p.saved for p in points))
     return _judged(small, lambda d: d.low >= -margin)
 
 

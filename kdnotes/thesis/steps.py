@@ -20,14 +20,21 @@ from kdnotes.analysis.compare import (
 from ..analysis.wording import epochs_words, times_as
 from ..core.config import KdnotesError, task_info
 from ..analysis.tables import judged_by
-from ..analysis.tests import ALPHA, Family, holm, interval_test, p_text
-from ..analysis.intervals import Interval, difference_interval, mean_interval, ratio_interval
+from ..analysis.tests import ALPHA, Family, crossed_test, holm, interval_test, p_text
+from kdnotes.analysis.intervals import (
+    Interval,
+    crossed_interval,
+    difference_interval,
+    mean_interval,
+    ratio_interval,
+)
 from .facts import table
 
 # %% auto #0
-__all__ = ['MARGINS', 'STEPS', 'PRECISION_STEPS', 'ONE_FORMAT', 'DECISIONS', 'DECISION_STEPS', 'INTERACTION', 'verdict', 'keeps',
-           'direction', 'tested', 'agreed', 'step_values', 'one_format', 'pairs_by_seed', 'changed_pairs',
-           'other_questions', 'memory_ratio', 'memory_values', 'decision_values', 'decisions_table', 'effect_values']
+__all__ = ['MARGINS', 'STEPS', 'PRECISION_STEPS', 'ONE_FORMAT', 'KD_STEPS', 'DECISIONS', 'DECISION_STEPS', 'INTERACTION',
+           'verdict', 'keeps', 'direction', 'tested', 'agreed', 'step_values', 'one_format', 'pairs_by_seed',
+           'changed_pairs', 'other_questions', 'soft_target_gains', 'pooled_soft_targets', 'memory_ratio',
+           'memory_values', 'decision_values', 'decisions_table', 'effect_values']
 
 # %% ../../nbs/thesis/02_steps.ipynb #279cdb11
 # of MAP, the thesis's metric; the first is the study's, the second is reported with its power
@@ -192,6 +199,62 @@ def other_questions(a: Sequence[dict], b: Sequence[dict], its_units: pd.DataFram
         return difference_interval(d, np.random.default_rng(SEED), task.reach.get(own['metric']))
 
     return dict(dev=interval(dev), everywhere=interval(np.hstack([dev, test])))
+
+# %% ../../nbs/thesis/02_steps.ipynb #180c62a4
+KD_STEPS = ('kd', 'kd_mixed')
+
+
+def _by_set(runs: Sequence[dict], its_units: pd.DataFrame, where: str) -> pd.DataFrame:
+    "The primary metric on a set: a row a run, a column a unit."
+    rows = its_units[(its_units['split'] == where) & (its_units['metric'] == runs[0]['primary']['metric'])]
+    ids = [r['run_id'] for r in runs]
+    return rows[rows['run_id'].isin(ids)].pivot(index='run_id', columns='unit', values='value').loc[ids]
+
+
+def soft_target_gains(arms: dict[str, list[dict]], its_units: pd.DataFrame, where: str) -> pd.DataFrame:
+    """What soft targets add on one set, in all formats of a study: a row a seed, a column a unit. The formats
+    of a seed share their start, their data and their teacher, so that a seed counts once, by their mean.
+    """
+    by_seed: dict[int, list[pd.Series]] = {}
+    for step in KD_STEPS:
+        pairs = pairs_by_seed(*(arms.get(arm, ()) for arm in STEPS[step]))
+        if not pairs:
+            continue
+        alone, taught = (_by_set(runs, its_units, where) for runs in zip(*pairs))
+        for i, (r, _) in enumerate(pairs):
+            by_seed.setdefault(r['seed'], []).append(taught.iloc[i] - alone.iloc[i])
+    return pd.DataFrame({seed: pd.concat(of, axis=1).mean(axis=1) for seed, of in by_seed.items()}).T
+
+
+def pooled_soft_targets(
+    studies: Sequence[tuple[dict[str, list[dict]], pd.DataFrame]],  # arms and units, on the same questions
+    higher_is_better: bool = True,
+) -> dict:
+    """What soft targets add over several studies, on the set that is scored, the one that chose settings and
+    both: test, dev and everywhere -> difference, p (uncorrected), verdict; sets: do the two sets have the
+    same sign: 'alike' | 'opposite'.
+    """
+    first = next(iter(studies[0][0].values()))[0]
+    sets = dict(test=first['primary']['set'], dev=task_info(first['task']).tuning_set)
+    gains = {
+        name: pd.concat([soft_target_gains(arms, its_units, where) for arms, its_units in studies])
+        for name, where in sets.items()
+    }
+    gains['everywhere'] = pd.concat([gains['dev'], gains['test']], axis=1)
+    found: dict[str, Any] = {}
+    for name, of in gains.items():
+        if of.isna().any(axis=None):
+            raise KdnotesError(
+                f'what soft targets add cannot be pooled on {name}: the studies were not scored on the same '
+                'questions; pool studies of one corpus'
+            )
+        matrix = of.to_numpy(float)
+        interval = crossed_interval(matrix)
+        p = crossed_test(matrix).p
+        verdict = direction(interval, p)
+        found[name] = dict(difference=interval, p=p, verdict=verdict)
+    signs = {found[name]['difference'].estimate > 0 for name in sets}
+    return found | dict(sets='alike' if len(signs) == 1 else 'opposite')
 
 # %% ../../nbs/thesis/02_steps.ipynb #70031ed5
 def memory_ratio(a: Sequence[dict], b: Sequence[dict]) -> Interval | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 from ..analysis import calibration, costs
-from ..analysis.comparable import of_one_machine
+from ..analysis.comparable import Floor, gain_interval, of_one_machine
 from kdnotes.analysis.compare import (
     Comparison,
     study_factorial,
@@ -20,6 +20,7 @@ from ..analysis.plotting import arms_of
 from ..analysis.evidence import Evidence
 from ..analysis.tables import arms_table, epochs_cell, nearer_to_teacher, pareto_front, score_kind
 from ..analysis.tests import p_text
+from ..core.config import task_info
 from ..records.store import RecordError, predictions
 from .facts import about_values, amp_values, gradient_values, seeds_made_again, table
 from kdnotes.thesis.steps import (
@@ -38,8 +39,9 @@ from kdnotes.thesis.steps import (
 )
 
 # %% auto #0
-__all__ = ['predicted_by_run', 'transfer_seconds', 'paid_with_transfer', 'paid_values', 'fidelity_values', 'effects_table',
-           'study_values', 'steps_values', 'mean_metrics', 'part_values', 'aim_value', 'over_nothing', 'aim_values']
+__all__ = ['FROZEN', 'predicted_by_run', 'transfer_seconds', 'paid_with_transfer', 'paid_values', 'fidelity_values',
+           'effects_table', 'floor_values', 'side_of', 'beside_floor', 'shares_over', 'study_values', 'steps_values',
+           'mean_metrics', 'part_values', 'aim_value', 'over_nothing', 'aim_values']
 
 # %% ../../nbs/thesis/03_values.ipynb #d38e6f5f
 def predicted_by_run(e: Evidence) -> dict[str, pd.DataFrame]:
@@ -160,9 +162,46 @@ def effects_table(comparisons: Sequence[tuple[str, Comparison]]) -> pd.DataFrame
     return made
 
 # %% ../../nbs/thesis/03_values.ipynb #77bb5b77
+FROZEN = 'frozen_encoder'  # the pretrained encoder as it comes: cosine of its embeddings
+
+
+def floor_values(floor: Floor, tuning_set: str) -> dict:
+    "What a trivial model is called and what it scores on the set that is scored, and on the one that chose."
+    dev = floor.record['metrics'].get(tuning_set, {}).get(floor.record['primary']['metric'])
+    return dict(words=floor.words, value=floor.value, dev=dev)
+
+
+def side_of(gained: Interval | None) -> str:
+    "On which side of a trivial model an arm is, as far as its interval tells: 'above' | 'below' | 'open'."
+    if gained is None or gained.low is None or gained.low <= 0 <= gained.high:
+        return 'open'
+    return 'above' if gained.low > 0 else 'below'
+
+
+def beside_floor(e: Evidence, name: str) -> dict:
+    """Each arm beside one trivial model: known: was it scored?; arms: arm -> difference (positive is better),
+    verdict: 'above' | 'below' | 'open'; shares: arm -> what it keeps of its teacher's gain over it.
+    """
+    floor = next((f for f in e.trivial if f.name == name), None)
+    if floor is None:
+        return dict(known=False)
+    gained = {arm: gain_interval(runs, floor, e.units) for arm, runs in e.arms.items()}
+    sides = {arm: dict(difference=of, verdict=side_of(of)) for arm, of in gained.items()}
+    return dict(known=True, arms=sides, shares=shares_over(e, name))
+
+
+def shares_over(e: Evidence, name: str) -> dict[str, Interval]:
+    "What each arm keeps of what its teacher gains over one trivial model: arms that keep a share alone."
+    if e.floors is None:
+        return {}
+    alone = replace(e, floors=e.floors[e.floors['floor'] == name])
+    return {arm: share for arm, share in in_use(alone).shares.items() if share} if alone.trivial else {}
+
+
 def study_values(e: Evidence) -> dict:
     "What every study of arms has: its runs, its arms, and who the best trivial model is."
     best = e.trivial[0] if e.trivial else None
+    tuning = task_info(e.records[0]['task']).tuning_set
 
     def of_arm(arm: str, runs: list[dict]) -> dict:
         first = runs[0]
@@ -176,6 +215,8 @@ def study_values(e: Evidence) -> dict:
     return about_values(e.records) | dict(
         arms={arm: of_arm(arm, runs) for arm, runs in e.arms.items()},
         floor=dict(words=best.words, value=best.value) if best else {},
+        floors={f.name: floor_values(f, tuning) for f in e.trivial},
+        frozen=beside_floor(e, FROZEN),
         tables=dict(
             arms=arms_table(e.records, e.values).reset_index(), comparisons=effects_table(e.comparisons)
         ),
@@ -224,6 +265,7 @@ def part_values(e: Evidence, aims: dict) -> dict:
         mean=mean_metrics(e),
         aims=aim_values(e.values, in_use(over_nothing(e)).shares.get('full_kd'), aims, higher),
         above={arm: share for arm, share in in_use(e).shares.items() if share},
+        above_words=shares_over(e, 'shared_words'),
         memory=memory_values(arms_of(of_one_machine(e.records).runs)),
         amp=amp_values(e.records),
         front=pareto_front(e.values, 'train_s', higher),  # the cheapest first
