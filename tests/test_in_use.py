@@ -1,7 +1,9 @@
 """What a study's models are for their user: shares of a teacher's metric, sizes, times, and the headline."""
 
+import re
 import numpy as np
 import pytest
+from scipy import stats
 from handmade import make_record, make_units, write_floors, write_run
 from kdnotes.analysis import in_use
 from kdnotes.analysis.intervals import StatsError
@@ -281,3 +283,33 @@ def test_a_text_that_commands_a_terminal_is_seen_in_a_report_as_text():
     write_run(make_record('baseline', 0, 0.8, corpus=f'/data/{hidden}'))
     text = str(report('made'))
     assert '\x1b' not in text and '\\u001b[31mred' in text
+
+
+def test_the_weights_of_a_model_that_lost_heads_are_said_to_be_those_of_its_pruned_folder():
+    """`model/` holds it whole, with zeros where heads were."""
+
+    def change(record):
+        if record['arm'] == 'mixed_kd':
+            record['kept_heads'] = [[0, 2], [1]]
+
+    table = in_use.use_table(in_use.in_use(write_study(change=change)))
+    assert table.loc['mixed_kd', 'weights, MiB'] == '19 (of pruned/)'  # 5 M numbers of four bytes
+    assert table.loc['full_kd', 'weights, MiB'] == '19'
+
+
+@pytest.mark.parametrize('seeds', [3, 5])
+def test_a_report_says_what_few_seeds_allow(seeds):
+    """t of two degrees of freedom at .05 and, the smallest of four, at .0125; of four degrees of freedom."""
+    write_study(seeds=range(seeds))
+    found = [note for note in report('made').notes if 'little can be significant' in note]
+    assert bool(found) == (seeds == 3)
+    if found:
+        t = stats.t.ppf
+        k = int(re.search(r'smallest p of (\d+)', found[0])[1])
+        three, five = (
+            f'{t(0.975, df):.1f} (as the smallest p of {k}: {t(1 - 0.025 / k, df):.1f})' for df in (2, 4)
+        )
+        assert found[0] == (
+            'with 3 seeds little can be significant: where the seeds make most of the spread, a difference '
+            f'must be {three} times its standard error; with 5 seeds {five} times'
+        )

@@ -250,9 +250,11 @@ def use_table(use: InUse) -> pd.DataFrame:  # one row an arm, cells are text
         one = _latencies(e, runs, 'batch_1_ms')
         many = [32_000 / ms for ms in _latencies(e, runs, 'batch_32_ms')]
         parameters = runs[0]['params_total']
+        # in model/ heads that were taken out are zeros
+        of_pruned = ' (of pruned/)' if any(r.get('kept_heads') for r in runs) else ''
         rows[arm] = {
             'parameters, M': f'{parameters / 1e6:.1f}',
-            'weights, MiB': f'{_BYTES * parameters / MIB:.0f}',
+            'weights, MiB': f'{_BYTES * parameters / MIB:.0f}{of_pruned}',
             f'one example{_tokens(e, 1)}, ms': f'{np.mean(one):.1f}' if one else '-',
             f'32 at once{_tokens(e, 32)}, examples/s': f'{np.mean(many):.0f}' if many else '-',
             f"of its teacher's gain{over}, %": _kept_cell(use.kept[arm]),

@@ -5,7 +5,7 @@
 # %% ../../nbs/analysis/19_movement.ipynb #f5489cda
 from __future__ import annotations
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from .calibration import aligned
@@ -31,7 +31,10 @@ class Movement:
     @property
     def share(self) -> Interval:
         "Share of units that change, 0 to 1, with an interval over seeds."
-        return mean_interval(np.array(self.changed) / self.units)
+        found = mean_interval(np.array(self.changed) / self.units)
+        if found.low is None:
+            return found
+        return replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))
 
     @property
     def distance(self) -> Interval:
