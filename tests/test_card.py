@@ -73,9 +73,9 @@ def test_a_card_is_its_record(task, mode, small_run):
         key: value for key, value in expected.items() if value is not None
     }
     assert {of.dataset_args['sha256'] for of in found.values()} == {record['corpus_sha256']}
-    # the trivial models beside them, best first
+    # the trivial baselines beside them, best first
     best = min if task == 'masked_lm' else max
-    said = section(card.text, 'Scores').rpartition('Without any training, ')[2]
+    said = section(card.text, 'Scores').rpartition('Trivial baselines, ')[2]
     values = [float(x) for x in re.findall(r' (\d+\.\d+)', said.partition('This model')[0])]
     assert values and values[0] == best(values)
     # scores

@@ -239,7 +239,7 @@ def test_trivial_models_are_rows_and_the_best_a_line(higher):
     floors = {'random order': 0.39, 'shared words': 0.52}
     metric, cost = fg.accuracy_figure(e.records, e.values, floors=floors).axes
     names = words(metric.get_yticklabels())
-    assert names == ['baseline (2)', 'floor: random order', 'floor: shared words']
+    assert names == ['baseline (2)', 'trivial: random order', 'trivial: shared words']
     (line,) = (x for x in metric.lines if x.get_linestyle() == ':')
     assert line.get_xdata()[0] == (0.52 if higher else 0.39)
     assert not any(x.get_linestyle() == ':' for x in cost.lines)

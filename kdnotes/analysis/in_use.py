@@ -129,8 +129,8 @@ KEPT = {  # code -> in a table's cell
     'kept': '',
     'no_value': '-',
     'no_floor': 'no trivial baseline known',
-    'teacher_at_floor': 'teacher not above it',
-    'student_at_floor': 'not above it',
+    'teacher_at_floor': 'teacher not better',
+    'student_at_floor': 'not better',
     'not_told': 'one value',
 }
 

@@ -35,7 +35,7 @@ def start_names(
         found['profile'] = PROFILES[given.profile].teacher
     return found
 
-# %% ../../nbs/records/05_starts.ipynb #08a77f41
+# %% ../../nbs/records/05_starts.ipynb #aa2e3ab5
 def start_text(
     weights: str,  # the sha256 of the files
     reading: str = '',  # of what reads them; '': as the project's own are read
@@ -55,7 +55,9 @@ def record_starts(
 ) -> dict[str, str | None]:  # what the weights are called -> of `start_text`; None: nobody knows any more
     "The pretrained weights that a finished run goes back to."
     settings = record['settings']
-    models = record['models']
+    models = record.get('models')
+    if not models:
+        return {}
     others = record.get('teachers') or {}
     given = dict(
         mode=record['mode'],

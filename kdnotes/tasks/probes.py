@@ -12,7 +12,7 @@ from .base import Embed
 # %% auto #0
 __all__ = ['PROBED_ROWS', 'embedded', 'probe']
 
-# %% ../../nbs/tasks/11_probes.ipynb #db5aa718
+# %% ../../nbs/tasks/11_probes.ipynb #77dbbd99
 PROBED_ROWS = 20_000  # of a training split, at most: more change a linear model little
 
 
@@ -29,7 +29,9 @@ def embedded(
     return np.concatenate([u, v, np.abs(u - v), u * v], axis=1)
 
 
-_STRENGTHS = 10.0 ** np.arange(-4, 2)  # C of the logistic regression, the strongest penalty first
+# C of the logistic regression, the strongest penalty first: those of scikit-learn's LogisticRegressionCV
+# without the four largest, under which the penalty hardly counts
+_STRENGTHS = np.logspace(-4, 4, 10)[:6]
 _ALPHAS = 10.0 ** np.arange(-1, 6)  # of the ridge regression
 _FOLDS = 5
 
@@ -61,19 +63,19 @@ def probe(
 
 
 def _chosen_strength(x: np.ndarray, labels: np.ndarray) -> float:
-    "The C by which most of the training rows that were left out are told; the smallest of equal ones."
+    "The C that gives the labels of training rows that were left out the largest likelihood."
     n = len(labels)
     classes = int(labels.max()) + 1
     order = np.random.default_rng(0).permutation(n)
     fold = np.empty(n, dtype=np.int64)
     fold[order[np.argsort(labels[order], kind='stable')]] = np.arange(n) % min(_FOLDS, n)
-    right = np.zeros(len(_STRENGTHS))
+    likelihood = np.zeros(len(_STRENGTHS))
     for out in range(min(_FOLDS, n)):
         own, others = fold != out, fold == out
         for i, strength in enumerate(_STRENGTHS):
-            said = _log_shares(x[own], labels[own], strength, x[others], classes).argmax(1)
-            right[i] += (said == labels[others]).sum()
-    return float(_STRENGTHS[right.argmax()])
+            said = _log_shares(x[own], labels[own], strength, x[others], classes)
+            likelihood[i] += said[np.arange(len(said)), labels[others]].sum()
+    return float(_STRENGTHS[likelihood.argmax()])
 
 
 def _log_shares(x, labels, strength: float, others: np.ndarray, classes: int) -> np.ndarray:
