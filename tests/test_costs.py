@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats as scipy_stats
+from kdnotes.core.config import TASKS, task_info
 from kinds import one_of_each
 from kdnotes.analysis import costs as C
 from kdnotes.analysis.costs import Cost, CostError, Sizes
@@ -140,11 +141,30 @@ def test_sizes_are_counted_in_the_tables():
         [('test', 'b', 'p_at_1'), ('test', 'b', 'map'), ('dev', 'a', 'p_at_1'), ('test', 'c', 'map')],
         columns=['split', 'unit', 'metric'],
     )
-    assert C.sizes_of(predictions, units, 'test', 'p_at_1') == Sizes(dict(dev=3, test=9), 'p_at_1', 1, 4)
+    kind = task_info('answer_selection').score_kind({})  # each candidate is judged by itself
+    counted = C.sizes_of(predictions, units, 'test', 'p_at_1', kind)
+    assert counted == Sizes(dict(dev=3, test=9), 'p_at_1', 1, 4)
     with pytest.raises(CostError, match='take those of a run'):
-        C.sizes_of(predictions, units[units.metric == 'map'], 'test', 'p_at_1')
+        C.sizes_of(predictions, units[units.metric == 'map'], 'test', 'p_at_1', kind)
     with pytest.raises(CostError, match='take those of one run'):
-        C.sizes_of(predictions, pd.concat([units, units]), 'test', 'p_at_1')
+        C.sizes_of(predictions, pd.concat([units, units]), 'test', 'p_at_1', kind)
+
+
+@pytest.mark.parametrize('task', TASKS)
+def test_a_text_of_several_classes_or_tokens_is_one_example(task):
+    """Three texts with a row for each of three classes: three predictions, so that a student that cost 110 s
+    and saves 4 s in 3 + 3 + 3 predictions is paid back after 247.5 of them, and not after 742.5.
+    """
+    kind = task_info(task).score_kind({})
+    rows = [(split, f'{split}{i}', k) for split in ('dev', 'test') for i in range(3) for k in range(3)]
+    predictions = pd.DataFrame(rows, columns=['split', 'unit', 'item'])
+    units = pd.DataFrame(
+        [('test', f'test{i}', 'accuracy') for i in range(3)], columns=['split', 'unit', 'metric']
+    )
+    sizes = C.sizes_of(predictions, units, 'test', 'accuracy', kind)
+    each = 9 if task == 'answer_selection' else 3
+    assert sizes == Sizes(dict(dev=each, test=each), 'accuracy', 3, each)
+    assert C.payback(record(), teacher(), sizes).seconds == pytest.approx(110 / (4 / (3 * each)))
 
 
 # over seeds

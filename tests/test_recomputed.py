@@ -8,6 +8,7 @@ import csv
 import gzip
 import json
 import re
+from functools import lru_cache
 from pathlib import Path
 import numpy as np
 import pytest
@@ -45,13 +46,26 @@ def t_upper(t, df):
     return 0.5 * area(angle, step) / area(half, step_half)
 
 
+@lru_cache
+def t_table(df):
+    "Chances above, rising, and the t of each."
+    angle = np.linspace(0, np.pi / 2, 200_001)
+    density = np.cos(angle) ** (df - 1)
+    area = np.append(0.0, np.cumsum((density[1:] + density[:-1]) / 2))
+    above = (area[-1] - area) / area[-1] / 2
+    kept = above > 1e-14
+    return np.log(above[kept][::-1]), np.sqrt(df) * np.tan(angle[kept][::-1])
+
+
 def t_limit(df, level=0.975):
     "The t below which Student's t lies with that chance."
-    low, high = 0.0, 1e4
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_upper(middle, df) > 1 - level else (low, middle)
-    return high
+    return float(np.interp(np.log(1 - level), *t_table(df)))
+
+
+def test_the_table_of_t_is_that_of_its_density():
+    for df in (1, 2, 4, 236):
+        for level in (0.9, 0.975, 1 - 0.025 / 7):
+            assert t_upper(t_limit(df, level), df) == pytest.approx(1 - level, rel=1e-5)
 
 
 def crossed(y):
@@ -66,22 +80,45 @@ def crossed(y):
     df = np.array([S - 1, U - 1, (S - 1) * (U - 1)])
     ms = np.array([U * (rows**2).sum(), S * (columns**2).sum(), (rest**2).sum()]) / df
     # a component that is not above nought takes its mean square out of the sum
-    kept = (ms[:2] >= ms[2] * (1 - 1e-9)).astype(float)
-    terms = np.append(kept, 1 - kept.sum()) * ms
-    its_df = terms.sum() ** 2 / (terms**2 / df).sum() if (terms != 0).any() else S * U - 1
-    error = np.sqrt(terms.sum() / (S * U))
-    return mean, t_limit(its_df) * error, 2 * t_upper(abs(mean) / error, its_df) if error else 1.0
+    whole = (max(ms[0], ms[2]) + max(ms[1], ms[2]) - ms[2]) / (S * U)
+    if not whole:
+        return mean, 0.0, 1.0
+    few = ms[0 if S <= U else 1] / (S * U)  # the fewer keep their whole mean square
+
+    def half(level):
+        limits = [t_limit(min(S, U) - 1, level), t_limit(max(S, U) - 1, level)]
+        return np.sqrt(few * limits[0] ** 2 + (whole - few) * limits[1] ** 2)
+
+    # p: twice the chance whose limit is nought, by halving its logarithm
+    low, high = -30.0, np.log(0.5)
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if half(1 - np.exp(middle)) > abs(mean) else (low, middle)
+    return mean, half(0.975), min(1.0, 2 * np.exp(low))
 
 
 def bounded(y, rng):
-    "Limits of the mean where few units differ: one more unit at either end, all weights alike."
+    """Limits of the mean where few units differ: one more unit at either end, all weights alike; and p, twice
+    the chance at which the nearer limit is nought.
+    """
     S, U = y.shape
     mean, units = y.mean(), y.mean(0)
     weights = rng.exponential(size=(20_000, U + 1))
     weights /= weights.sum(1, keepdims=True)
-    over_seeds = t_limit(S - 1) * y.mean(1).std(ddof=1) / np.sqrt(S) if S > 1 else 0.0
-    ends = [np.quantile(weights @ np.append(units, side), q) for side, q in ((-1, 0.025), (1, 0.975))]
-    return [mean + np.sign(end - mean) * np.hypot(end - mean, over_seeds) for end in ends]
+    error = y.mean(1).std(ddof=1) / np.sqrt(S) if S > 1 else 0.0
+    drawn = {side: weights @ np.append(units, side) for side in (-1, 1)}
+
+    def limit(side, q):
+        over_units = max(side * (np.quantile(drawn[side], q if side > 0 else 1 - q) - mean), 0.0)
+        over_seeds = t_limit(S - 1, q) * error if S > 1 else 0.0
+        return mean + side * np.hypot(over_units, over_seeds)
+
+    side = -1 if mean > 0 else 1
+    low, high = 0.5, 1 - 1e-9
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if side * limit(side, middle) < 0 else (low, middle)
+    return [limit(-1, 0.975), limit(1, 0.975)], min(1.0, 2 * (1 - low)) if mean else 1.0
 
 
 def read(part):
@@ -160,10 +197,9 @@ def test_differences_their_intervals_and_p_values(part):
         assert n == str(len(seeds))
         if metric == 'map' and differ < min(FEW, d.shape[1] / 2):
             # two sets of random weights agree to some ten-thousandths
-            assert numbers(difference) == pytest.approx(
-                [mean, *bounded(d, np.random.default_rng(7))], abs=1.2e-3
-            )
-            assert found is None or 0.5 <= float(p) <= 1.0 or differ > 1
+            limits, found_p = bounded(d, np.random.default_rng(7))
+            assert numbers(difference) == pytest.approx([mean, *limits], abs=1.2e-3)
+            assert found is None or float(p) == pytest.approx(found_p, abs=0.03)
             p_values[a, b] = None if found is None else float(p)
             continue
         same(difference, [scale * x for x in (mean, mean - half, mean + half)])

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, strategies as st
 from scipy import integrate as scipy_integrate
 from scipy import stats as scipy_stats
 from statsmodels.formula.api import ols
@@ -24,6 +25,7 @@ from kdnotes.analysis.tests import (
     interval_test,
     permutation_test,
     seed_test,
+    difference_and_test,
 )
 from kdnotes.analysis.coverage import power
 from kdnotes.analysis.intervals import (
@@ -55,10 +57,79 @@ def test_the_primary_p_and_the_interval_are_one():
 
 
 def test_the_primary_p_by_hand():
-    t = crossed_test([[1, 2], [3, 6]])  # mean 3, variance (9 + 4 - 1)/4, df 144/98
-    assert t.statistic == pytest.approx(3**0.5) and t.p == pytest.approx(
-        2 * scipy_stats.t.sf(3**0.5, 144 / 98)
-    )
+    t = crossed_test([[1, 2], [3, 6]])  # mean 3, variance (9 + 4 - 1)/4, one degree of freedom each
+    assert t.statistic == pytest.approx(3**0.5) and t.p == pytest.approx(2 * scipy_stats.t.sf(3**0.5, 1))
+    # mean squares 13.5, 3.5, .5 of one, two and two degrees of freedom: the limit at 1 - p / 2 is the mean
+    p = crossed_test([[1, 2, 3], [3, 6, 6]]).p
+    few, many = (scipy_stats.t.isf(p / 2, df) for df in (1, 2))
+    assert (13.5 * few**2 + 3 * many**2) / 6 == pytest.approx(3.5**2)
+
+
+def test_a_far_p_keeps_its_digits():
+    """Beside the t of both parts, between which it lies, and for both signs."""
+    d = differences(3, 40, (0.05, 0.1, 0.1), mean=0.0)
+    for null in (5.0, -5.0, 1e4):
+        t = crossed_test(d, null)
+        few, many = (2 * scipy_stats.t.sf(abs(t.statistic), df) for df in (2, 39))
+        assert many <= t.p <= few and t.p == pytest.approx(crossed_test(-d, -null).p, rel=1e-9)
+
+
+def drawn_tests(share, S, U, level, rng, n=60_000, of_units=0.16, of_rest=0.19):
+    """Chance that the rule of the intervals, written again, rejects a true null: given its mean squares a
+    mean is normal, so that its chance is known.
+    """
+    other = S * of_units**2 + of_rest**2
+    of_seeds = share / (1 - share) * other
+    a = (of_seeds + of_rest**2) * rng.chisquare(S - 1, n) / (S - 1)
+    u = other * rng.chisquare(U - 1, n) / (U - 1)
+    e = of_rest**2 * rng.chisquare((S - 1) * (U - 1), n) / ((S - 1) * (U - 1))
+    whole = np.maximum(a, e) + np.maximum(u, e) - e
+    few, many = (scipy_stats.t.isf(level / 2, df) for df in (S - 1, U - 1))
+    reach = np.sqrt(a * few**2 + (whole - a) * many**2)
+    return 2 * scipy_stats.norm.sf(reach / np.sqrt(of_seeds + other)).mean()
+
+
+@pytest.mark.parametrize('seeds', [3, 5, 8])
+def test_the_level_holds_far_out_whatever_the_seeds_share(seeds):
+    rng = np.random.default_rng(seeds)
+    for spread in ((0.16, 0.19), (0.0, 0.19), (0.16, 0.02)):
+        for share in (0.0, 0.2, 0.5, 0.83, 0.9):
+            for level in (0.05, 0.05 / 4, 0.05 / 7):
+                found = drawn_tests(share, seeds, 237, level, rng, 20_000, *spread)
+                assert found < 1.05 * level, (spread, share, level, found)
+    # and the rule is the one in use
+    d = differences(seeds, 40, (0.05, 0.1, 0.1))
+    S, U = d.shape
+    rest = d - d.mean(1, keepdims=True) - d.mean(0) + d.mean()
+    a, u = U * d.mean(1).var(ddof=1), S * d.mean(0).var(ddof=1)
+    e = (rest**2).sum() / ((S - 1) * (U - 1))
+    for level in (0.05, 0.05 / 7):
+        few, many = (scipy_stats.t.isf(level / 2, df) for df in (S - 1, U - 1))
+        whole = max(a, e) + max(u, e) - e
+        half = np.sqrt((a * few**2 + (whole - a) * many**2) / (S * U))
+        assert crossed_interval(d, 1 - level).high == pytest.approx(d.mean() + half)
+
+
+@given(
+    st.integers(0, 10**6), st.integers(2, 6), st.integers(10, 60), st.integers(0, 16), st.floats(-0.4, 0.4)
+)
+def test_p_and_interval_are_one_rule_whatever_differs(seed, seeds, units, differ, shift):
+    rng = np.random.default_rng(seed)
+    d = np.zeros((seeds, units))
+    where = d[:, : min(differ, units)]
+    where += np.clip(shift + 0.2 * rng.normal(size=where.shape), -1, 1)
+    interval, test = difference_and_test(d, rng, 1.0)
+    if test.p is not None and abs(test.p - 0.05) > 1e-9:
+        assert (test.p < 0.05) == (interval.low > 0 or interval.high < 0)
+        assert 0 <= test.p <= 1
+
+
+def test_flips_of_a_sum_of_nothing_are_all_as_far_out():
+    """Rounding leaves 5e-17 of .1 + .2 - .3, which is no less than nothing."""
+    assert permutation_test([[0.1, 0.2, -0.3]], None).p == 1
+    x = np.random.default_rng(0).normal(size=30)
+    assert permutation_test([np.r_[x, -x]], np.random.default_rng(1), 999).p == 1
+    assert permutation_test([[1.0, -1.0]], None).p == 1 and seed_test([1.0, -1.0] * 4).p == 1
 
 
 def test_a_p_is_scipys_where_only_one_side_varies():
@@ -274,8 +345,9 @@ def test_power_is_what_is_seen(difference, spread, seeds, units):
             s * rng.normal(size=size)
             for s, size in zip(spread, ((1000, seeds, 1), (1000, 1, units), (1000, seeds, units)))
         )
-        mean, variance, df = crossed_moments(d)
-        told.append(2 * scipy_stats.t.sf(abs(mean) / np.sqrt(variance), df) < 0.05)
+        mean, variance, share = crossed_moments(d)
+        limits = [scipy_stats.t.ppf(0.975, n - 1) ** 2 for n in (seeds, units)]
+        told.append(mean**2 > variance * (share * limits[0] + (1 - share) * limits[1]))
     assert power(difference, tuple(s**2 for s in spread), seeds, units) == pytest.approx(
         np.mean(told), abs=0.025
     )

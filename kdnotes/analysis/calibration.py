@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit, rel_entr, softmax
 from statsmodels.stats.proportion import proportion_confint
-from .tests import PValue, difference_test
+from .tests import PValue, difference_and_test
 from kdnotes.analysis.intervals import (
     LEVEL,
     Interval,
     StatsError,
     crossed_interval,
-    difference_interval,
+    score_interval,
     draw_counts,
 )
 
@@ -281,7 +281,8 @@ def agreement(
         )
     matrices = _stacked(students, teachers, split, kind)
     matrices['tau'] = matrices['tau'][:, np.isfinite(matrices['tau']).all(0)]
-    return {name: crossed_interval(m) for name, m in matrices.items() if m.size}
+    bounds = dict(top_1=1.0, decisions=1.0)  # shares of units
+    return {name: score_interval(m, bounds.get(name)) for name, m in matrices.items() if m.size}
 
 # %% ../../nbs/analysis/08_calibration.ipynb #624ede35
 @dataclass(frozen=True)
@@ -316,5 +317,4 @@ def tau_gain(
             'no unit has an order of its items in all runs, so that there is no rank correlation'
         )
     a, b = (m[:, ordered] for m in both)
-    difference = difference_interval(a - b, rng, reach=2.0)
-    return TauGain(crossed_interval(a), crossed_interval(b), difference, difference_test(a - b, reach=2.0))
+    return TauGain(crossed_interval(a), crossed_interval(b), *difference_and_test(a - b, rng, reach=2.0))

@@ -17,8 +17,8 @@ from ..records.schema import dropout_masks
 # %% auto #0
 __all__ = ['HARDWARE', 'SEED', 'trained', 'Timed', 'timed', 'of_one_machine', 'recorded', 'differences', 'Attribution',
            'attribute', 'label', 'check_arm', 'commits', 'mixed', 'refusal', 'matched', 'matched_pairs', 'lacks',
-           'by_cluster', 'unit_matrix', 'units_alike', 'independent_name', 'Floor', 'floors_of', 'reach_of', 'gain',
-           'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells', 'neighbours']
+           'by_cluster', 'unit_matrix', 'units_alike', 'independent_name', 'Floor', 'floors_of', 'beside', 'reach_of',
+           'gain', 'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells', 'neighbours']
 
 # %% ../../nbs/analysis/04_comparable.ipynb #af490aa1
 def trained(record: dict) -> bool:
@@ -373,12 +373,14 @@ def independent_name(
 # %% ../../nbs/analysis/04_comparable.ipynb #a35c35fa
 @dataclass(frozen=True)
 class Floor:
-    "What a model that has learnt nothing scores on a study's units."
+    "What a trivial baseline scores on a study's units."
 
-    name: str  # of `TaskInfo.floors`
+    name: str  # of `TaskInfo.floors`; where there are several of it, with what tells them apart
     words: str  # what it is called: 'BM25'
     record: dict  # the keys of a run's that say what it scored: run_id, task, primary, metrics
     units: pd.DataFrame  # as of a run
+    # the setting `labels` of the runs that it stands beside; (): of all
+    labels: tuple[int | None, ...] = ()
 
     @property
     def value(self) -> float:
@@ -388,18 +390,19 @@ class Floor:
 
 def floors_of(
     records: Sequence[dict],  # of one study
-    table: pd.DataFrame | None,  # of `records.store.floors`; None: not measured
+    table: pd.DataFrame | None,  # of `evidence.known_floors`; None: not measured
 ) -> list[Floor]:  # the best by the primary metric first; []: not known
-    "A study's trivial models, as if they were runs."
+    "A study's trivial baselines, as if they were runs."
     primary = records[0]['primary']
     found = []
     for name, own in () if table is None else table.groupby('floor', sort=False):
+        about = own.iloc[0]
         of_sets = own[own['unit'] == '']
         metrics = {split: dict(zip(its['metric'], its['value'])) for split, its in of_sets.groupby('split')}
         value = metrics.get(primary['set'], {}).get(primary['metric'])
         if value is None:
             continue
-        words = task_info(records[0]['task']).floors.get(name, name)
+        words = about.get('words') or task_info(records[0]['task']).floors.get(name, name)
         record = dict(
             run_id=f'floor {name}',
             task=records[0]['task'],
@@ -407,8 +410,17 @@ def floors_of(
             metrics=metrics,
         )
         units = own[own['unit'] != ''].assign(run_id=record['run_id'])
-        found.append(Floor(name, words, record, units))
+        found.append(Floor(name, words, record, units, about.get('labels', ())))
     return sorted(found, key=lambda floor: floor.value, reverse=primary['higher_is_better'])
+
+
+def beside(
+    found: Sequence[Floor],  # of `floors_of`
+    runs: Sequence[dict],  # of one arm
+) -> list[Floor]:  # in the same order
+    "The baselines that have no more labels, and no fewer, than some runs."
+    labels = runs[0]['settings'].get('labels')
+    return [floor for floor in found if not floor.labels or labels in floor.labels]
 
 
 SEED = 0  # of resamples and permutations
@@ -430,7 +442,7 @@ def gain(
     units: pd.DataFrame | None,  # of these runs
     # (runs, units), or (runs,) where the units are not the same; None: a run has no value
 ) -> np.ndarray | None:
-    "How much better than a trivial model runs are by the primary metric, be more of it better or less."
+    "How much better than a trivial baseline runs are by the primary metric, be more of it better or less."
     if any(r['primary']['value'] is None for r in runs):
         return None
     sign = 1 if floor.record['primary']['higher_is_better'] else -1
@@ -446,7 +458,7 @@ def gain_interval(
     floor: Floor,
     units: pd.DataFrame | None,  # of these runs
 ) -> Interval | None:  # None: a run has no value
-    "The mean gain over a trivial model, seeds and units both sampled."
+    "The mean gain over a trivial baseline, seeds and units both sampled."
     found = gain(runs, floor, units)
     return None if found is None else interval_of_gain(found, runs, units)
 
@@ -465,7 +477,7 @@ def interval_of_gain(
 def is_above(
     gained: Interval | None,  # of `gain_interval`
 ) -> bool:
-    "Is a model better than a trivial one, as far as its interval tells?"
+    "Is a model better than a trivial baseline, as far as its interval tells?"
     return gained is not None and gained.low is not None and gained.low > 0
 
 # %% ../../nbs/analysis/04_comparable.ipynb #c4963e4a

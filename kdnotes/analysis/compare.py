@@ -20,10 +20,10 @@ from kdnotes.analysis.tests import (
     Equivalence,
     Family,
     bounded_equivalence,
+    bounded_test,
     contrast,
     corrected_margins,
     crossed_test,
-    difference_test,
     effect_size,
     equivalence,
     holm,
@@ -51,6 +51,7 @@ from kdnotes.analysis.comparable import (
     Timed,
     alike_cells,
     attribute,
+    beside,
     cells_of_modes,
     commits,
     floors_of,
@@ -169,7 +170,7 @@ def _evidence(
     elif reach is not None and few_differ(d):  # no interval or effect size that is made of their variance
         mean = bounded_mean(d, np.random.default_rng(SEED), reach)
         i = bounded_interval(mean)
-        test = difference_test(d, reach)
+        test = bounded_test(mean)
         more = dict(
             p_permutation=permutation_test(d, None).p,
             equivalences=tuple(bounded_equivalence(mean, m, higher) for m in margins),
@@ -246,7 +247,7 @@ class Comparison:
 
     @property
     def at_floor(self) -> str | None:
-        "What the difference tells where neither arm has learnt anything that a trivial model has not."
+        "What the difference tells where neither arm is better than a trivial baseline."
         return next((w.text for w in self.warnings if w.code == 'at_floor'), None)
 
     @property
@@ -449,28 +450,29 @@ def study_comparisons(
     ]
     times = timed(records)
     found = corrected([(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in steps])
-    best = floors_of(records, floors)[:1] if records else []
-    return _beside_floor(found, best[0], arms, units) if best else found
+    trivial = floors_of(records, floors) if records else []
+    return _beside_floor(found, trivial, arms, units) if trivial else found
 
 
 def _beside_floor(
     comparisons: list[tuple[str, Comparison]],
-    floor: Floor,
+    trivial: Sequence[Floor],  # the best first
     arms: dict[str, list[dict]],
     units: pd.DataFrame | None,
 ) -> list[tuple[str, Comparison]]:
-    "Comparisons with a remark where neither arm is better than the floor."
-    gains = {arm: gain_interval(runs, floor, units) for arm, runs in arms.items()}
-    low = {
-        arm
-        for arm, gained in gains.items()
-        if gained is not None and gained.low is not None and not is_above(gained)
-    }
+    "Comparisons with a remark where neither arm is better than the best trivial baseline beside it."
+    low = {}
+    for arm, runs in arms.items():
+        floor = next(iter(beside(trivial, runs)), None)
+        gained = gain_interval(runs, floor, units) if floor else None
+        if gained is not None and gained.low is not None and not is_above(gained):
+            low[arm] = floor
 
     def told(c: Comparison) -> Comparison:
-        if c.difference is None or not {c.a, c.b} <= low:
+        if c.difference is None or not {c.a, c.b} <= low.keys():
             return c
-        text = f'neither {c.a} nor {c.b} is better than {floor.words}, so that this tells nothing'
+        words = ' or '.join(dict.fromkeys(low[arm].words for arm in (c.a, c.b)))
+        text = f'neither {c.a} nor {c.b} is better than {words}, so that this tells nothing'
         return replace(c, warnings=(*c.warnings, Remark('at_floor', text)))
 
     return [(kind, told(c)) for kind, c in comparisons]

@@ -112,6 +112,7 @@ def sizes_of(
     units: pd.DataFrame,  # of one run: split, unit, metric, ...
     split: str,  # the primary set
     metric: str,  # whose mean over units is the share that is right
+    kind: str,  # of `TaskInfo.score_kind`: what a row of the predictions is
 ) -> Sizes:
     "Counted in a run's tables."
     counted = units.loc[(units.split == split) & (units.metric == metric), 'unit']
@@ -119,8 +120,10 @@ def sizes_of(
         raise CostError(f'the units hold no {metric!r} of {split!r}; take those of a run of this task')
     if counted.duplicated().any():
         raise CostError(f'the units hold {metric!r} of a unit more than once; take those of one run')
-    examples = {str(name): int(n) for name, n in predictions.split.value_counts(sort=False).items()}
-    theirs = (predictions.split == split) & predictions.unit.isin(counted)
+    # a row is an example where it is judged by itself; else a unit is one, with a row for each class, say
+    rows = predictions if kind == 'log_odds' else predictions.drop_duplicates(['split', 'unit'])
+    examples = {str(name): int(n) for name, n in rows.split.value_counts(sort=False).items()}
+    theirs = (rows.split == split) & rows.unit.isin(counted)
     return Sizes(examples, metric, len(counted), int(theirs.sum()))
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 import pandas as pd
 from scipy import stats as distributions
-from scipy.special import chdtri, ndtr, stdtr, stdtrit
+from scipy.special import chdtri, ndtr
 from .tests import LEAST_SEEDS, flip_p, flips
 from kdnotes.analysis.intervals import (
     LEVEL,
@@ -19,11 +19,12 @@ from kdnotes.analysis.intervals import (
     crossed_moments,
     draw_counts,
     studentised_limits,
+    t_limit,
 )
 
 # %% auto #0
-__all__ = ['CUTS', 'VALUES', 'BLOCK', 'COLUMNS', 'SETTINGS', 'ENOUGH_SEEDS', 'Setting', 'draw', 'rates', 'coverage_table',
-           'power']
+__all__ = ['CUTS', 'VALUES', 'BLOCK', 'COLUMNS', 'SETTINGS', 'ENOUGH_SEEDS', 'SHARES', 'FAMILY_SIZES', 'Setting', 'draw', 'rates',
+           'coverage_table', 'mean_squares_drawn', 'family_table', 'power']
 
 # %% ../../nbs/analysis/10_coverage.ipynb #78bdb2dc
 CUTS = np.array([-1.4, -1.1, -0.85, -0.5, 0.15])  # of the latent ease
@@ -111,17 +112,16 @@ def _block(setting: Setting, d: np.ndarray, rng: np.random.Generator, n_draws: i
     "Trial by trial: did it cover, did it reject."
     _, S, U = d.shape
     truth = setting.truth()
-    mean, variance, df = crossed_moments(d)
-    away = np.abs(mean - truth)
-    found = {'crossed covers': away <= stdtrit(df, 0.975) * np.sqrt(variance)}
+    mean, variance, share = crossed_moments(d)
+    few, many = sorted((S - 1, U - 1))
+    two_sided, one_sided = (t_limit(q, few, many, share) * np.sqrt(variance) for q in (0.975, 0.95))
+    found = {'crossed covers': np.abs(mean - truth) <= two_sided}
     if n_draws:
         counts = draw_counts((S, U), rng, n_draws)
         limits = np.array([studentised_limits(y, *counts) for y in d])
         found['bootstrap covers'] = (limits[:, 0] <= truth) & (truth <= limits[:, 1])
-    found['crossed rejects'] = ~(mean == 0) & (
-        2 * stdtr(df, -np.abs(mean) / np.sqrt(np.maximum(variance, 1e-300))) < 0.05
-    )
-    found['one-sided rejects'] = mean > stdtrit(df, 0.95) * np.sqrt(variance)
+    found['crossed rejects'] = np.abs(mean) > two_sided
+    found['one-sided rejects'] = mean > one_sided
     found[f"permutation {'misread' if setting.seeds else 'rejects'}"] = (
         flip_p(d.mean(1), flips(U, rng, 999)) <= 0.05
     )
@@ -161,7 +161,53 @@ def coverage_table(
     return table[[c for c in COLUMNS if c in table]]
 
 # %% ../../nbs/analysis/10_coverage.ipynb #cae1333f
-ENOUGH_SEEDS = 5  # from so many on the crossed test keeps its level in these simulations
+ENOUGH_SEEDS = 5  # with fewer, a corrected difference must be so many standard errors that few are found
+
+# %% ../../nbs/analysis/10_coverage.ipynb #c0ffee11
+SHARES = (0.0, 0.2, 0.5, 0.83, 0.9)  # of the variance of a mean difference: the seeds'
+FAMILY_SIZES = (4, 7)  # comparisons that are corrected together
+
+
+def mean_squares_drawn(
+    share: float,  # of the variance of the mean that is the seeds', 0 to below 1
+    shape: tuple[int, int],  # seeds, units
+    size: tuple[int, ...],  # of the draws
+    rng: np.random.Generator,
+    spread: tuple[float, float] = (0.16, 0.19),  # standard deviations of units and of the rest
+) -> tuple[np.ndarray, np.ndarray, tuple[int, int, int]]:  # means, mean squares, degrees of freedom
+    "What is seen of differences whose true mean is 0."
+    S, U = shape
+    of_units, of_rest = spread
+    other = S * of_units**2 + of_rest**2
+    of_seeds = share / (1 - share) * other
+    df = (S - 1, U - 1, (S - 1) * (U - 1))
+    expected = (of_seeds + of_rest**2, other, of_rest**2)
+    squares = np.stack([e * rng.chisquare(d, size) / d for e, d in zip(expected, df)], -1)
+    return np.sqrt((of_seeds + other) / (S * U)) * rng.normal(size=size), squares, df
+
+
+def family_table(
+    rng: np.random.Generator,
+    shares: Sequence[float] = SHARES,
+    seeds: Sequence[int] = (3, 5, 8),
+    units: int = 237,
+    trials: int = 100_000,
+) -> pd.DataFrame:  # rows: seeds, share of seeds; columns: percent
+    "How often true nulls are rejected: one alone, one at the corrected level, and any of a family (Holm)."
+    rows = {}
+    for S in seeds:
+        for share in shares:
+            mean, squares, df = mean_squares_drawn(share, (S, units), (trials, max(FAMILY_SIZES)), rng)
+            variance, of_few = moments_of(squares, df)
+            away = np.abs(mean) / np.sqrt(variance)
+            few, many = sorted(df[:2])
+            row = {'alone': (away > t_limit(0.975, few, many, of_few)).mean()}
+            for k in FAMILY_SIZES:
+                each = away > t_limit(1 - 0.025 / k, few, many, of_few)
+                # Holm rejects something just where it rejects the smallest p
+                row |= {f'at .05/{k}': each.mean(), f'family of {k}': each[:, :k].any(1).mean()}
+            rows[S, share] = {name: 100 * float(value) for name, value in row.items()}
+    return pd.DataFrame.from_dict(rows, orient='index').rename_axis(index=['seeds', 'share of seeds'])
 
 # %% ../../nbs/analysis/10_coverage.ipynb #b0d75769
 @lru_cache
@@ -190,6 +236,8 @@ def power(
     df = np.array([seeds - 1, units - 1, (seeds - 1) * (units - 1)])
     expected = np.array([units * s + e, seeds * u + e, e])
     sigma = np.sqrt((expected[0] + expected[1] - e) / (seeds * units))
-    square, its_df = moments_of(expected * chdtri(df, 1 - _cube()) / df, df)
-    reach = stdtrit(its_df, (1 + LEVEL) / 2) * np.sqrt(square)  # a mean further from 0 is significant
+    square, share = moments_of(expected * chdtri(df, 1 - _cube()) / df, df)
+    few, many = sorted(df[:2])
+    # a mean further from 0 is significant
+    reach = t_limit((1 + LEVEL) / 2, few, many, share) * np.sqrt(square)
     return float((ndtr((difference - reach) / sigma) + ndtr((-difference - reach) / sigma)).mean())

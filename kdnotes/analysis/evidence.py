@@ -4,24 +4,36 @@
 
 # %% ../../nbs/analysis/09_evidence.ipynb #fad3d01f
 from __future__ import annotations
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 import pandas as pd
-from .comparable import Floor, Timed, check_arm, floors_of, mixed, timed, unit_matrix
+from kdnotes.analysis.comparable import (
+    Floor,
+    Timed,
+    check_arm,
+    floors_of,
+    mixed,
+    timed,
+    unit_matrix,
+    units_alike,
+)
 from .compare import TIMES, Comparison, study_comparisons, verdict_on
-from .intervals import Interval, compact_curve, crossed_interval, mean_interval
+from .intervals import SAME, Interval, compact_curve, mean_interval, score_interval
 from .plotting import arms_of
-from ..core.config import KdnotesError, task_info
+from ..core.config import KdnotesError, counted, task_info
 from ..core.files import evidence_path, runs_path
-from ..records.store import floors, records, units
-from ..tasks.base import floors_key
+from ..records.starts import record_starts
+from ..records.runs import TABLES
+from ..records.schema import RecordError
+from ..records.store import find_record, floors, records, units
+from ..tasks.base import encoder_key, floors_key
 from ..telemetry.summary import BUSY_SHARE
 
 # %% auto #0
 __all__ = ['QUANTITIES', 'ReportError', 'check_study', 'above_rest', 'quantity', 'primary_interval', 'arm_values', 'Evidence',
-           'evidence', 'known_floors', 'difference_table', 'chain_table', 'curve_points', 'curve_of', 'curve_set',
-           'phase_seconds', 'pooled_gradients']
+           'evidence', 'known_floors', 'unscored_starts', 'run_evidence', 'difference_table', 'chain_table',
+           'curve_points', 'curve_of', 'curve_set', 'phase_seconds', 'pooled_gradients']
 
 # %% ../../nbs/analysis/09_evidence.ipynb #e14f23c0
 class ReportError(KdnotesError):
@@ -89,6 +101,15 @@ def quantity(
     return record.get(QUANTITIES[key][2], {}).get(key)
 
 # %% ../../nbs/analysis/09_evidence.ipynb #90515a45
+def _off_the_end(runs: Sequence[dict], units: pd.DataFrame, most: float) -> int:
+    "In how many units, or clusters of them, some run is off the nearer end of the scale of its metric."
+    p = runs[0]['primary']
+    ids = [r['run_id'] for r in runs]
+    own = units[(units['split'] == p['set']) & (units['metric'] == p['metric']) & units['run_id'].isin(ids)]
+    where = own['cluster' if units_alike(runs, units) else 'unit']
+    return min(where[(own['value'] - end).abs() > SAME].nunique() for end in (0.0, most))
+
+
 def primary_interval(
     runs: Sequence[dict],  # of one arm
     units: pd.DataFrame | None,  # of these runs
@@ -96,7 +117,8 @@ def primary_interval(
     "The arm's primary metric, over seeds and units where there are units."
     matrix = unit_matrix(runs, units)
     if matrix is not None and not matrix.isna().any(axis=None):
-        return crossed_interval(matrix)
+        most = task_info(runs[0]['task']).reach.get(runs[0]['primary']['metric'])
+        return score_interval(matrix, most, None if most is None else _off_the_end(runs, units, most))
     values = [r['primary']['value'] for r in runs if r['primary']['value'] is not None]
     return mean_interval(values) if values else None
 
@@ -127,7 +149,7 @@ class Evidence:
     units: pd.DataFrame  # of `records.store.units`
     values: dict[str, dict[str, Interval]]  # of `arm_values`
     comparisons: list[tuple[str, Comparison]]  # of `compare.study_comparisons`
-    floors: pd.DataFrame | None = None  # of `records.store.floors`; None: not measured
+    floors: pd.DataFrame | None = None  # of `known_floors`; None: not measured
 
     @property
     def arms(self) -> dict[str, list[dict]]:
@@ -136,7 +158,7 @@ class Evidence:
 
     @cached_property
     def trivial(self) -> list[Floor]:
-        "What models that have learnt nothing score, the best first; []: not measured."
+        "What trivial baselines score, the best first; []: not measured."
         return floors_of(self.records, self.floors)
 
     @cached_property
@@ -169,13 +191,99 @@ def known_floors(
     study: str,
     records: Sequence[dict],  # of it
 ) -> pd.DataFrame | None:  # None: not measured
-    "What the trivial models of a study's task score on its sets, kept by the study or by one of its runs'."
+    "What the trivial baselines of a study score on its sets, kept by the study or by one of its runs'."
+    kept: dict[str, pd.DataFrame] = {}  # study -> all that it keeps
+    found: dict[str, pd.DataFrame] = {}
+    for key, about in _baselines(records).items():
+        for home in dict.fromkeys([study, *about.pop('homes')]):
+            if home not in kept:
+                kept[home] = floors(home)
+            own = kept[home]
+            if len(own := own[own['key'] == key]):
+                found[key] = own.assign(**{name: [value] * len(own) for name, value in about.items()})
+                break
+    tables = list(_told_apart(found, task_info(records[0]['task']).floors)) if found else []
+    return pd.concat(tables, ignore_index=True) if tables else None
+
+
+def _baselines(records: Sequence[dict]) -> dict[str, dict]:  # key -> labels, weights and homes
+    "The tables of baselines that some runs may stand beside."
+    known = {r['run_id']: r for r in records}
+
+    @cache
+    def find(run_id: str) -> dict | None:
+        return known.get(run_id) or (found[0] if (found := find_record(run_id)) else None)
+
+    wanted: dict[str, dict] = {}
     for r in records:
-        key = floors_key(task_info(r['task']), r['corpus_sha256'], r['settings'])
-        for home in dict.fromkeys([study, r['study']]):
-            if len(found := floors(home, key)):
-                return found
-    return None
+        info = task_info(r['task'])
+        settings = r['settings']
+        reads = (settings.get('labels'),) if 'labels' in info.floor_settings else ()
+        own = {floors_key(info, r['corpus_sha256'], settings): dict(labels=reads, weights='')}
+        if 'frozen_encoder' in info.floors:
+            for name, start in record_starts(r, find).items():
+                key = encoder_key(info, r['corpus_sha256'], settings, start or '')
+                own[key] = dict(labels=reads if info.probes else (), weights=name)
+        for key, about in own.items():
+            wanted.setdefault(key, about | dict(homes=[]))['homes'].append(r['study'])
+    return wanted
+
+
+def _told_apart(
+    found: dict[str, pd.DataFrame],
+    words: dict[str, str],  # of `TaskInfo.floors`
+) -> Iterator[pd.DataFrame]:
+    "Tables whose baselines have names and words of their own."
+    every = [table.iloc[0] for table in found.values()]
+    several_labels = len({about['labels'] for about in every if about['labels']}) > 1
+    several_weights = len({about['weights'] for about in every if about['weights']}) > 1
+    seen = set()
+    for table in found.values():
+        about = table.iloc[0]
+        labels = about['labels']
+        n = '' if not labels else 'all labels' if labels[0] is None else counted(labels[0], 'label')
+        of = f' of {about["weights"].rpartition("/")[2]}' * (several_weights and bool(about['weights']))
+        probe = bool(about['weights'] and labels)
+        more = f' on {n}' if probe else f' ({n})' if labels and several_labels else ''
+        for name, own in table.groupby('floor', sort=False):
+            called = name + of + (more if several_labels else '')
+            if called not in seen:  # the same weights under two names of their content
+                seen.add(called)
+                yield own.assign(floor=called, words=words.get(name, name) + of + more)
+
+
+def unscored_starts(
+    records: Sequence[dict],
+    table: pd.DataFrame | None,  # of `known_floors`
+) -> list[str]:  # what weights are called
+    "The pretrained weights of some runs whose frozen encoder was not scored beside them."
+    names = (
+        name
+        for r in records
+        if 'frozen_encoder' in task_info(r['task']).floors
+        for name in record_starts(r, lambda _: None)
+    )
+    there = set() if table is None or 'weights' not in table else set(table['weights'])
+    return [name for name in dict.fromkeys(names) if name not in there]
+
+# %% ../../nbs/analysis/09_evidence.ipynb #c82b13bb
+def run_evidence(
+    record: dict,  # of a finished run
+) -> Evidence:  # of the run and its teacher, where that is known
+    "A run as a study of its own."
+    found = find_record(record['teacher_run_id']) if record['teacher_run_id'] else None
+    pair = [record, *([found[0]] if found else [])]
+    its_units = pd.concat([_units_of(r) for r in pair], ignore_index=True)
+    floors = known_floors(record['study'], pair)
+    return Evidence(record['study'], pair, its_units, arm_values(pair, its_units), [], floors)
+
+
+def _units_of(record: dict) -> pd.DataFrame:
+    "A run's units; none where its files are gone."
+    try:
+        return units(record['study'], [record['run_id']])
+    except RecordError:
+        return pd.DataFrame(columns=['run_id', 'arm', 'seed', *TABLES['units'][0]])
 
 # %% ../../nbs/analysis/09_evidence.ipynb #263a0648
 def difference_table(

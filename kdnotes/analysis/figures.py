@@ -55,7 +55,7 @@ def _rows_of_arms(
     floors: Mapping[str, float],  # in the first panel
     bold: Iterable[str] = (),  # arms
 ) -> tuple[Figure, dict[str, Axes]]:
-    "A row an arm that has all of these values and then a row a trivial model, with single runs as points."
+    "A row an arm that has all of these values and then a row a trivial baseline, single runs as points."
     arms = {arm: runs for arm, runs in pt.arms_of(records).items() if panels.keys() <= values[arm].keys()}
     names = {arm: f'{arm} ({len(runs)})' for arm, runs in arms.items()}
     rows = [
@@ -64,7 +64,7 @@ def _rows_of_arms(
         for key, panel in panels.items()
     ]
     point = dict(panel=next(iter(panels.values())), low=math.nan, high=math.nan, looks=(pt.LINE, '|'))
-    rows += [point | dict(row=f'floor: {name}', value=value) for name, value in floors.items()]
+    rows += [point | dict(row=f'trivial: {name}', value=value) for name, value in floors.items()]
     times = timed(records)
     seen = [
         (names[arm], panel, value)
@@ -87,7 +87,7 @@ def accuracy_figure(
     records: Sequence[dict],  # of one study
     values: dict[str, dict[str, Interval]],  # of `arm_values`
     cost: str = 'train_s',  # of COSTS
-    floors: Mapping[str, float] | None = None,  # trivial model -> its primary metric
+    floors: Mapping[str, float] | None = None,  # trivial baseline -> its primary metric
 ) -> Figure:
     "The primary metric and what it costs, a row an arm, the Pareto front in bold."
     p = records[0]['primary']

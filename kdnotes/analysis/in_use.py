@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 import numpy as np
 import pandas as pd
 from kdnotes.analysis.comparable import (
     Floor,
+    beside,
     gain,
     gain_interval,
     independent_name,
@@ -42,7 +44,7 @@ from ..telemetry.summary import is_busy
 
 # %% auto #0
 __all__ = ['KEPT', 'MIB', 'SMOKE_STUDY', 'teacher_arm', 'with_teachers', 'student_arm', 'share_interval', 'Kept', 'kept_of_pairs',
-           'InUse', 'in_use', 'use_table', 'trivial', 'saves', 'rests_on', 'headline']
+           'InUse', 'in_use', 'use_table', 'trivial', 'saves', 'rests_on', 'first_sentences', 'headline']
 
 # %% ../../nbs/analysis/14_in_use.ipynb #b6daa9ca
 def teacher_arm(
@@ -113,7 +115,7 @@ def share_interval(
 
 @dataclass(frozen=True)
 class Kept:
-    "What students have of their teachers' gain over the best trivial model."
+    "What students have of their teachers' gain over the best trivial baseline."
 
     # of KEPT: why there is no share, or that there is one
     code: str
@@ -126,9 +128,9 @@ class Kept:
 KEPT = {  # code -> in a table's cell
     'kept': '',
     'no_value': '-',
-    'no_floor': 'no floor known',
-    'teacher_at_floor': 'teacher at the floor',
-    'student_at_floor': 'at the floor',
+    'no_floor': 'no trivial baseline known',
+    'teacher_at_floor': 'teacher not above it',
+    'student_at_floor': 'not above it',
     'not_told': 'one value',
 }
 
@@ -151,11 +153,10 @@ def kept_of_pairs(
         return Kept('not_told', **known)
     if not is_above(teacher):
         return Kept('teacher_at_floor', **known)
-    if not is_above(student):
-        return Kept('student_at_floor', **known)
     if s.shape != t.shape:  # units of one side alone
         s, t = (x if x.ndim == 1 else x.mean(1) for x in (s, t))
-    return Kept('kept', share=share_interval(s, t), **known)
+    # whatever the student scores: shares that are shown where they are high are shown too high
+    return Kept('kept' if is_above(student) else 'student_at_floor', share=share_interval(s, t), **known)
 
 # %% ../../nbs/analysis/14_in_use.ipynb #f38b9ec1
 @dataclass(frozen=True)
@@ -167,10 +168,9 @@ class InUse:
     pairs: dict[str, list[tuple[dict, dict]]]  # arm -> of `with_teachers`; []: the teacher's own arm
     kept: dict[str, Kept | None]  # arm -> what it keeps; None: it has no teacher among the runs
 
-    @property
-    def floor(self) -> Floor | None:
-        "The best model that has learnt nothing; None: none was measured."
-        return next(iter(self.evidence.trivial), None)
+    def floor(self, arm: str) -> Floor | None:
+        "The best trivial baseline beside an arm; None: none was measured."
+        return next(iter(beside(self.evidence.trivial, self.evidence.arms[arm])), None)
 
     @property
     def shares(self) -> dict[str, Interval | None]:
@@ -192,14 +192,13 @@ def in_use(e: Evidence) -> InUse:
     teachers = _teachers(e)
     student = student_arm(e.records)
     teacher = teachers[student] if student else teacher_arm(e.records)
-    floor = next(iter(e.trivial), None)
     gains: dict[tuple[str, ...], np.ndarray | None] = {}
 
-    def gained(runs: Sequence[dict]) -> np.ndarray | None:
-        run_ids = tuple(r['run_id'] for r in runs)
-        if run_ids not in gains:  # all arms have the same teachers
-            gains[run_ids] = gain(runs, floor, e.units)
-        return gains[run_ids]
+    def gained(runs: Sequence[dict], floor: Floor) -> np.ndarray | None:
+        key = (floor.name, *(r['run_id'] for r in runs))
+        if key not in gains:  # all arms have the same teachers
+            gains[key] = gain(runs, floor, e.units)
+        return gains[key]
 
     def interval(found: np.ndarray) -> Interval:
         return interval_of_gain(found, e.records, e.units)
@@ -208,8 +207,11 @@ def in_use(e: Evidence) -> InUse:
         arm: [] if its is None or arm in teachers.values() else with_teachers(e.arms[arm], e.arms[its])
         for arm, its in teachers.items()
     }
-    kept = {arm: kept_of_pairs(its, floor, gained, interval) if its else None for arm, its in pairs.items()}
-    return InUse(e, teacher, pairs, kept)
+    use = InUse(e, teacher, pairs, {})
+    for arm, its in pairs.items():
+        floor = use.floor(arm)
+        use.kept[arm] = kept_of_pairs(its, floor, partial(gained, floor=floor), interval) if its else None
+    return use
 
 # %% ../../nbs/analysis/14_in_use.ipynb #249cff6c
 MIB = 2**20
@@ -241,7 +243,8 @@ def _kept_cell(kept: Kept | None) -> str:
 def use_table(use: InUse) -> pd.DataFrame:  # one row an arm, cells are text
     "What each arm's model is for its user; the share is with its interval, times are means over runs."
     e = use.evidence
-    over = f' over {use.floor.words}' if use.floor else ''
+    floors = {floor.words for arm in e.arms if (floor := use.floor(arm))}
+    over = f' over {floors.pop() if len(floors) == 1 else "the best trivial baseline"}' if floors else ''
     rows = {}
     for arm, runs in e.arms.items():
         one = _latencies(e, runs, 'batch_1_ms')
@@ -257,18 +260,20 @@ def use_table(use: InUse) -> pd.DataFrame:  # one row an arm, cells are text
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis('arm')
 
 # %% ../../nbs/analysis/14_in_use.ipynb #701d8e37
-def trivial(e: Evidence) -> str:  # a clause behind a comma; '': not measured
-    "What the best of the trivial models scores."
-    if not e.trivial:
+def trivial(floor: Floor | None) -> str:  # a clause behind a comma; '': not measured
+    "What a trivial baseline scores."
+    if floor is None:
         return ''
-    unit = unit_of(e.records[0]['task'], e.records[0]['primary']['metric'])
-    return f', {e.trivial[0].words} {unit.text(e.trivial[0].value)}'
+    unit = unit_of(floor.record['task'], floor.record['primary']['metric'])
+    return f', {floor.words} {unit.text(floor.value)}'
 
 
 def _scores(
-    e: Evidence, called: dict[str, str]
-) -> str:  # arm -> its name; a sentence, '': an arm has no value
-    "What arms and the best trivial model score."
+    use: InUse,
+    called: dict[str, str],  # arm -> its name, the first is the one in question
+) -> str:  # a sentence; '': an arm has no value
+    "What arms and the best trivial baseline score."
+    e = use.evidence
     values = [e.values[arm].get('primary') for arm in called]
     if None in values:
         return ''
@@ -277,12 +282,13 @@ def _scores(
     name = metric_on(primary, task)
     percent = ' in percent' if unit.factor != 1 else ''
     said = [f'{words} {unit.text(value)}' for words, value in zip(called.values(), values)]
-    return f'{name[0].upper()}{name[1:]}{percent}: {", ".join(said)}{trivial(e)}.'
+    beside = trivial(use.floor(next(iter(called))))
+    return f'{name[0].upper()}{name[1:]}{percent}: {", ".join(said)}{beside}.'
 
 
 def _keeps(use: InUse, student: str) -> str:
     e = use.evidence
-    values = _scores(e, {student: student, use.teacher: f'its teacher {use.teacher}'})
+    values = _scores(use, {student: student, use.teacher: f'its teacher {use.teacher}'})
     kept = use.kept[student]
     told = ''
     if not values or kept and kept.code == 'no_value':
@@ -295,24 +301,75 @@ def _keeps(use: InUse, student: str) -> str:
 
 _NO_SHARE = {  # code of KEPT, of runs with a value -> a sentence: why there is no share, and what to try
     'no_floor': (
-        'How much of what {teacher} has learnt {student} keeps is not known, since no model that has learnt '
-        'nothing was scored beside these runs: the same `kdnotes study` again does that, and trains nothing.'
+        'How much of what {teacher} has learnt {student} keeps is not known, since no trivial baseline '
+        'was scored beside these runs: the same `kdnotes study` again does that, and trains nothing.'
     ),
     'not_told': 'Whether {student} is better than {floor} cannot be told from single values: run more seeds.',
-    'teacher_at_floor': (
-        '{teacher}, the teacher, is not better than {floor}, which takes no training, so that no share of it '
-        'means anything: {advice}'
-    ),
-    'student_at_floor': (
-        '{student} is not better than {floor}, which takes no training, so that nothing it keeps of its '
-        'teacher can be shown: train it longer or at another learning rate (`kdnotes tune`), give it more '
-        'layers, or score it on more {units}.'
-    ),
+    'teacher_at_floor': '',  # the first sentence says it
 }
 _ADVICE = {  # is the teacher a model that was given?
-    True: 'look whether it was fine-tuned for this task and these labels.',
-    False: 'train it longer, at another learning rate (`kdnotes tune`), from other weights or on more texts.',
+    True: 'check that it was fine-tuned for this task and these labels',
+    False: 'train it longer, at another learning rate (`kdnotes tune`), from other weights or on more texts',
 }
+
+
+def _not_above(use: InUse) -> str:  # a sentence; '': they are above it, or nobody can tell
+    "That the student of the headline or its teacher is not above the best trivial baseline, and what to try."
+    e = use.evidence
+    student = student_arm(e.records)
+    arm = student or use.teacher
+    floor = use.floor(arm)
+    if floor is None:
+        return ''
+    gains = {of: gain_interval(e.arms[of], floor, e.units) for of in (student, use.teacher) if of}
+    low = {
+        of: gained for of, gained in gains.items() if gained and gained.low is not None and gained.low <= 0
+    }
+    if not low:
+        return ''
+    called = {of: f'{of}, the teacher,' if student and of == use.teacher else of for of in low}
+    worse = all(gained.high < 0 for gained in low.values())
+    verb = 'is' if len(low) == 1 else 'are'
+    how = f'{verb} significantly worse than' if worse else f'{verb} not significantly better than'
+    unit = unit_of(e.records[0]['task'], e.records[0]['primary']['metric'])
+    scores = ' and '.join(unit.text(e.values[of]['primary'].estimate) for of in low)
+    given = bool(use.teacher) and e.arms[use.teacher][0]['factors'].get('init') == 'given'
+    advice = (
+        _ADVICE[given]
+        if use.teacher in low
+        else _ADVICE_FOR_STUDENTS.format(units=independent_name(e.records, e.units))
+    )
+    as_they_come = ', or use the pretrained weights as they come' * floor.name.startswith('frozen_encoder')
+    so = ', so that no share of its gain means anything' * (bool(student) and use.teacher in low)
+    return (
+        f'{" and ".join(called.values())} {how} {floor.words}, a trivial baseline ({scores} against '
+        f'{unit.text(floor.value)}{unit.sign}){so}: {advice}{as_they_come}.'
+    )
+
+
+_ADVICE_FOR_STUDENTS = (
+    'train it longer or at another learning rate (`kdnotes tune`), give it more layers or texts without '
+    'labels, or score it on more {units}'
+)
+
+
+def _above_teacher(use: InUse, student: str) -> str:  # a sentence; '': it is not
+    "That a student is better than its teacher, which then is the one to look at."
+    kept = use.kept[student]
+    if kept is None or kept.student is None or kept.teacher is None:
+        return ''
+    e = use.evidence
+    students, teachers = zip(*use.pairs[student])
+    x, y = (gain(runs, kept.floor, e.units) for runs in (students, teachers))
+    if x is None or y is None or x.shape != y.shape:
+        return ''
+    if not is_above(interval_of_gain(x - y, e.records, e.units)):
+        return ''
+    given = e.arms[use.teacher][0]['factors'].get('init') == 'given'
+    return (
+        f'{use.teacher}, the teacher, is significantly worse than its student {student}: {_ADVICE[given]}, '
+        'before anything is distilled from it.'
+    )
 
 
 def _kept_in_words(use: InUse, student: str, kept: Kept) -> str:
@@ -320,20 +377,12 @@ def _kept_in_words(use: InUse, student: str, kept: Kept) -> str:
     e = use.evidence
     floor = kept.floor.words if kept.floor else ''
     if kept.share is None:
-        return _NO_SHARE[kept.code].format(
-            student=student,
-            teacher=use.teacher,
-            floor=floor,
-            advice=_ADVICE[e.arms[use.teacher][0]['factors'].get('init') == 'given'],
-            units=independent_name(e.records, e.units),
-        )
+        return _NO_SHARE[kept.code].format(student=student, teacher=use.teacher, floor=floor)
     c = _effect_of_kd(e, student)
     beside = use.kept[c.a] if c and c.b == student else None
     alone = ''
     if beside is not None and beside.share is not None:
         alone = f'; without distillation, {c.a} keeps {in_percent(beside.share)}'
-    elif beside is not None and beside.code == 'student_at_floor':
-        alone = f'; without distillation, {c.a} is not better than {floor}'
     return f'{student} keeps {in_percent(kept.share)} of what its teacher gains over {floor}{alone}.'
 
 
@@ -440,24 +489,26 @@ def _why_no_effect_of_kd(e: Evidence, student: str) -> str:  # a sentence
 def _alone(use: InUse, arm: str) -> tuple[str, ...]:
     "A study without a teacher beside a student: its score, if that is learnt, and how sure it is."
     e = use.evidence
-    values = _scores(e, {arm: arm})
+    values = _scores(use, {arm: arm})
     if not values:
         return (f'{lacks(e.arms[arm])}.',)
     early = unconverged_words(e.arms[arm]) if arm == use.teacher else ''
     other = 'a student' if arm == use.teacher else 'a teacher'
     beside = f'{rests_on(e, arm)} What is kept and what is saved shows {other} beside it.'
-    return tuple(filter(None, (early, f'{values}{_learnt(e, arm)}', beside)))
+    return tuple(filter(None, (early, f'{values}{_learnt(use, arm)}', beside)))
 
 
-def _learnt(e: Evidence, arm: str) -> str:  # a sentence behind a blank; '': no trivial model was scored
-    "Is an arm better than all models that have learnt nothing?"
-    if not e.trivial:
+def _learnt(use: InUse, arm: str) -> str:  # a sentence behind a blank; '': the first sentence says it
+    "Is an arm better than the best trivial baseline?"
+    e = use.evidence
+    best = use.floor(arm)
+    if best is None:
         return ''
-    floor = f'{e.trivial[0].words}, which takes no training'
-    found = gain_interval(e.arms[arm], e.trivial[0], e.units)
+    floor = f'{best.words}, the best trivial baseline'
+    found = gain_interval(e.arms[arm], best, e.units)
     if found is None or found.low is None:
         return f' Whether it is better than {floor}, cannot be told from single values.'
-    return f' It is better than {floor}.' if is_above(found) else f' It is not better than {floor}.'
+    return f' It is significantly better than {floor}.' * is_above(found)
 
 
 SMOKE_STUDY = (
@@ -465,11 +516,19 @@ SMOKE_STUDY = (
 )
 
 
+def first_sentences(use: InUse) -> tuple[str, ...]:  # () where there is nothing to warn of
+    "What a reader has to know before all else: that models are no better than what takes no training."
+    student = student_arm(use.evidence.records)
+    beside = _above_teacher(use, student) if student and use.teacher else ''
+    return tuple(filter(None, (_not_above(use), beside)))
+
+
 def headline(use: InUse) -> tuple[str, ...]:  # sentences
     "What the student keeps, what it saves, and how sure that is; without a pair, what is known of an arm."
     records = use.evidence.records
     warned = (SMOKE_STUDY,) if records[0]['settings'].get('smoke') else ()
     student = student_arm(records)
+    warned += tuple(filter(None, first_sentences(use)))
     if student is None or use.teacher is None:
         return *warned, *_alone(use, student or use.teacher)
     early = unconverged_words([teacher for _, teacher in use.pairs[student]])

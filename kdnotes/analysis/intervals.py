@@ -8,15 +8,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 from ..core.config import KdnotesError
 
 # %% auto #0
 __all__ = ['NOISE', 'MOST_DIGITS', 'LEVEL', 'TIE', 'FEW_DIFFER', 'SAME', 'MOST_TIMES', 'StatsError', 'number_texts', 'Interval',
-           'no_interval', 'checked_numbers', 'mean_interval', 'cluster_interval', 'scaled', 'exp_interval',
+           'no_interval', 'checked_numbers', 't_limit', 'mean_interval', 'cluster_interval', 'scaled', 'exp_interval',
            'mean_squares', 'Components', 'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval',
            'differing_units', 'few_differ', 'BoundedMean', 'bounded_mean', 'bounded_interval', 'difference_interval',
-           'ratio_interval', 'draw_counts', 'studentised_limits', 'bootstrap_interval', 'compact_curve']
+           'wilson_limits', 'score_interval', 'ratio_interval', 'draw_counts', 'studentised_limits',
+           'bootstrap_interval', 'compact_curve']
 
 # %% ../../nbs/analysis/01_intervals.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
@@ -74,6 +75,8 @@ class Interval:
     method: str  # in words
     units: int | None = None  # units per run, where there are any
     df: float | None = None  # degrees of freedom of the t distribution
+    df_rest: float | None = None  # of the part of the variance that `df` is not of; None: there is none
+    df_share: float = 1.0  # share of the squared standard error that `df` is of, 0 to 1
     reason: str | None = None  # why low and high are None
     se: float | None = None  # standard error of the estimate; of a ratio: of its logarithm
     # what no difference would be; 1 for a ratio. Printing keeps each number on its side
@@ -122,17 +125,33 @@ def checked_numbers(
     return values
 
 
-def _t_interval(estimate, variance, df, level, **more) -> Interval:
-    "estimate +- t(df) * sqrt(variance)."
+def t_limit(
+    q: float,  # probability of a one-sided limit, 0.5 to 1
+    df: float,  # degrees of freedom
+    df_rest: float | None = None,  # those of the rest of the variance; None: there is no rest
+    share: float = 1.0,  # of the squared standard error that `df` is of; an array will do
+) -> float:
+    "How many standard errors a limit is away: the t limits of two parts of a variance, added in quadrature."
+    t = stdtrit(df, q)
+    if df_rest is None:
+        return t
+    return np.sqrt(share * t**2 + (1 - share) * stdtrit(df_rest, q) ** 2)
+
+
+def _t_interval(estimate, variance, df, level, df_rest=None, df_share=1.0, **more) -> Interval:
+    "estimate +- `t_limit` * sqrt(variance)."
     if not 0 < level < 1:
         raise StatsError(f'level={level} must lie between 0 and 1; use 0.95')
-    half = float(stdtrit(df, (1 + level) / 2) * np.sqrt(variance)) if variance > 0 else 0.0
+    reach = t_limit((1 + level) / 2, df, df_rest, df_share)
+    half = float(reach * np.sqrt(variance)) if variance > 0 else 0.0
     return Interval(
         float(estimate),
         float(estimate) - half,
         float(estimate) + half,
         level=level,
         df=float(df),
+        df_rest=None if df_rest is None else float(df_rest),
+        df_share=float(df_share),
         se=float(np.sqrt(max(variance, 0))),
         **more,
     )
@@ -154,6 +173,7 @@ def mean_interval(
 def cluster_interval(
     values,  # (n,) numbers
     clusters,  # (n,) what each belongs to
+    most: float | None = None,  # values lie between 0 and this; None: they have no bound
 ) -> Interval:  # of the mean over all values; its `n` is the number of clusters
     "The interval of a mean whose values come in clusters (linearised ratio, Student t over clusters)."
     y = checked_numbers(values, 1, 'values')
@@ -166,9 +186,13 @@ def cluster_interval(
         return no_interval(mean, 1, 'one cluster', 'one cluster tells nothing about others', len(y))
     apart = np.bincount(which, weights=y - mean)
     variance = n / (n - 1) * (apart**2).sum() / len(y) ** 2
-    return _t_interval(
+    found = _t_interval(
         mean, variance, n - 1, LEVEL, n=n, units=len(y), method='linearised ratio, Student t over clusters'
     )
+    if most is None:
+        return found
+    off = min(len(np.unique(which[np.abs(y - end) > SAME])) for end in (0.0, most))
+    return _within(found, n, off, most)
 
 # %% ../../nbs/analysis/01_intervals.ipynb #bf46c921
 def scaled(
@@ -234,9 +258,9 @@ TIE = 1e-9  # mean squares that differ by less, relatively, are equal: rounding 
 
 def crossed_moments(
     stack,  # (..., seeds, units), both >= 2: one matrix or many
-    # mean (...), variance of the mean (...), its degrees of freedom (...)
+    # mean (...), variance of the mean (...), share of it that has the fewer degrees of freedom (...)
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    "Mean, variance of the mean and Satterthwaite's degrees of freedom, seeds and units both random."
+    "Mean, variance of the mean, and how much of it is known from the few: seeds and units both random."
     mean, ms, df = mean_squares(stack)
     return mean, *moments_of(ms, df)
 
@@ -244,25 +268,24 @@ def crossed_moments(
 def moments_of(
     ms,  # (..., 3) mean squares of seeds, units, the rest, as of `mean_squares`
     df: tuple[int, int, int],  # their degrees of freedom
-) -> tuple[np.ndarray, np.ndarray]:  # variance of the mean (...), its degrees of freedom (...)
+) -> tuple[np.ndarray, np.ndarray]:  # variance of the mean (...), share of the fewer in it (...)
     "The rule of `crossed_moments`, for mean squares that are there already."
     ms = np.asarray(ms, np.float64)
     # signs of the mean squares in the variance of the mean; a component at zero takes its mean square out
     sign = (ms >= ms[..., 2:] * (1 - TIE)).astype(float)
     sign[..., 2] = 1 - sign[..., 0] - sign[..., 1]
-    terms = sign * ms
-    spread = (terms**2 / np.array(df)).sum(-1)
-    n = (df[0] + 1) * (df[1] + 1)
-    with np.errstate(invalid='ignore'):
-        its_df = np.where(spread > 0, terms.sum(-1) ** 2 / spread, n - 1)
-    return terms.sum(-1) / n, its_df
+    total = (sign * ms).sum(-1)
+    few = ms[..., 0 if df[0] <= df[1] else 1]
+    with np.errstate(invalid='ignore', divide='ignore'):
+        share = np.where(total > 0, np.minimum(few / total, 1.0), 1.0)
+    return total / ((df[0] + 1) * (df[1] + 1)), share
 
 # %% ../../nbs/analysis/01_intervals.ipynb #98057b6b
 def crossed_interval(
     matrix,  # (seeds, units)
     level: float = LEVEL,  # confidence level
 ) -> Interval:  # of the mean over all seeds and units there could be
-    "The mean's interval with seeds and units both random (Satterthwaite's t)."
+    "The mean's interval with seeds and units both random (`t_limit` of both)."
     y = checked_numbers(matrix, 2, 'matrix')
     S, U = y.shape
     mean = y.mean()
@@ -272,12 +295,17 @@ def crossed_interval(
         over, single = ('units', 'seed') if S == 1 else ('seeds', 'unit')
         method = f'Student t over {over} only: one {single} tells nothing about other {single}s'
         return _t_interval(mean, y.var(ddof=1) / y.size, y.size - 1, level, n=S, units=U, method=method)
+    mean, variance, share = crossed_moments(y)
     return _t_interval(
-        *crossed_moments(y),
+        mean,
+        variance,
+        min(S, U) - 1,
         level,
+        max(S, U) - 1,
+        share,
         n=S,
         units=U,
-        method='two-way random effects, seeds crossed with units, Satterthwaite t',
+        method='two-way random effects, seeds crossed with units, t limits of both in quadrature',
     )
 
 # %% ../../nbs/analysis/01_intervals.ipynb #14e144b9
@@ -382,6 +410,56 @@ def difference_interval(
     if reach is None or not few_differ(matrix):
         return crossed_interval(matrix)
     return bounded_interval(bounded_mean(matrix, rng, reach, n_draws))
+
+# %% ../../nbs/analysis/01_intervals.ipynb #a4d0c1e1
+def wilson_limits(
+    mean: float,  # of values between 0 and 1
+    n: int,  # independent values
+    level: float = LEVEL,  # confidence level
+) -> tuple[float, float]:
+    "Wilson's limits of a share."
+    z = ndtri((1 + level) / 2)
+    centre = mean + z**2 / (2 * n)
+    half = z * np.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2))
+    return tuple(float(np.clip((centre + side * half) / (1 + z**2 / n), 0, 1)) for side in (-1, 1))
+
+
+def _within(found: Interval, n: int, off: int, most: float, of_seeds: float = 0.0) -> Interval:
+    "An interval of a mean between 0 and `most`, by Wilson where few of n values are off an end."
+    if not -SAME <= found.estimate <= most + SAME:
+        raise StatsError(f'a mean of {found.estimate:g} is not between 0 and {most:g}; give its bound')
+    if off >= min(FEW_DIFFER, n / 2):
+        return replace(found, low=max(found.low, 0.0), high=min(found.high, most))
+    mean = min(max(found.estimate, 0.0), most)
+    low, high = (most * limit for limit in wilson_limits(mean / most, n))
+    return replace(
+        found,
+        low=max(0.0, mean - float(np.hypot(mean - low, of_seeds))),
+        high=min(most, mean + float(np.hypot(high - mean, of_seeds))),
+        method=f'Wilson, since few values are off the end of the scale; else {found.method}',
+        df=None,
+        df_rest=None,
+        df_share=1.0,
+        se=None,
+    )
+
+
+def score_interval(
+    matrix,  # (seeds, units)
+    most: float | None = None,  # values lie between 0 and this; None: they have no bound
+    off: int | None = None,  # units that are off the nearer end in some seed; None: counted here
+) -> Interval:  # of the mean over all seeds and units there could be
+    "The crossed interval of a score, which never leaves its scale."
+    found = crossed_interval(matrix)
+    y = checked_numbers(matrix, 2, 'matrix')
+    S, U = y.shape
+    if most is None or found.low is None or U == 1:
+        return found
+    if off is None:
+        off = min(differing_units(y - end) for end in (0.0, most))
+    means = y.mean(1)
+    of_seeds = stdtrit(S - 1, (1 + LEVEL) / 2) * means.std(ddof=1) / np.sqrt(S) if S > 1 else 0.0
+    return _within(found, U, off, most, float(of_seeds))
 
 # %% ../../nbs/analysis/01_intervals.ipynb #c946c547
 # limits of a ratio that are further from it, as a factor, say nothing where the ratio may be one either way

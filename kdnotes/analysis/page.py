@@ -117,7 +117,7 @@ def page_of(
         'Every evaluation set.': found.sets,
         'The primary metric on the way, means over seeds.': found.progress,
     }
-    floors = tables({'Models that have learnt nothing, on the same units.': found.floors})
+    floors = tables({'Trivial baselines, on the same units.': found.floors})
     compared = tables({'Arms compared on the same seeds and units.': found.comparisons}, index=False)
     runs = tables({'One a row.': runs_table(e.records), **differ}, index=False)
     notes = (f'{note[0].upper()}{note[1:]}.' for note in found.notes)

@@ -11,13 +11,14 @@ from pathlib import Path
 import pandas as pd
 from .comparable import lacks, trained
 from .compare import commits
+from .coverage import ENOUGH_SEEDS
 from .evidence import chain_table, difference_table
 from .figures import draw_evidence
 from .in_use import Kept, headline, in_use, use_table
-from .intervals import LEVEL, Interval
+from .intervals import LEVEL, Interval, t_limit
 from .labels import pays_sentences, what_pays
 from .plotting import arms_of
-from .evidence import Evidence, evidence
+from .evidence import Evidence, evidence, unscored_starts
 from kdnotes.analysis.tables import (
     BOUNDED,
     arms_table,
@@ -30,6 +31,7 @@ from kdnotes.analysis.tables import (
     progress_table,
     sets_table,
 )
+from .tests import ALPHA
 from .wording import explain, kept_words, teachers_words
 from ..core.config import counted, score_name, task_info, visible
 from ..core.files import figures_path
@@ -47,9 +49,7 @@ class Report:
     about: str  # what was run, on what
     headline: tuple[str, ...]  # sentences: what a student keeps, what it saves, how sure; (): no student
     use: pd.DataFrame  # a row an arm, text: what its model is for its user
-    floors: (
-        pd.DataFrame
-    )  # a row a metric, a column a model that has learnt nothing, text; empty: not measured
+    floors: pd.DataFrame  # a row a metric, a column a trivial baseline, text; empty: not measured
     arms: pd.DataFrame  # a row an arm, text
     metrics: pd.DataFrame  # a row a metric, text
     sets: pd.DataFrame  # a row an evaluation set and metric, text; empty: the task has one set that counts
@@ -62,7 +62,7 @@ class Report:
     values: dict[str, dict[str, Interval]]  # arm -> quantity -> interval
     numbers: pd.DataFrame  # the comparisons as numbers, of `evidence.chain_table`
     setting: tuple[str, ...] = ()  # sentences: how the arms were trained, and on how much they were scored
-    # a model that has learnt nothing -> set -> metric -> value; the best one first
+    # a trivial baseline -> set -> metric -> value; the best one first
     trivial: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     # arm -> what it keeps of its teacher's gain over the best of them; None: it has no teacher here
     kept: dict[str, Kept | None] = field(default_factory=dict)
@@ -173,14 +173,44 @@ def starts_made_again(records: Sequence[dict]) -> list[str]:  # clauses
     ]
 
 
+def _seeds_allow(e: Evidence) -> str:  # a clause; '': all have enough
+    "What so few seeds can show at all."
+    few = [c for _, c in e.comparisons if c.interval_kind == 'crossed' and 1 < c.n_seeds < ENOUGH_SEEDS]
+    if not few:
+        return ''
+    seeds = min(c.n_seeds for c in few)
+    members = max(len(c.family.members) if c.family else 1 for c in few)
+
+    def least(n: int) -> str:
+        alone, corrected = (t_limit(1 - ALPHA / 2 / k, n - 1) for k in (1, members))
+        return (
+            f'{alone:.1f}'
+            if members == 1
+            else f'{alone:.1f} (as the smallest p of {members}: {corrected:.1f})'
+        )
+
+    return (
+        f'with {seeds} seeds little can be significant: where the seeds make most of the spread, a '
+        f'difference must be {least(seeds)} times its standard error; with {ENOUGH_SEEDS} seeds '
+        f'{least(ENOUGH_SEEDS)} times'
+    )
+
+
 def _notes(e: Evidence, arms: pd.DataFrame) -> tuple[str, ...]:  # arms: of `arms_table`
     "What a reader of a study should know."
     found = e.records
     notes = [e.times.note, energy_note(found), *starts_made_again(found)]
+    if names := unscored_starts(found, e.floors):
+        notes.append(
+            f'the frozen encoder of {", ".join(names)} was not scored beside these runs, since its weights '
+            'were not at hand, or the runs are older than this baseline: the same `kdnotes study` again '
+            'scores it, and trains nothing'
+        )
     if len(c := commits(found)) > 1:
         notes.append(f"the runs stem from more than one git commit: {', '.join(c)}")
     if alone := [arm for arm, runs in e.arms.items() if len(runs) == 1]:
         notes.append(f"a single seed, so nothing is known about other seeds: {', '.join(alone)}")
+    notes.append(_seeds_allow(e))
     if null := [r for r in found if r['primary']['value'] is None]:
         notes.append(lacks(null))
     if len({r['parallel']['ranks'] for r in found}) == 1:

@@ -157,9 +157,9 @@ def comparison_table(
 
 def floors_table(
     e: Evidence,
-    # one row a set and metric, one column a trivial model, cells are text; empty: not measured
+    # one row a set and metric, one column a trivial baseline, cells are text; empty: not measured
 ) -> pd.DataFrame:
-    "What models score that have learnt nothing, the best first: every metric that is a mean of units."
+    "What trivial baselines score, the best first: every metric that is a mean of units."
     task = e.records[0]['task']
     measured = set(e.units['metric']) | {e.records[0]['primary']['metric']}
     scores = {floor.words: floor.record['metrics'] for floor in e.trivial}
@@ -181,7 +181,7 @@ def floors_table(
         }
         for words, by_set in scores.items()
     }
-    return pd.DataFrame(table).rename_axis('models that learnt nothing')
+    return pd.DataFrame(table).rename_axis('trivial baselines')
 
 # %% ../../nbs/analysis/11_tables.ipynb #5b0c5e32
 def sets_of(runs: Sequence[dict]) -> list[str]:  # in the order of the records

@@ -12,23 +12,24 @@ from scipy import stats as distributions
 from scipy.optimize import brentq
 from kdnotes.analysis.intervals import (
     LEVEL,
-    SAME,
     BoundedMean,
     Interval,
     StatsError,
+    bounded_interval,
+    bounded_mean,
     checked_numbers,
     crossed_interval,
-    difference_interval,
     few_differ,
     no_interval,
     number_texts,
+    t_limit,
 )
 
 # %% auto #0
-__all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'INTERACTIONS', 'PValue', 'interval_test', 'crossed_test',
-           'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'difference_test', 'seed_test', 'Family', 'holm',
-           'effect_size', 'Equivalence', 'corrected_margins', 'equivalence', 'bounded_equivalence', 'Effect',
-           'contrast']
+__all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'INTERACTIONS', 'PValue', 'beyond', 'interval_test',
+           'crossed_test', 'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'seed_test', 'Family', 'holm',
+           'effect_size', 'Equivalence', 'corrected_margins', 'equivalence', 'bounded_test', 'difference_and_test',
+           'bounded_equivalence', 'Effect', 'contrast']
 
 # %% ../../nbs/analysis/02_tests.ipynb #44f17aaa
 @dataclass(frozen=True)
@@ -47,6 +48,32 @@ ALPHA = 0.05  # a difference whose p, corrected where there is a family, lies be
 ROUNDING = 1e-12  # a spread below this share of the values is what rounding leaves of none
 
 
+_SMALLEST = 1e-300  # chances below this are not told apart
+
+
+def beyond(
+    x: float,  # standard errors from the estimate
+    of: Interval,  # with a standard error
+) -> float:  # 0 to 1
+    "The one-sided chance of error at which a limit of the interval is x standard errors away."
+    if x < 0:
+        return 1 - beyond(-x, of)
+    few = float(distributions.t.sf(x, of.df))
+    if of.df_rest is None or few <= _SMALLEST:
+        return few
+    # the limit lies between those of its two parts
+    rest = max(float(distributions.t.sf(x, of.df_rest)), _SMALLEST)
+    low, high = sorted(np.log((few, rest)))
+
+    def apart(log_p: float) -> float:
+        # far out 1 - p is 1: the lower tail has the digits, and the squares no sign
+        return float(t_limit(np.exp(log_p), of.df, of.df_rest, of.df_share)) - x
+
+    if apart(low) <= 0 or apart(high) >= 0:
+        return float(np.exp(low if apart(low) <= 0 else high))
+    return float(np.exp(brentq(apart, low, high, xtol=1e-13)))
+
+
 def interval_test(
     interval: Interval,  # with a standard error
     null: float = 0.0,  # of the estimate
@@ -62,8 +89,8 @@ def interval_test(
     if i.se <= ROUNDING * abs(away):
         reason = 'all values are the same: there is no spread to judge by'
         return PValue(None, None, i.method, i.n, i.units, reason)
-    p = float(2 * distributions.t.sf(abs(away) / i.se, i.df))
-    return PValue(p, float(away / i.se), i.method, i.n, i.units)
+    p = 2 * beyond(float(abs(away) / i.se), i)
+    return PValue(min(p, 1.0), float(away / i.se), i.method, i.n, i.units)
 
 
 def crossed_test(
@@ -118,9 +145,10 @@ def flip_p(
 ) -> np.ndarray:  # (): or one a row
     "Two-sided p of a sum under flipped signs."
     x = np.asarray(values)
-    # a sum is as far out as itself, whatever its rounding
-    beyond = (abs(x @ signs.T) >= abs(x.sum(-1))[..., None] * (1 - 1e-9)).sum(-1)
-    return beyond / len(signs) if x.shape[-1] <= EXACT else (beyond + 1) / (len(signs) + 1)
+    # a sum is as far out as itself, whatever rounding leaves of it
+    least = abs(x.sum(-1)) - ROUNDING * abs(x).sum(-1)
+    as_far = (abs(x @ signs.T) >= least[..., None]).sum(-1)
+    return as_far / len(signs) if x.shape[-1] <= EXACT else (as_far + 1) / (len(signs) + 1)
 
 
 def permutation_test(
@@ -138,20 +166,6 @@ def permutation_test(
         f'paired permutation over units on seed means, {len(signs)} flips; these seeds only',
         *y.shape,
     )
-
-
-def difference_test(
-    matrix,  # (seeds, units) of differences
-    reach: float | None = None,  # no difference is larger; None: there is no bound
-) -> PValue:
-    "The crossed test; where few units differ, the larger p of it and of the flips, as neither alone holds."
-    test = crossed_test(matrix)
-    # flips know no seeds, and the variance is of a few numbers
-    if reach is None or test.p is None or not few_differ(matrix):
-        return test
-    # of what rounding leaves of no difference there are no flips
-    flipped = permutation_test(np.where(np.abs(matrix) > SAME, matrix, 0.0), None)
-    return replace(test, p=max(test.p, flipped.p), method=f'{test.method}; {flipped.method}; the larger p')
 
 # %% ../../nbs/analysis/02_tests.ipynb #2d3bb588
 LEAST_SEEDS = 8  # tests over seeds alone need so many
@@ -307,7 +321,7 @@ def equivalence(
     if i.se <= ROUNDING * max(abs(i.estimate), margin):
         return Equivalence(margin, None, None, 'all differences are the same: there is no spread to judge by')
     # p of 'at most -margin' and of 'at least margin'
-    above, below = (float(distributions.t.sf((margin + x) / i.se, i.df)) for x in (i.estimate, -i.estimate))
+    above, below = (beyond((margin + x) / i.se, i) for x in (i.estimate, -i.estimate))
     return Equivalence(margin, above if higher_is_better else below, max(above, below))
 
 # %% ../../nbs/analysis/02_tests.ipynb #423817aa
@@ -318,7 +332,30 @@ def _bounded_p(
     most = 1 - 1e-9
     if limit(0.5) <= 0:
         return 0.5
-    return 1 - most if limit(most) > 0 else float(1 - brentq(limit, 0.5, most, xtol=1e-6))
+    return 1 - most if limit(most) > 0 else float(1 - brentq(limit, 0.5, most, xtol=1e-12))
+
+
+def bounded_test(
+    of: BoundedMean,  # of differences
+) -> PValue:
+    "Is the mean another than 0? The test that `bounded_interval` turns over."
+    i = bounded_interval(of)
+    if of.shape[0] == 1:
+        return PValue(None, None, i.method, 1, i.units, 'one seed tells nothing about other seeds; run more')
+    p = 2 * min(_bounded_p(of.low), _bounded_p(lambda level: -of.high(level)))
+    return PValue(min(p, 1.0), of.estimate, i.method, i.n, i.units)
+
+
+def difference_and_test(
+    matrix,  # (seeds, units) of differences
+    rng: np.random.Generator | None,  # of the draws where few units differ; with `reach`
+    reach: float | None = None,  # no difference is larger; None: there is no bound
+) -> tuple[Interval, PValue]:
+    "The interval of `difference_interval` and its test: p is below .05 just where it excludes 0."
+    if reach is None or not few_differ(matrix):
+        return crossed_interval(matrix), crossed_test(matrix)
+    of = bounded_mean(matrix, rng, reach)
+    return bounded_interval(of), bounded_test(of)
 
 
 def bounded_equivalence(
@@ -363,7 +400,7 @@ class Effect:
     name: str
     weights: dict[str, float]  # arm -> weight
     interval: Interval | None  # of the weighted sum; None: see `reason`
-    p: float | None  # of `difference_test`
+    p: float | None  # of `difference_and_test`
     reason: str | None = None  # why there is no interval, or no p
     p_holm: float | None = None  # of an interaction: corrected over `INTERACTIONS`
     excluded: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds that not all arms have
@@ -384,5 +421,5 @@ def contrast(
     matrix = sum(w * checked_numbers(matrices[arm], 2, f'arm {arm!r}') for arm, w in weights.items())
     # of weights that add up to 0: half of their sizes times a difference of two values
     bound = None if reach is None else reach * sum(map(abs, weights.values())) / 2
-    test = difference_test(matrix, bound)
-    return Effect(name, weights, difference_interval(matrix, rng, bound), test.p, test.reason)
+    interval, test = difference_and_test(matrix, rng, bound)
+    return Effect(name, weights, interval, test.p, test.reason)

@@ -14,7 +14,8 @@ import pandas as pd
 import kdnotes
 from ..analysis.intervals import Interval, cluster_interval, exp_interval
 from ..analysis.compare import floors_of, gain_interval, is_above
-from ..analysis.evidence import known_floors
+from ..analysis.evidence import known_floors, run_evidence
+from ..analysis.in_use import first_sentences, in_use
 from ..analysis.wording import kept_words, teachers_words, unconverged_words, unit_of
 from ..core.arms import MODES
 from kdnotes.core.config import (
@@ -85,11 +86,12 @@ def unit_interval(
     metric: str,
 ) -> Interval | None:  # None: the metric is no mean of units
     "The interval of a run's score over the units of its evaluation set."
-    exp_of = task_info(record['task']).exp_of
+    task = task_info(record['task'])
+    exp_of = task.exp_of
     own = units[(units['split'] == where) & (units['metric'] == exp_of.get(metric, metric))]
     if own.empty or own['value'].isna().any():
         return None
-    found = cluster_interval(own['value'].to_numpy(), own['cluster'].to_numpy())
+    found = cluster_interval(own['value'].to_numpy(), own['cluster'].to_numpy(), task.reach.get(metric))
     return exp_interval(found) if metric in exp_of else found
 
 
@@ -110,7 +112,7 @@ def _metric_in_words(task: str, metric: str) -> str:
 
 
 def _floor_rows(record: dict, units: pd.DataFrame) -> list[str]:
-    "What models score that take no training, and whether this one is better; []: not measured."
+    "What trivial baselines score, and whether this model is better; []: not measured."
     found = floors_of([record], known_floors(record['study'], [record]))
     if not found:
         return []
@@ -119,8 +121,9 @@ def _floor_rows(record: dict, units: pd.DataFrame) -> list[str]:
     better = is_above(gain_interval([record], found[0], own))
     texts = _score_texts(record['task'], record['primary']['metric'], [floor.value for floor in found])
     said = ', '.join(f'{floor.words} {text}' for floor, text in zip(found, texts))
-    verdict = 'This model is better than them all' if better else '**This model is not better than them all**'
-    return ['', f'Without any training, {name} on {record["primary"]["set"]}: {said}. {verdict}.']
+    verdict = 'significantly better than them all'
+    verdict = f'This model is {verdict}' if better else f'**This model is not {verdict}**'
+    return ['', f'Trivial baselines, {name} on {record["primary"]["set"]}: {said}. {verdict}.']
 
 
 def _score_rows(record: dict, units: pd.DataFrame) -> list[str]:
@@ -342,6 +345,7 @@ def _text(record: dict, config: RunConfig, units: pd.DataFrame, model: Path) -> 
     made = 'given as it is and measured' if given else 'made'
     parts = {
         f'{record["run_id"]}': [
+            *(f'**{line}**\n' for line in first_sentences(in_use(run_evidence(record)))),
             f'A {network} network for the task {record["task"]}, {made} by kdnotes {kdnotes.__version__}.',
         ],
         'Data': _of_corpus(record),

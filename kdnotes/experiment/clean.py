@@ -20,13 +20,13 @@ __all__ = ['Leftover', 'stale', 'leftovers', 'clean', 'size_in_words']
 class Leftover:
     "Something that no run needs."
 
-    kind: str  # 'checkpoints', "teacher's outputs", 'tokens' or 'corpora'
+    kind: str  # 'checkpoints', "teacher's outputs", 'tokens', 'embeddings' or 'corpora'
     path: Path
     size: int  # bytes
 
 
 # kinds that are made of texts alone, and folders of `cache_path` that hold them; a lock lies beside each
-_OF_TEXTS = ('tokens', 'corpora')
+_OF_TEXTS = ('tokens', 'embeddings', 'corpora')
 
 
 def _size(path: Path) -> int:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 import pandas as pd
 from ..analysis.comparable import differences, lacks
-from ..analysis.in_use import KEPT, in_use, rests_on, saves, trivial, use_table
+from ..analysis.in_use import KEPT, first_sentences, in_use, rests_on, saves, trivial, use_table
 from ..core.config import task_info, visible
-from ..analysis.evidence import Evidence, arm_values, known_floors
+from ..analysis.evidence import Evidence, run_evidence
 from ..analysis.tables import corpus_of
 from ..analysis.wording import in_percent, metric_on, unconverged_words, unit_of
 from ..core.processes import Stopped
@@ -23,31 +23,12 @@ from .launch import goes_on, missing, progress
 from .plan import Plan
 from .worker import have_floors
 from ..records.schema import RecordError
-from ..records.runs import TABLES, RunFolder
-from ..records.store import find_record, records, units
+from ..records.runs import RunFolder
+from ..records.store import records
 
 # %% auto #0
-__all__ = ['SMOKE_RUN', 'NOTEBOOKS', 'OUTPUT', 'run_evidence', 'Box', 'run_box', 'make_here', 'example_of', 'notebook_link',
-           'show_table', 'show_figure']
-
-# %% ../../nbs/experiment/15_shown.ipynb #c82b13bb
-def run_evidence(
-    record: dict,  # of a finished run
-) -> Evidence:  # of the run and its teacher, where that is known
-    "A run as a study of its own."
-    found = find_record(record['teacher_run_id']) if record['teacher_run_id'] else None
-    pair = [record, *([found[0]] if found else [])]
-    its_units = pd.concat([_units_of(r) for r in pair], ignore_index=True)
-    floors = known_floors(record['study'], pair)
-    return Evidence(record['study'], pair, its_units, arm_values(pair, its_units), [], floors)
-
-
-def _units_of(record: dict) -> pd.DataFrame:
-    "A run's units; none where its files are gone."
-    try:
-        return units(record['study'], [record['run_id']])
-    except RecordError:
-        return pd.DataFrame(columns=['run_id', 'arm', 'seed', *TABLES['units'][0]])
+__all__ = ['SMOKE_RUN', 'NOTEBOOKS', 'OUTPUT', 'Box', 'run_box', 'make_here', 'example_of', 'notebook_link', 'show_table',
+           'show_figure']
 
 # %% ../../nbs/experiment/15_shown.ipynb #b7b1cec2
 _FRAME = 'border: 1px solid #8884; border-left: 5px solid #0072b2; padding: 0.6em 1em; max-width: 60em'
@@ -161,10 +142,11 @@ def run_box(
     if early := unconverged_words([r for r in e.records if r['factors']['network'] == 'teacher']):
         told['warning'] = early
     told['model'] = str(RunFolder(record['study'], record['run_id']).path / 'model')
-    warning = SMOKE_RUN if record['settings'].get('smoke') else ''
+    warning = ' '.join([SMOKE_RUN] * bool(record['settings'].get('smoke')) + list(first_sentences(use)))
     names = {arm: arm} | {other: f'{other}, its teacher' for other in e.arms if other != arm}
     table = pd.DataFrame({name: _column(e, its) for its, name in names.items()})
-    return Box(_title(record, e, use.kept[arm]), pd.concat([table, _of_use(use, names)]), told, warning)
+    title = _title(record, e, use.kept[arm], use.floor(arm))
+    return Box(title, pd.concat([table, _of_use(use, names)]), told, warning)
 
 
 def _column(e: Evidence, arm: str) -> dict[str, str]:
@@ -185,7 +167,7 @@ def _of_use(use, names: dict[str, str]) -> pd.DataFrame:
     return found.loc[list(names)].rename(names).T
 
 
-def _title(record: dict, e: Evidence, kept) -> str:
+def _title(record: dict, e: Evidence, kept, floor) -> str:
     "A run's result in a line."
     value = e.records[0]['primary']['value']
     if value is None:
@@ -195,7 +177,7 @@ def _title(record: dict, e: Evidence, kept) -> str:
         share = f", {in_percent(kept.share)} of its teacher's gain over {kept.floor.words}"
     elif kept and kept.floor:
         share = f', {KEPT[kept.code]}'
-    return f'{record["run_id"]}: {_metric(record)} {_value(record)}{share}{trivial(e)}'
+    return f'{record["run_id"]}: {_metric(record)} {_value(record)}{share}{trivial(floor)}'
 
 # %% ../../nbs/experiment/15_shown.ipynb #5d0c8bd7
 def make_here(

@@ -134,7 +134,8 @@ def run_study(
             say(f'{"time":>13}: {told}')
         on_plans(plans)
         failed = make_runs(plans, make, say, jobs)
-    have_floors(plans[0].config, plans[0].corpus_sha256)
+    for line in dict.fromkeys(line for p in plans for line in have_floors(p.config, p.corpus_sha256)):
+        say(line)
     return _compared(plans, failed)
 
 

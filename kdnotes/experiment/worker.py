@@ -12,7 +12,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+import pandas as pd
 from .. import __version__
 from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, is_given, reads_scores, task_info
@@ -26,16 +28,17 @@ from .attempt import RunError, stage_file
 from .plan import make_task, source_of
 from .record import Outcome, Rank, record_of
 from ..records.runs import RunFolder
+from ..records.starts import profile_start, start_names, start_text
 from ..records.store import checked_run_model, find_run_model, floors, keep_floors
-from ..tasks.base import floor_table, floors_key
+from ..tasks.base import encoder_key, floor_table, floors_key
 from ..tasks.sources import Corpus, corpus_of
 from ..telemetry.sampler import Telemetry
 from ..telemetry.summary import summarise
 from ..train.failures import STOP
 
 # %% auto #0
-__all__ = ['worker', 'bytes_before_a_model', 'encoded_task', 'task_of_teacher', 'starting_model', 'as_asked', 'have_floors',
-           'main']
+__all__ = ['DRAWS', 'worker', 'bytes_before_a_model', 'encoded_task', 'task_of_teacher', 'starting_model', 'as_asked',
+           'have_floors', 'floor_keys', 'main']
 
 # %% ../../nbs/experiment/07_worker.ipynb #3536d29d
 def _enter(config_file: str | Path) -> Rank:
@@ -93,6 +96,8 @@ def worker(
         _have_everywhere(runtime, rank.folder, locked=True)
     runtime.barrier()
     rt.stop(runtime)
+    if runtime.main:  # no other rank waits for it
+        _score_baselines(rank)
 
 # %% ../../nbs/experiment/07_worker.ipynb #abefb44d
 def _agree(
@@ -479,34 +484,137 @@ def _add_evaluation(config, task, result, evaluation, on_row: Callable) -> None:
             point = evaluation_point(config, name, metric, found, result.steps, result.train_s)
             result.curve.append(point)
 
-# %% ../../nbs/experiment/07_worker.ipynb #3a4b5b2e
+# %% ../../nbs/experiment/07_worker.ipynb #f1005b45
 def have_floors(
     config: RunConfig,  # resolved
     corpus_sha256: str,
-) -> None:
-    "Score the trivial models of a study's corpus, where no run of it has done so."
+    device: str = 'cpu',  # of the frozen encoders
+) -> list[str]:  # sentences: which frozen encoders could not be scored, and why
+    "Score the trivial baselines of a run, where no run of its study has done so."
+    info = task_info(config.task)
+    known = set(floors(config.study)['key'])
+    few = config.labels is not None and 'labels' in info.floor_settings
+    key = floors_key(info, corpus_sha256, settings(config))
+    if key not in known:
+        tables = [floor_table(task.floors()) for task in _floor_tasks(config, corpus_sha256, few)]
+        if tables:
+            keep_floors(config.study, key, _mean_table(tables))
+    left_out = []
+    for name, start in _starts(config, left_out):
+        key = encoder_key(info, corpus_sha256, settings(config), start)
+        if key in known:
+            continue
+        encoder = _encoder(name, config.max_length, device)
+        tables = []
+        try:
+            for task in _floor_tasks(config, corpus_sha256, few and info.probes):
+                tables.append(floor_table(dict(frozen_encoder=task.encoder_floor(encoder()))))
+        except (KdnotesError, RuntimeError) as e:  # of weights that cannot be loaded, or have no room
+            left_out.append(str(e))
+            continue
+        if tables:
+            keep_floors(config.study, key, _mean_table(tables))
+    return [f'the frozen encoder was not scored: {why}' for why in left_out]
 
-    def make():  # a `tasks.base.Task`; None: the corpus is another one today
-        from kdnotes.distill.tokenizers import load_tokenizer
 
-        corpus = corpus_of(config.model_copy(update=dict(labels=None, unlabelled='none')))
+def floor_keys(
+    config: RunConfig,  # resolved
+    corpus_sha256: str,
+) -> list[str]:  # of `tasks.base.floors_key` and `encoder_key`
+    "What names the trivial baselines of a run."
+    info = task_info(config.task)
+    starts = [start for _, start in _starts(config, [])]
+    return [
+        floors_key(info, corpus_sha256, settings(config)),
+        *(encoder_key(info, corpus_sha256, settings(config), start) for start in starts),
+    ]
+
+
+def _starts(
+    config: RunConfig,
+    left_out: list[str],  # why a start cannot be had; those found here are added
+) -> Iterator[tuple[str, str]]:  # the name of pretrained weights, and of `start_text`
+    "The pretrained weights of a run whose task has a baseline of them."
+    from kdnotes.distill.tokenizers import reads_as
+    from kdnotes.distill.weights import is_pinned, reading_sha256, source_sha256
+
+    if 'frozen_encoder' not in task_info(config.task).floors:
+        return
+    for role, name in start_names(config).items():
+        try:
+            if role == 'profile':
+                yield name, profile_start(name)
+                continue
+            weights = source_sha256(name)
+            reading = reading_sha256(name, reads_as(config) if role == 'student' else name)
+        except KdnotesError as e:
+            left_out.append(str(e))
+            continue
+        yield name, start_text(weights, '' if is_pinned(weights, reading) else reading)
+
+
+@cache
+def _encoder(name: str, max_length: int, device: str):  # () -> a `distill.encoder.FrozenEncoder`
+    "One encoder for all that is asked of it."
+
+    @cache
+    def made():
+        from kdnotes.distill.encoder import FrozenEncoder
+
+        return FrozenEncoder(name, max_length, device, cache_path() / 'embeddings')
+
+    return made
+
+
+DRAWS = 5  # of the labels that a baseline is fitted to, where a run has fewer than its corpus
+
+
+def _floor_tasks(
+    config: RunConfig,
+    corpus_sha256: str,
+    few: bool,  # with as many labels as the run has, drawn several times?
+) -> list:  # of `tasks.base.Task`; [] where the corpus is another one today
+    "The task as baselines see it: without texts for a teacher."
+    from kdnotes.distill.tokenizers import load_tokenizer
+
+    info = task_info(config.task)
+    alone = dict(unlabelled='none', labels=config.labels if few else None)
+    known = {}
+    found = []
+    for seed in range(DRAWS) if few else [config.seed]:
+        own = config.model_copy(update=alone | dict(seed=seed))
+        try:
+            corpus = corpus_of(own, known)
+            info.check_corpus(corpus, own)
+        except KdnotesError:
+            if few:
+                continue  # as a run with this draw would be refused
+            raise
         if corpus.sha256 != corpus_sha256:
-            return None
-        task = make_task(config, corpus)
+            return []
+        task = make_task(own, corpus)
         if task.evaluates_itself:  # its floors count word pieces; those of the others read rows
             task.encode(load_tokenizer(config.teacher), cache_path() / 'tokens')
-        return task
+        found.append(task)
+    return found
 
-    _keep_floors(config, corpus_sha256, make)
 
+def _mean_table(tables: list):  # DataFrames of `floor_table`
+    "What baselines score on average over several draws."
+    if len(tables) == 1:
+        return tables[0]
+    names = list(tables[0].columns.drop('value'))
+    return pd.concat(tables).groupby(names, sort=False, dropna=False)['value'].mean().reset_index()
 
-def _keep_floors(config: RunConfig, corpus_sha256: str, make: Callable) -> None:
-    "Keep what trivial models score beside the runs of a study, once for all of them."
-    key = floors_key(task_info(config.task), corpus_sha256, settings(config))
-    if len(floors(config.study, key)):
-        return
-    if task := make():
-        keep_floors(config.study, key, floor_table(task.floors()))
+# %% ../../nbs/experiment/07_worker.ipynb #3a4b5b2e
+def _score_baselines(rank: Rank) -> None:
+    "The trivial baselines of a run that is done, whatever becomes of them."
+    try:
+        left_out = have_floors(rank.config, rank.corpus.sha256, rank.runtime.device.type)
+    except KdnotesError as e:
+        left_out = [str(e)]
+    for line in left_out:
+        print(line, flush=True)  # into the run's log
 
 
 def _write(rank: Rank, task, model, outcome: Outcome) -> None:
@@ -528,8 +636,6 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     record = record_of(rank, task, model, outcome)
     tb_record(folder.path, record)
     folder.write_record(record)
-    if rank.config.labels is None:  # floors are those of all labels
-        _keep_floors(rank.config, record['corpus_sha256'], lambda: task)
     # the record is there: nothing will go on from them
     shutil.rmtree(folder.path / 'checkpoints', ignore_errors=True)
 

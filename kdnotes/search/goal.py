@@ -15,15 +15,13 @@ from ..core.arms import MODES
 from ..core.config import FIRST_TASK, ConfigError, counted, flat, result_parameters, shown, task_info
 from ..core.given import make_config
 from ..core.files import runs_path
-from ..core.resolve import settings
 from ..experiment.plan import Plan, make_task, named, plan
-from ..experiment.worker import have_floors
+from ..experiment.worker import floor_keys, have_floors
 from ..records.store import floors
 from .found import Threshold
 from .front import Objective
 from .spaces import Space, baseline, check_space, space_of
 from .trials import SAMPLERS, Ledger, first_points, objectives_of
-from ..tasks.base import floors_key
 from ..tasks.sources import Corpus, corpus_of
 
 # %% auto #0
@@ -34,12 +32,14 @@ __all__ = ['ENOUGH', 'trivial_score', 'Asked', 'search_named', 'Goal', 'resolved
 def trivial_score(
     first: Plan,  # of any trial
     objective: Objective,  # the score
-) -> Threshold | None:  # None: the task knows no trivial model
-    "The best that a model without any learning scores on the development set."
+) -> Threshold | None:  # None: the task knows no trivial baseline
+    "The best that a trivial baseline scores on the development set."
     config = first.config
     info = task_info(config.task)
     have_floors(config, first.corpus_sha256)
-    table = floors(config.study, floors_key(info, first.corpus_sha256, settings(config)))
+    keys = floor_keys(config, first.corpus_sha256)
+    table = floors(config.study)
+    table = table[table['key'].isin(keys)]
     metric = _primary(first).metric
     of_set = table[(table['split'] == info.tuning_set) & (table['metric'] == metric) & (table['unit'] == '')]
     if not len(of_set):
@@ -63,7 +63,9 @@ class Asked:
     sampler: str = 'tpe'  # of `trials.SAMPLERS`
     space: str | Mapping[str, Any] = 'student'  # of `spaces.SPACES`, a YAML file, or a mapping
     objectives: str | Sequence[str] = 'score,params'  # of `trials.MEASURED`
-    threshold: float | str | None = None  # of the score; None: what a trivial model has; 'none': no threshold
+    threshold: float | str | None = (
+        None  # of the score; None: that of the best trivial baseline; 'none': no threshold
+    )
     budget_minutes: float | None = None  # after which no trial is begun
     max_trial_minutes: float | None = None  # that a trial may take
     memory_mib: float | None = None  # that a trial may take; None: what is free, shared among the workers

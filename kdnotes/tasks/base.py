@@ -24,10 +24,11 @@ from ..losses.conventions import dialect_weights
 from ..losses.targets import hard_target_ce, soft_target_kl
 
 # %% auto #0
-__all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'FLOOR_COLUMNS', 'SignalSpec', 'Primary', 'Evaluation', 'unit_table', 'SoftTargets',
-           'soft_targets', 'free_weights', 'check_free_weights', 'free_weights_in_words', 'labels_config',
-           'sequence_head_flops', 'worst_units', 'words_of', 'floors_key', 'some_rows', 'floor_table', 'Forward',
-           'Task', 'setting', 'TaskInfo', 'split_sizes', 'sizes_in_words', 'TaskView']
+__all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'Embed', 'FLOOR_COLUMNS', 'SignalSpec', 'Primary', 'Evaluation', 'unit_table',
+           'SoftTargets', 'soft_targets', 'free_weights', 'check_free_weights', 'free_weights_in_words',
+           'labels_config', 'sequence_head_flops', 'worst_units', 'words_of', 'floors_key', 'encoder_key', 'cosines',
+           'some_rows', 'floor_table', 'Forward', 'Task', 'setting', 'TaskInfo', 'split_sizes', 'sizes_in_words',
+           'TaskView']
 
 # %% ../../nbs/tasks/05_base.ipynb #a3434a53
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def floors_key(
     corpus_sha256: str,
     settings: Mapping[str, Any],  # flat, of a run
 ) -> str:  # 12 hex digits
-    "The name of what a corpus' trivial models score under the settings of a run."
+    "The name of what a corpus' trivial baselines score under the settings of a run."
     defaults = {name: field.default for name, field in info.settings.model_fields.items()}
     values = {name: settings.get(name, defaults.get(name)) for name in info.floor_settings}
     values['smoke'] = bool(settings.get('smoke'))
@@ -215,17 +216,44 @@ def floors_key(
     return sha256_text(info.name, corpus_sha256, *texts)[:12]
 
 
+def encoder_key(
+    info: TaskInfo,
+    corpus_sha256: str,
+    settings: Mapping[str, Any],  # flat, of a run
+    start: str,  # what names the pretrained weights
+) -> str:  # 12 hex digits
+    "The name of what the frozen encoder of some weights scores."
+    own = settings if info.probes else {**settings, 'labels': None}
+    key = floors_key(info, corpus_sha256, own)
+    return sha256_text('frozen_encoder', key, str(settings.get('max_length')), start)[:12]
+
+
+# texts (n) -> an embedding of each (n, width), as of `distill.encoder.FrozenEncoder`
+Embed = Callable[[Sequence[str]], np.ndarray]
+
+
+def cosines(
+    embed: Embed,
+    first: Sequence[str],  # (n) texts
+    second: Sequence[str],  # (n)
+) -> np.ndarray:  # (n,) -1 to 1
+    "How alike the embeddings of the texts of each pair are."
+    u, v = (embed(texts).astype(np.float64) for texts in (first, second))
+    return (u * v).sum(1) / np.maximum(np.linalg.norm(u, axis=1) * np.linalg.norm(v, axis=1), 1e-12)
+
+
 _COUNTED = 200_000  # rows of a training split that words are counted in
 
 
 def some_rows(
     rows: Rows,  # of a training split
+    most: int = _COUNTED,
 ) -> tuple[Rows, np.ndarray]:  # in their order, and which they are
     "Enough rows to know how frequent words are: all, or so many that are evenly far apart."
     index = np.arange(len(rows))
-    if len(rows) <= _COUNTED:
+    if len(rows) <= most:
         return rows, index
-    index = index[np.linspace(0, len(rows) - 1, _COUNTED).astype(np.int64)]
+    index = index[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
     return rows.take(index) if isinstance(rows, Columns) else [rows[i] for i in index.tolist()], index
 
 
@@ -235,7 +263,7 @@ FLOOR_COLUMNS = ('floor', 'split', 'set', 'unit', 'cluster', 'metric', 'value')
 def floor_table(
     found: Mapping[str, Evaluation],  # of `Task.floors`
 ) -> pd.DataFrame:  # columns of FLOOR_COLUMNS; a row without a unit is a metric, which may be no mean
-    "What trivial models score, as one table."
+    "What trivial baselines score, as one table."
     parts = []
     for name, evaluation in found.items():
         rows = [
@@ -275,7 +303,8 @@ class Task:
     - `loss_weights(kd)`: weights of each of its terms, with and without a teacher
     - `evaluate(scores)`: the `Evaluation` of one forward of each example, (n, k) by evaluation set, rows in
       the split's order; or `evaluate_model(forward, sets)`, on every rank, where it asks the model itself
-    - `floors()`: the `Evaluation` of each of `TaskInfo.floors` that means something on this corpus
+    - `floors()`: the `Evaluation` of each of `TaskInfo.floors` that means something on this corpus and needs
+      no network
     """
 
     name: str
@@ -330,6 +359,10 @@ class Task:
         own = self.labels['train']
         self.labels['train'] = np.concatenate([own, np.full(len(more), NO_LABEL, own.dtype)])
         return more
+
+    def encoder_floor(self, embed: Embed) -> Evaluation | None:
+        "What pretrained weights score as they come; None: the task has no such baseline."
+        return None
 
     def encode(
         self,
@@ -455,11 +488,13 @@ class TaskInfo:
     metric_notes: dict[str, str] = field(default_factory=dict)
     # metrics that are `exp` of another's mean, such as a perplexity: their intervals are those of the other
     exp_of: dict[str, str] = field(default_factory=dict)
-    # models that have learnt nothing, of `Task.floors` -> what they are called
+    # trivial baselines, of `Task.floors` and `Task.encoder_floor` -> what they are called
     floors: dict[str, str]
-    # settings that change what these score on a corpus
+    # settings that change what these score on a corpus: 'labels', where they read labels
     floor_settings: tuple[str, ...] = ()
-    # counted up where the same models score otherwise than before: what was kept is measured again
+    # is a linear model of the frozen encoder fitted to labels?
+    probes: bool = False
+    # counted up where the same baselines score otherwise than before: what was kept is measured again
     floor_rules: int = 1
     # metrics that are shares, which tables show in percent
     percent: frozenset[str] = frozenset()
@@ -469,7 +504,7 @@ class TaskInfo:
     curve_metrics: tuple[str, ...] = ()
     # of each metric that can be primary: a difference that does not matter, and a stricter one
     margins: dict[str, tuple[float, float]]
-    # of a metric that can be primary: how far two values can be apart; one that is not here has no bound
+    # of metrics whose units lie between 0 and so much: the most, which is how far two values can be apart
     reach: dict[str, float] = field(default_factory=dict)
     # (record, units, predictions, corpus or None, n) -> the n units a run got most wrong, for people
     examples: Callable[..., pd.DataFrame]

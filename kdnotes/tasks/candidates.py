@@ -186,5 +186,6 @@ CORPORA = CorpusRules(
         )
     },
     known={WIKIQA_SHA256: 'wikiqa'},
+    in_order=frozenset({'wikiqa', 'squad1'}),
     licences=dict(wikiqa='Microsoft Research Data License Agreement', squad1='CC BY-SA 4.0'),
 )

@@ -131,6 +131,8 @@ class CorpusRules:
     # keys whose texts are classes: of a number that stands for a class with a name, the name is taken
     named: frozenset[str] = frozenset()
     tables: bool = False  # rows are texts and whole numbers alone, and can be kept as columns
+    # names of corpora whose rows stand in the order of the text that they are from
+    in_order: frozenset[str] = frozenset()
     scored: bool = False  # may a row have what a teacher said of it, where `columns` names that?
     # of rows that are checked part by part: keys that together no two rows share; a key, and another that
     # all rows with one of its texts have in common; keys that all rows have, or none

@@ -9,7 +9,7 @@ import numpy as np
 from ..core.config import RunConfig, TaskSettings, parameter, shown
 from . import base, labelled_texts
 from .asked import Use
-from .base import setting
+from .base import Evaluation, setting
 from .embedded import embedded_sentence_pairs
 from .labelled_texts import labels_of, number_of
 from .rules import check_filled
@@ -124,6 +124,11 @@ class SentencePairs(TextRegression):
         values['spearman'] = spearman_units(scores[:, 0], labels)
         return metrics | dict(spearman=float(values['spearman'].mean())), values
 
+    def encoder_floor(self, embed: base.Embed) -> Evaluation:
+        "The cosine of the embeddings, as a share of the range."
+        pairs = {split: self.texts_of(self.rows[split]) for split in self.evaluation_sets}
+        return self.evaluate({split: base.cosines(embed, *of)[:, None] for split, of in pairs.items()})
+
 
 _SNIPPET = """import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -163,8 +168,12 @@ TASK = base.TaskInfo(
         'mse': 'in units of the range of scores',
         'mae': 'in units of the range of scores',
     },
-    floors={'mean': 'the mean of the training scores', 'shared_words': 'how many words a pair shares'},
-    floor_settings=('score_low', 'score_high'),
+    floors={
+        'mean': 'the mean of the training scores',
+        'shared_words': 'how many words a pair shares',
+        'frozen_encoder': 'the frozen encoder',
+    },
+    floor_settings=('score_low', 'score_high', 'labels'),
     margins={'spearman': (0.05, 0.02)},
     examples=worst,
     check=check,

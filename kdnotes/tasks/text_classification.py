@@ -26,6 +26,7 @@ from kdnotes.tasks.labelled_texts import (
     of_group,
     shared_tenths,
 )
+from .probes import PROBED_ROWS, embedded, probe
 from .sources import SPLITS, Corpus, Rows
 
 # %% auto #0
@@ -100,6 +101,17 @@ class LabelledTexts(Task):
             shared = {split: shared_tenths(self.rows[split]) for split in self.evaluation_sets}
             found['shared_words'] = self._by_group(shared_tenths(rows), train[index], shared)
         return found
+
+    def encoder_floor(self, embed: base.Embed) -> Evaluation:
+        "A linear model of the embeddings, fitted to the training rows that have a label."
+        rows, index = base.some_rows(
+            self.rows['train'][: len(self.labels['train']) - self.unlabelled], PROBED_ROWS
+        )
+        # evaluation sets first: their embeddings are the same whatever rows are trained on
+        sets = {split: embedded(embed, *self.texts_of(self.rows[split])) for split in self.evaluation_sets}
+        trained = embedded(embed, *self.texts_of(rows))
+        classes = len(self.head_labels) or None
+        return self.evaluate(probe(trained, self.labels['train'][index], sets, classes))
 
     def _by_group(self, of: np.ndarray, labels: np.ndarray, groups: dict[str, np.ndarray]) -> Evaluation:
         "Each example gets what the training labels of its group are."
@@ -318,8 +330,10 @@ TASK = base.TaskInfo(
         'majority': 'the largest class',
         'mean': 'the mean of the training labels',
         'shared_words': 'how many words a pair shares',
+        'frozen_encoder': 'a linear probe of the frozen encoder',
     },
-    floor_settings=('target',),
+    floor_settings=('target', 'labels'),
+    probes=True,
     margins={'accuracy': (0.02, 0.01), 'mse': (0.05, 0.02)},
     reach={'accuracy': 1.0},
     examples=worst,

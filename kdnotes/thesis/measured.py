@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from ..analysis.compare import commits, uncommitted
-from ..analysis.coverage import ENOUGH_SEEDS, SETTINGS, coverage_table
+from ..analysis.coverage import ENOUGH_SEEDS, FAMILY_SIZES, SETTINGS, coverage_table, family_table
 from ..core.arms import PROFILES
 from ..core.config import KdnotesError
 from ..core.files import read_json, write_json
@@ -22,8 +22,8 @@ from ..tasks.sources import Corpus, load_corpus, local_copy, trained_on
 from .facts import flat, plain, table
 
 # %% auto #0
-__all__ = ['MADE', 'ThesisError', 'overlap', 'drawn_labels', 'corpus_facts', 'text_facts', 'texts_table', 'size_facts',
-           'bench_facts', 'gpu_facts', 'coverage_facts', 'times_in_use', 'write_facts']
+__all__ = ['FAMILY_TRIALS', 'MADE', 'ThesisError', 'overlap', 'drawn_labels', 'corpus_facts', 'text_facts', 'texts_table',
+           'size_facts', 'bench_facts', 'gpu_facts', 'coverage_facts', 'times_in_use', 'write_facts']
 
 # %% ../../nbs/thesis/10_measured.ipynb #fa1e0805
 class ThesisError(KdnotesError):
@@ -231,8 +231,11 @@ def gpu_facts(results: dict) -> dict:
     return found | {size: _cells(rates_table(part, device), _RATES) for size, part in whole.items()}
 
 
+FAMILY_TRIALS = 100_000
+
+
 def coverage_facts(trials: int = 4000) -> dict:
-    "The ends of coverage and of false positives outside of the edges, of the seed the notebook uses."
+    "Ends of coverage and of false positives outside of the edges, by the notebook's seed; false alarms."
     made = coverage_table(np.random.default_rng(2026), trials=trials)
     name, seeds = (made.index.get_level_values(k) for k in ('setting', 'seeds'))
     usual = ~name.isin([s.name for s in SETTINGS if s.edge])
@@ -242,10 +245,17 @@ def coverage_facts(trials: int = 4000) -> dict:
         for short in ('covers', 'rejects')
         for end in ('min', 'max')
     }
+    families = family_table(np.random.default_rng(2026), trials=FAMILY_TRIALS).round(3)
+    any_of = families[[f'family of {k}' for k in FAMILY_SIZES]].max(axis=1)
+    worst = {f'{where}_families_max': plain(any_of[n].max()) for where, n in (('three', 3), ('five', 5))}
+    rows = families.reset_index()
     return dict(
         source='nbs/analysis/10_coverage.ipynb',
         trials=trials,
         questions=122,
+        family_trials=FAMILY_TRIALS,
+        families=[dict(zip(rows, map(plain, row))) for row in rows.itertuples(index=False)],
+        **worst,
         **ends,
     )
 

@@ -93,7 +93,8 @@ def paid_values(e: Evidence, predicted: dict[str, pd.DataFrame]) -> dict[str, di
         return {}
     first = found[0]
     its_units = e.units[e.units['run_id'] == first['run_id']]
-    sizes = costs.sizes_of(predicted[first['run_id']], its_units, first['primary']['set'], 'p_at_1')
+    kind = score_kind(found)
+    sizes = costs.sizes_of(predicted[first['run_id']], its_units, first['primary']['set'], 'p_at_1', kind)
     alone = costs.payback_table(found, sizes).table
     return {
         arm: dict(alone=alone.at[arm, 'seconds'], with_transfer=of)
