@@ -363,15 +363,17 @@ def test_a_perplexity_is_that_of_the_mean_loss():
 def test_the_pretrained_encoder_beside_the_arms():
     for part in ('main', 'labels', 'labels_gpu', 'gpu', 'without_transfer'):
         study = PLAN['parts'][part]['study']
-        floor, means = {}, {}
+        found = {}  # which weights -> (set, question; '' is the mean of a set) -> average precision
         with gzip.open(ROOT / 'thesis/data' / f'{study}.floors.csv.gz', 'rt') as f:
             for row in csv.DictReader(f):
                 if (row['floor'], row['metric']) == ('frozen_encoder', 'map'):
-                    own = floor if row['unit'] else means
-                    own[row['split'], row['unit']] = float(row['value'])
-        if not floor:
+                    found.setdefault(row['key'], {})[row['split'], row['unit']] = float(row['value'])
+        if not found:
             assert VALUES[f'{part}.frozen.known'] is False
             pytest.skip('the pretrained encoder was not scored beside this study')
+        best = max(found.values(), key=lambda its: its['test', ''])
+        floor = {place: x for place, x in best.items() if place[1]}
+        means = {place: x for place, x in best.items() if not place[1]}
         of_test = {u: x for (split, u), x in floor.items() if split == 'test'}
         assert np.mean([*of_test.values()]) == pytest.approx(means['test', ''], abs=1e-5)
         assert VALUES[f'{part}.floors.frozen_encoder.value'] == pytest.approx(means['test', ''])

@@ -40,8 +40,8 @@ from kdnotes.thesis.steps import (
 
 # %% auto #0
 __all__ = ['FROZEN', 'predicted_by_run', 'transfer_seconds', 'paid_with_transfer', 'paid_values', 'fidelity_values',
-           'effects_table', 'floor_values', 'side_of', 'beside_floor', 'shares_over', 'study_values', 'steps_values',
-           'mean_metrics', 'part_values', 'aim_value', 'over_nothing', 'aim_values']
+           'effects_table', 'floor_values', 'kind_of', 'side_of', 'beside_floor', 'shares_over', 'study_values',
+           'steps_values', 'mean_metrics', 'part_values', 'aim_value', 'over_nothing', 'aim_values']
 
 # %% ../../nbs/thesis/03_values.ipynb #d38e6f5f
 def predicted_by_run(e: Evidence) -> dict[str, pd.DataFrame]:
@@ -171,6 +171,11 @@ def floor_values(floor: Floor, tuning_set: str) -> dict:
     return dict(words=floor.words, value=floor.value, dev=dev)
 
 
+def kind_of(floor: Floor) -> str:
+    "What kind of trivial model it is: those of several pretrained weights have names of their own."
+    return floor.name.partition(' ')[0]
+
+
 def side_of(gained: Interval | None) -> str:
     "On which side of a trivial model an arm is, as far as its interval tells: 'above' | 'below' | 'open'."
     if gained is None or gained.low is None or gained.low <= 0 <= gained.high:
@@ -179,15 +184,19 @@ def side_of(gained: Interval | None) -> str:
 
 
 def beside_floor(e: Evidence, name: str) -> dict:
-    """Each arm beside one trivial model: known: was it scored?; arms: arm -> difference (positive is better),
-    verdict: 'above' | 'below' | 'open'; shares: arm -> what it keeps of its teacher's gain over it.
+    """Each arm beside the best trivial model of a kind: known: was it scored?; arms: arm -> difference
+    (positive is better), verdict: 'above' | 'below' | 'open'; shares: arm -> what it keeps of its teacher's
+    gain over it; second: the next one of its kind, of other weights.
     """
-    floor = next((f for f in e.trivial if f.name == name), None)
-    if floor is None:
+    floors = [f for f in e.trivial if kind_of(f) == name]
+    if not floors:
         return dict(known=False)
+    floor, *others = floors
     gained = {arm: gain_interval(runs, floor, e.units) for arm, runs in e.arms.items()}
     sides = {arm: dict(difference=of, verdict=side_of(of)) for arm, of in gained.items()}
-    return dict(known=True, arms=sides, shares=shares_over(e, name))
+    tuning = task_info(e.records[0]['task']).tuning_set
+    second = dict(second=floor_values(others[0], tuning)) if others else {}
+    return dict(known=True, arms=sides, shares=shares_over(e, floor.name)) | second
 
 
 def shares_over(e: Evidence, name: str) -> dict[str, Interval]:
@@ -215,7 +224,7 @@ def study_values(e: Evidence) -> dict:
     return about_values(e.records) | dict(
         arms={arm: of_arm(arm, runs) for arm, runs in e.arms.items()},
         floor=dict(words=best.words, value=best.value) if best else {},
-        floors={f.name: floor_values(f, tuning) for f in e.trivial},
+        floors={kind_of(f): floor_values(f, tuning) for f in reversed(e.trivial)},  # the best of a kind
         frozen=beside_floor(e, FROZEN),
         tables=dict(
             arms=arms_table(e.records, e.values).reset_index(), comparisons=effects_table(e.comparisons)
