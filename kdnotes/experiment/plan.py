@@ -206,6 +206,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         contradictions=_with_rows(corpus, corpus.contradictions),
         sizes=split_sizes(corpus, config.task),
         test_in_dev=corpus.test_in_dev,
+        left_out=corpus.left_out,
         labels=task_info(config.task).labels_in_words(corpus, config),
         clusters=_clusters(config, corpus),
     )

@@ -107,6 +107,18 @@ def _overlap_in_words(plan: Plan) -> str:
     return '; '.join(found)
 
 
+def _left_out_in_words(plan: Plan) -> str:
+    "That rows without a label are not learnt from, since they are scored on."
+    if not plan.left_out:
+        return ''
+    n = plan.left_out + plan.sizes['unlabelled']['rows']
+    have = 'it has' if plan.left_out == 1 else 'they have'
+    return (
+        f'{plan.left_out:,} of {counted(n, "row")} without a label: {have} the texts of a row of dev or '
+        'test, case, accents and blanks aside'
+    )
+
+
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."
@@ -137,6 +149,7 @@ class Plan:
     # split -> rows of the corpus, and what several rows make together; a setting may leave some out
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
     test_in_dev: int = 0  # rows of test whose texts are in dev
+    left_out: int = 0  # rows without a label whose texts are in dev or test
     labels: str = ''  # what they are, where the task does not say it
     # what the primary metric's set is called, and how many clusters it has; None: units count as independent
     clusters: tuple[str, int] | None = None
@@ -147,6 +160,7 @@ class Plan:
         twice = _rows_in_words(self.contradictions)
         return {
             'overlap': _overlap_in_words(self),
+            'left out': _left_out_in_words(self),
             'labels': f'{twice} have the texts of another row there, and another label' * bool(twice),
             'steps': _one_step_in_words(self),
             'intervals': _few_clusters_in_words(self),
