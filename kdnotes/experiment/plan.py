@@ -48,6 +48,7 @@ from kdnotes.experiment.fit import (
     teacher_depth,
     teachers_of,
     tokens_in_words,
+    unknown_in_words,
 )
 from kdnotes.experiment.planned import (
     Plan,
@@ -197,6 +198,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         teachers=teachers,
         loses=loses,
         tokens=tokens_in_words(config),
+        unknown=unknown_in_words(config, corpus),
         head=head_in_words(config, corpus, teacher.head if teacher else ''),
         last_layer=last_layer_in_words(config),
         config_sha256=config_sha256(source_of(config)) if 'weights_sha256' in initial else None,
