@@ -228,6 +228,19 @@ def test_a_file_that_is_no_table_is_refused_by_its_name(name, words, home):
         kd.load_data(str(folder), task='text_classification', unlabelled=file)
 
 
+def test_a_run_can_be_read_from_another_folder(home, monkeypatch):
+    task = 'text_classification'
+    folder = folder_of(task, home / 'corpus')
+    (folder / 'unlabelled.csv').rename(home / 'more.csv')
+    folder_of(task, home / 'other', labelled=100, unlabelled=0)
+    for name, rows in (('more.csv', 40), ('other', 100)):
+        monkeypatch.chdir(home)
+        config = planned(task, folder, unlabelled=name).config
+        assert config.unlabelled == str(home / name)
+        monkeypatch.chdir('/')
+        assert len(corpus_of(config).unlabelled) == rows
+
+
 @pytest.mark.parametrize('name', ['unlabeled.csv', 'Unlabelled.csv', 'unlabelled.CSV', 'unlabelled.csv.gz'])
 def test_a_file_of_such_rows_that_would_not_be_read_is_refused(name, home):
     folder = folder_of('text_classification', home / 'with')

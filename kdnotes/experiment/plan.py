@@ -67,6 +67,7 @@ from kdnotes.tasks.sources import (
     Corpus,
     corpus_of,
     resolve_corpus,
+    resolve_unlabelled,
 )
 from ..records.schema import NAMING
 
@@ -261,7 +262,8 @@ def _resolve_on_corpus(
             f'unlabelled_share={config.unlabelled_share:g} is a share of no rows, since corpus '
             f'{corpus.name} has none without a label; leave it out, or name them with unlabelled=<corpus>'
         )
-    return config.model_copy(update=dict(unlabelled_id=corpus.unlabelled_id)), corpus
+    found = dict(unlabelled=resolve_unlabelled(config), unlabelled_id=corpus.unlabelled_id)
+    return config.model_copy(update=found), corpus
 
 
 def _clusters(config: RunConfig, corpus: Corpus) -> tuple[str, int] | None:

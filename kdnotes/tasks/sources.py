@@ -58,7 +58,7 @@ from kdnotes.tasks.rules import (
 
 # %% auto #0
 __all__ = ['PLAIN_NAMES', 'LARGE', 'find_folder', 'split_files', 'place_of', 'read_folder', 'hub_rows', 'read_hub', 'local_copy',
-           'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules', 'trained_on']
+           'resolve_corpus', 'resolve_unlabelled', 'load_corpus', 'corpus_of', 'load_by_rules', 'trained_on']
 
 # %% ../../nbs/tasks/04_sources.ipynb #98cb0f20
 # of a split's file, without its ending
@@ -283,6 +283,18 @@ def resolve_corpus(
         f"{', '.join(rules.names)}, a folder with {_folder_in_words(rules)}, or a hub id like "
         f"{rules.hub_id or 'owner/name'}"
     )
+
+
+def resolve_unlabelled(
+    config: RunConfig,
+) -> str:  # a file or a folder is absolute, since a run may be read from elsewhere
+    "What the parameter unlabelled means on this machine."
+    name = config.unlabelled
+    if name in ('auto', 'none', 'rest'):
+        return name
+    if _is_file(name):
+        return str(Path(name).expanduser().absolute())
+    return resolve_corpus(config.task, name)
 
 # %% ../../nbs/tasks/04_sources.ipynb #abc527e1
 def load_corpus(
