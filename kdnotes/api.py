@@ -88,9 +88,9 @@ class Data:
     "kd.load_data('folder-of-train-dev-test', task='text_classification', columns='text=review,label=stars')",
 )
 def load_data(
-    # a DataFrame or a list of dicts, with a column `split` or without one, a dict of three of them (train,
-    # dev, test; `unlabelled` beside them), a Dataset or DatasetDict of `datasets`; a folder, one file with a
-    # table, a published corpus' name or a hub id
+    # a DataFrame or a list of dicts, with a column `split` (train, dev, test, unlabelled) or without one, a
+    # dict of three of them (train, dev, test; `unlabelled` beside them), a Dataset or DatasetDict of
+    # `datasets`; a folder, one file with a table, a published corpus' name or a hub id
     source: Any,
     task: str = 'answer_selection',  # of `config.TASKS`
     # key of the task -> the column that holds it; or as on the command line: 'key=column,key=column'
