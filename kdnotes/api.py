@@ -15,19 +15,21 @@ import pandas as pd
 from .analysis.compare import Comparison
 from .analysis.compare import compare as compare_records
 from .core.arms import MODES
-from .core.config import ConfigError, score_name, shown, task_info, taught_by
+from .core.config import ConfigError, counted, score_name, shown, task_info, taught_by
 from .core.given import make_config
+from .core.tables import n_rows
 from .records.runs import RunFolder
 from .records.store import find_record
 from kdnotes.tasks.own_tables import (
     about_corpus,
     named_columns,
     table_of_file,
+    typed_columns,
     unlabelled_file,
     write_corpus,
 )
-from .tasks.rules import TEACHER, score_columns
-from .tasks.sources import UNLABELLED, CorpusError, load_corpus
+from .tasks.rules import score_columns
+from .tasks.sources import CorpusError, load_corpus
 
 # %% auto #0
 __all__ = ['Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'search', 'compare', 'doctor']
@@ -86,9 +88,9 @@ class Data:
     "kd.load_data('folder-of-train-dev-test', task='text_classification', columns='text=review,label=stars')",
 )
 def load_data(
-    # a DataFrame or a list of dicts, with a column `split` or without one, a dict of three of them (train,
-    # dev, test; `unlabelled` beside them), a Dataset or DatasetDict of `datasets`; a folder, one file with a
-    # table, a published corpus' name or a hub id
+    # a DataFrame or a list of dicts, with a column `split` (train, dev, test, unlabelled) or without one, a
+    # dict of three of them (train, dev, test; `unlabelled` beside them), a Dataset or DatasetDict of
+    # `datasets`; a folder, one file with a table, a published corpus' name or a hub id
     source: Any,
     task: str = 'answer_selection',  # of `config.TASKS`
     # key of the task -> the column that holds it; or as on the command line: 'key=column,key=column'
@@ -103,26 +105,30 @@ def load_data(
     "Texts as a corpus, read and checked once; a `CorpusError` or `ConfigError` says what is wrong."
     rules = task_info(task).corpora
     columns, scores = named_columns(columns, rules), score_columns(columns)
-    teacher = f'{TEACHER}={";".join(map("+".join, scores))}' if scores else None
-    if unlabelled is None and isinstance(source, Mapping):
-        unlabelled = source.get(UNLABELLED)
     more = None if unlabelled is None else unlabelled_file(unlabelled, task, columns, scores)
     if isinstance(source, (str, Path)):
-        named = [*(f'{key}={column}' for key, column in columns.items()), teacher]
-        typed = ','.join(filter(None, named)) or None
         file = Path(os.path.expanduser(source))
         if not os.path.isfile(file):
+            typed = typed_columns(columns, scores)
             found = load_corpus(task, str(source), typed)
             return Data(task, str(source), typed, more, about_corpus(found, task))
-        source, columns = table_of_file(file, task, typed), {}
-    folder, dealt = write_corpus(source, task, columns, scores, shares, seed)
+        source, columns = table_of_file(file, task, columns, scores)
+    folder, own, dealt = write_corpus(source, task, columns, scores, shares, seed)
+    if own and more:
+        raise ConfigError(
+            'rows without a label are given twice, in the data and as unlabelled=; join the two or leave one '
+            'out'
+        )
+    teacher = typed_columns({}, scores)
     try:
         found = load_corpus(task, str(folder), teacher)
     except CorpusError as e:
         raise CorpusError(f'{e} (of the table, a row a line)') from None
     if dealt:
         say(dealt)
-    return Data(task, str(folder), teacher, more, '\n'.join(filter(None, [about_corpus(found, task), dealt])))
+    without = f'{counted(n_rows(Path(own)), "row")} without a label' if own else ''
+    about = '\n'.join(filter(None, [about_corpus(found, task), without, dealt]))
+    return Data(task, str(folder), teacher, own or more, about)
 
 # %% ../nbs/89_api.ipynb #3fc490e7
 @dataclass(frozen=True)

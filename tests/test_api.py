@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 import kdnotes as kd
 from kdnotes.core.config import ConfigError, KdnotesError
-from kdnotes.tasks.sources import CorpusError, load_corpus
+from kdnotes.core.given import make_config
+from kdnotes.tasks.sources import CorpusError, corpus_of, load_corpus
 
 NAMES = ['Data', 'Run', 'compare', 'distil', 'doctor', 'finetune', 'load_data', 'load_run', 'study']
 
@@ -91,6 +92,119 @@ def test_a_split_that_is_given_is_kept():
         }
     )
     assert kd.load_data(held, columns=COLUMNS) == kd.load_data(tables, columns=COLUMNS)
+
+
+def reviews(n=12, **columns) -> pd.DataFrame:
+    made = dict(body=[f'review {i}' for i in range(n)], stars=['good', 'bad'] * (n // 2))
+    return pd.DataFrame(made | columns)
+
+
+OF_REVIEWS = dict(text='body', label='stars')
+PARTS = ['train'] * 4 + ['valid'] * 2 + ['test'] * 2 + ['unlabelled'] * 4
+
+
+def rows_of(data: kd.Data) -> dict[str, list[str]]:
+    config = make_config(task=data.task, corpus=data.corpus, mode='full_kd', unlabelled=data.unlabelled)
+    return {split: [row['text'] for row in rows] for split, rows in corpus_of(config).splits.items()}
+
+
+@pytest.mark.parametrize('kind', ['frame', 'dicts', 'csv', 'parquet', 'tables', 'datasets'])
+def test_all_rows_of_a_split_column_are_read_those_without_a_label_too(kind, tmp_path):
+    table = reviews(split=PARTS)
+    table.loc[8:, 'stars'] = None
+    source = table
+    if kind == 'dicts':
+        source = table.to_dict('records')
+    elif kind == 'csv':
+        table.to_csv(source := tmp_path / 'all.csv', index=False)
+    elif kind == 'parquet':
+        table.to_parquet(source := tmp_path / 'all.parquet')
+    elif kind != 'frame':
+        source = {name: part.drop(columns='split') for name, part in table.groupby('split')}
+        source['unlabelled'] = source['unlabelled'].drop(columns='stars')
+        if kind == 'datasets':
+            datasets = pytest.importorskip('datasets')
+            source = {
+                name: datasets.Dataset.from_pandas(part, preserve_index=False)
+                for name, part in source.items()
+            }
+    data = kd.load_data(source, 'text_classification', OF_REVIEWS)
+    found = rows_of(data)
+    assert {split: len(rows) for split, rows in found.items()} == dict(train=4, dev=2, test=2, unlabelled=4)
+    assert [row for split in ('train', 'dev', 'test', 'unlabelled') for row in found[split]] == list(
+        table['body']
+    )
+    assert '4 rows without a label' in data.about
+    apart = kd.load_data(
+        table[:8], 'text_classification', OF_REVIEWS, unlabelled=table[8:].drop(columns=['stars', 'split'])
+    )
+    assert rows_of(apart) == found
+
+
+@pytest.mark.parametrize(
+    ('name', 'given', 'said'),
+    [
+        (
+            'Train',
+            {},
+            "'Train' is no split, and its rows would be lost; did you mean 'train'. the splits are",
+        ),
+        (
+            'extra',
+            {},
+            "'extra' is no split, .*; the splits are train, dev, validation, valid, test, unlabelled$",
+        ),
+        ('unlabeled', {}, "did you mean 'unlabelled'. the"),
+        ('dev', {}, "'(valid|dev)' and '(valid|dev)' are both dev; give one of them, or join them"),
+        (3, {}, '3 is no split'),
+        ([], {}, "column 'split' holds lists"),
+        ('unlabelled', dict(task='masked_lm'), 'learns from texts as they are, so put them into train'),
+        ('unlabelled', dict(unlabelled=reviews(2, stars=None)), 'without a label are given twice'),
+    ],
+)
+def test_no_row_of_a_split_that_is_none_is_lost(name, given, said, tmp_path):
+    table = reviews(split=[*PARTS[:8], *[name] * 4])
+    table.loc[8:, 'stars'] = None
+    columns = OF_REVIEWS if given.get('task') != 'masked_lm' else dict(text='body')
+    given = dict(task='text_classification', columns=columns) | given
+    sources = [table]
+    if isinstance(name, str):
+        table.to_csv(tmp_path / 'all.csv', index=False)
+        sources += [{of: part for of, part in table.groupby('split')}, tmp_path / 'all.csv']
+    for source in sources:
+        with pytest.raises(ConfigError, match=said) as error:
+            kd.load_data(source, **given)
+        assert '\n' not in str(error.value)
+
+
+def test_a_task_of_whole_texts_has_no_rows_without_a_label(tmp_path):
+    with pytest.raises(ConfigError, match="unlabelled= is of rows without a label, and task='masked_lm'"):
+        kd.load_data(reviews(), 'masked_lm', dict(text='body'), unlabelled=reviews())
+
+
+@pytest.mark.parametrize('mark', [';', '|', '\t', ','])
+@pytest.mark.parametrize('quoted', [False, True])
+def test_other_separators_are_named(mark, quoted, tmp_path):
+    end = 'tsv' if mark == ',' else 'csv'
+    table = reviews().rename(columns=dict(body='text', stars='label'))
+    said = {
+        '\t': 'its columns are separated by tabs; name the file train.tsv',
+        ',': 'its columns are separated by commas; name the file train.csv',
+        ';': r"its columns look separated by ';', as in .*; save it with commas as .csv, or read it with "
+        r"pandas.read_csv\(..., sep=';'\) and give",
+        '|': r"its columns look separated by '\|', as in",
+    }[mark]
+    for split in ('train', 'dev', 'test'):
+        table.to_csv(tmp_path / f'{split}.{end}', index=False, sep=mark, quoting=int(quoted))
+    with pytest.raises(CorpusError, match=said) as error:
+        kd.load_data(tmp_path, 'text_classification')
+    assert '\n' not in str(error.value)
+    if end == 'csv' and not quoted:
+        wrong = pd.read_csv(tmp_path / 'train.csv')
+        with pytest.raises(ConfigError, match='its columns (look|are) separated by'):
+            kd.load_data(wrong, 'text_classification')
+        with pytest.raises(ConfigError, match='its columns (look|are) separated by'):
+            kd.load_data(wrong, 'text_classification', OF_REVIEWS)
 
 
 @pytest.mark.slow

@@ -65,6 +65,13 @@ def refused(*parts, **parameters):
 WRONG = [
     (dict(mode='nonsense'), ['mode', "'nonsense'", "'baseline'", "'mixed_kd'"]),
     (dict(mood=3), ["no parameter 'mood'", "is it 'mode'"]),
+    (
+        dict(class_weights='1,2'),
+        ["no parameter 'class_weights'", 'rows weigh alike', 'macro F1', 'head_bias'],
+    ),
+    (dict(class_weight='balanced'), ["no parameter 'class_weight'", 'repeat the rows of a rare class']),
+    (dict(label_smoothing=0.1), ["no parameter 'label_smoothing'", 'soft targets', 'temperature and alpha']),
+    (dict(label_smoothing_factor=0.1), ["no parameter 'label_smoothing_factor'", 'soft targets']),
     (dict(xyzzy=3), ["no parameter 'xyzzy'", '`kdnotes parameters`']),
     (dict(profile='nonsense'), ['profile', "'nonsense'", "'laptop'", "'paper'"]),
     (dict(task='nonsense'), ['task', "'nonsense'", 'answer_selection']),
@@ -79,7 +86,12 @@ WRONG = [
     (dict(temperature=0), ['temperature', 'greater than or equal to 0.05']),
     (dict(alpha=1.5), ['alpha', '1.5', 'less than or equal to 1']),
     (dict(batch_size=0), ['batch_size', 'greater than or equal to 1']),
-    (dict(max_length=100000), ['max_length', '100000', 'less than or equal to 512']),
+    (
+        dict(mode='baseline', max_length=600),
+        ['of at most 512 tokens', 'max_length=600', 'use max_length=512'],
+    ),
+    (dict(mode='full_kd', max_length=600), ['of at most 512 tokens', 'max_length=600', 'use max_length=512']),
+    (dict(max_length=10**8), ['max_length', '100000000', 'less than or equal to 1048576']),
     (dict(ranks='two'), ['ranks', "'two'", "'auto'"]),
     (dict(ranks=0), ['ranks=0', 'between 1 and 1024']),
     (dict(mode='baseline', ranks=2), ['ranks=2', "mode='baseline'", '1 rank']),

@@ -3,6 +3,7 @@
 import json
 import shutil
 import pytest
+from architectures import configs, write_teacher
 from kinds import one_of_each
 import torch
 import transformers
@@ -99,6 +100,76 @@ def test_texts_are_as_long_as_a_model_reads_where_nothing_else_is_given(home, ta
     for mode in ('baseline', 'full_kd'):
         with pytest.raises(ModelError, match='of at most 96 tokens, and max_length=100; use max_length=96'):
             plan(make_config(mode=mode, max_length=100, **given))
+
+
+@pytest.mark.parametrize(
+    'kind, most',
+    [('bert', 160), ('roberta', 159), ('modernbert', 8192), ('deberta', None), ('deberta_v2', None)],
+)
+def test_the_longest_text_is_the_models(kind, most, home):
+    config = configs(2)[kind]
+    if kind == 'modernbert':
+        config.max_position_embeddings = 8192
+    if kind.startswith('deberta'):
+        config.position_biased_input = False  # as of version 3: distances alone
+    folder = write_teacher(home / kind, config)
+    given = dict(teacher=str(folder), corpus='embedded', task='text_classification')
+    modes = (
+        dict(mode='baseline'),
+        dict(mode='full_kd', student_layers=(1,)),
+        dict(mode='full_student', student_layers=(1,), student_init='teacher_pretrained'),
+    )
+    for more in modes if kind == 'bert' else modes[:1]:
+        longest = most or 20_000
+        assert plan(make_config(max_length=longest, **more, **given)).config.max_length == longest
+        if most is not None:
+            words = f'reads texts of at most {most} tokens, and max_length={most + 1}; use max_length={most}'
+            with pytest.raises(ModelError, match=words) as e:
+                plan(make_config(max_length=most + 1, **more, **given))
+            assert '\n' not in str(e.value)
+
+
+def with_vocabulary(folder, words: str):
+    "A model whose tokenizer knows these letters."
+    rules = json.loads((folder / 'tokenizer.json').read_text())
+    rules['model']['vocab'] = {
+        token if len(token) > 3 or token[-1] in words else f'[unused{i}]': i
+        for token, i in rules['model']['vocab'].items()
+    }
+    (folder / 'tokenizer.json').write_text(json.dumps(rules))
+    return folder
+
+
+def test_a_tokenizer_that_knows_few_words_is_told_and_one_that_knows_hardly_any_refused(home):
+    "Each text is of ten words of one letter; the tokenizer knows all of them, nine, or four."
+    folder = home / 'corpus'
+    folder.mkdir()
+    for split in ('train', 'dev', 'test'):
+        rows = [f'{" ".join("abcdefghij")},{label}' for label in 'nm' * 10]
+        (folder / f'{split}.csv').write_text('\n'.join(['text,label', *rows]) + '\n')
+    teacher = write_model(home / 'model')
+    given = dict(teacher=str(teacher), corpus=str(folder), task='text_classification', max_length=32)
+    few = plan(make_config(mode='full_kd', student_layers=(1,), **given))
+    assert few.unknown == few.teacher.unknown == ''
+    with_vocabulary(teacher, 'abcdefghi')
+    some = plan(make_config(mode='full_kd', student_layers=(1,), **given))
+    told = '10 % of the tokens of 20 rows of train are [UNK], which stands for all that the tokenizer of'
+    assert told in some.explain() and told in some.teacher.explain()
+    with_vocabulary(teacher, 'abcd')
+    for more in (dict(mode='baseline'), dict(mode='full_kd', student_layers=(1,))):
+        with pytest.raises(
+            ModelError, match=r'does not know these texts: 60 % of the tokens of 20 rows of tr'
+        ) as e:
+            plan(make_config(**more, **given))
+        assert '\n' not in str(e.value)
+
+
+def test_a_vocabulary_file_that_transformers_does_not_read_is_noticed(home):
+    "Given as in its version 4 it makes a tokenizer that knows nothing, without a word."
+    folder = write_model(home / 'model')
+    transformers.BertTokenizer(vocab_file=str(folder / 'vocab.txt')).save_pretrained(folder)
+    with pytest.raises(ModelError, match='does not know these texts: .* are .UNK., .* given as vocab='):
+        plan(make_config(mode='baseline', teacher=str(folder), corpus='embedded', max_length=64))
 
 
 @pytest.mark.parametrize('door', [load_config, lambda folder: plan(make_config(teacher=str(folder)))])

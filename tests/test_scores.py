@@ -1,5 +1,6 @@
 "A teacher that is a column of the corpus: the same student as of its model, from any format, and no other."
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -15,13 +16,16 @@ from kdnotes.core.config import KdnotesError
 from kdnotes.core.given import make_config
 from kdnotes.distill import weights
 from kdnotes.distill.models import load_model
+from kdnotes.distill.scores import read_scores
+from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.experiment.card import model_card
 from kdnotes.experiment.forecast import forecast, memory_of
 from kdnotes.experiment.launch import run
-from kdnotes.experiment.plan import explain_study, plan, plan_study
+from kdnotes.experiment.plan import explain_study, make_task, plan, plan_study
 from kdnotes.experiment.study import run_study
 from kdnotes.records.runs import RunFolder
 from kdnotes.records.store import records as study_records
+from kdnotes.tasks.sources import corpus_of
 from kdnotes.tasks.embedded import embedded_answer_selection, embedded_text_classification
 
 FORMATS = ('csv', 'tsv', 'jsonl', 'parquet')
@@ -188,14 +192,69 @@ def test_scores_are_a_part_of_what_learns_from_them_and_of_nothing_else(tmp_path
         for corpus, columns in [(one, 'teacher=score'), (other, 'teacher=score'), (one, None), (plain, None)]
     }
     assert len(ids) == 1
-    # evaluation sets without scores, and other scores there, make the same student
+    # evaluation sets without scores, or with others, are another run: its record says how good they are
     unknown = {
         split: t if split == 'train' else t.drop(columns='score') for split, t in with_scores(task).items()
     }
     known = plan(asked(one, teacher, task=task))
     p = plan(asked(written(tmp_path / 'unknown', unknown), teacher, task=task))
-    assert p.run_id == known.run_id and p.teachers['metrics'] == {} and len(known.teachers['metrics']) == 2
-    assert 'nobody knows how good it is' in p.explain()
+    assert p.run_id != known.run_id and p.teachers['metrics'] == {} and len(known.teachers['metrics']) == 2
+    assert 'dev and test have no scores, so nobody knows how good it is there' in p.explain()
+    # as they were named before evaluation sets counted
+    assert p.teachers['sha256'] == hashlib.sha256(_shape_and_bytes(p)).hexdigest()
+    without_test = with_scores(task)
+    without_test['test'] = without_test['test'].drop(columns='score')
+    p = plan(asked(written(tmp_path / 'half', without_test), teacher, task=task))
+    assert p.teachers['metrics'].keys() == {'dev'}
+    assert 'on dev, test has no scores, so nobody knows how good it is there' in p.explain()
+
+
+def _shape_and_bytes(p) -> bytes:
+    corpus = corpus_of(p.config)
+    train = read_scores(make_task(p.config, corpus), corpus, p.config).logits['train']
+    return repr(train.shape).encode() + train.astype('<f4').tobytes()
+
+
+def test_the_plan_and_the_record_say_the_same_of_the_scores_of_test(tmp_path, rank_here):
+    "Test alone has other scores the second time."
+    teacher = small(tmp_path / 'teacher', 2)
+    task = 'text_classification'
+    found = with_scores(task)
+    classes = sorted(set(found['train']['label']))
+    right = np.where(found['test']['label'] == classes[1], 1.0, -1.0)
+    ids = set()
+    for name, share in (('right', 1.0), ('others', 0.4)):
+        wrong = np.arange(len(right)) >= share * len(right)
+        found['test']['score'] = np.where(wrong, -right, right)
+        config = asked(written(tmp_path / name, found), teacher, task=task)
+        its_plan = plan(config)
+        record = run(config)
+        assert its_plan.run_id == record['run_id']
+        assert its_plan.teachers['metrics'] == record['teachers']['metrics']
+        assert record['teachers']['metrics']['test']['accuracy'] == share
+        ids.add(record['run_id'])
+    assert len(ids) == 2
+
+
+def test_a_set_with_a_part_of_the_scores_is_refused(tmp_path):
+    teacher = small(tmp_path / 'teacher', 2)
+    task = 'text_classification'
+    found = with_scores(task)
+    for table in found.values():
+        table['a'] = -table['score']
+        table['b'] = table['score']
+    for names, words in (('a+b', "test has 'a' and no 'b'"), ('a;b', "test has scores, and none in 'b'")):
+        lacks = found | dict(test=found['test'].drop(columns='b'))
+        corpus = written(tmp_path / names, lacks)
+        with pytest.raises(KdnotesError, match=f'{words}.*give test all columns of scores, or none'):
+            plan(asked(corpus, teacher, task=task, columns=f'teacher={names}'))
+        without = found | dict(test=found['test'].drop(columns=['a', 'b']))
+        p = plan(
+            asked(
+                written(tmp_path / f'{names}-none', without), teacher, task=task, columns=f'teacher={names}'
+            )
+        )
+        assert p.teachers['metrics'].keys() == {'dev'}
 
 
 def test_several_columns_are_several_teachers(tmp_path):
@@ -216,10 +275,6 @@ def test_several_columns_are_several_teachers(tmp_path):
         return plan(asked(corpus, teacher, task=task, columns=f'teacher={name}', **given)).teachers['sha256']
 
     def close(a: dict, b: dict) -> bool:
-        from kdnotes.distill.scores import read_scores
-        from kdnotes.experiment.plan import make_task
-        from kdnotes.tasks.sources import corpus_of
-
         both = []
         for given in (a, b):
             config = plan(asked(corpus, teacher, task=task, **given)).config
@@ -306,6 +361,20 @@ def test_teachers_that_cannot_teach_together_are_a_sentence(given, words, tmp_pa
     assert '\n' not in str(refused.value)
 
 
+def test_where_a_student_starts_follows_who_teaches():
+    def start(mode='full_kd', **given):
+        return make_config(task='text_classification', mode=mode, **given).student_init
+
+    scores = dict(teacher_mode='scores', columns='teacher=score')
+    assert start() == start(student_init=None) == 'teacher_finetuned'
+    assert start(**scores) == start(**scores, student_init=None) == 'teacher_pretrained'
+    assert start(teachers='a,b') == start(teachers=('a', 'b'), student_init='none') == 'teacher_pretrained'
+    assert start(**scores, student_init='hub', student='s') == 'hub'
+    assert start(teachers=None) == start(teachers='none') == 'teacher_finetuned'
+    with pytest.raises(KdnotesError, match="teacher_mode='scores' has no model whose layers"):
+        start(**scores, student_init='teacher_finetuned')
+
+
 # ---- what is wrong is said before anything is trained ----
 
 
@@ -323,6 +392,11 @@ def changed(of: dict, split: str, row: int, value) -> dict:
         ('dev', '', {}, r"dev.csv, row 3: 'score' is empty or nan, as it is in 1 of 40 rows of dev"),
         ('train', 'inf', {}, "row 3: 'score' holds inf, which is not finite"),
         ('train', 'good', {}, "row 3: 'score' holds 'good', which is no number"),
+        ('train', '9' * 400, {}, "row 3: 'score' holds 9+...9+, which is not finite"),
+        ('train', f'[{"9" * 400}, 1]', {}, "row 3: 'score' holds 9+...9+, which is not finite"),
+        ('train', '[' * 5000, {}, r"row 3: 'score' holds '\[+...\[+', which is no number"),
+        ('train', 1e300, {}, "row 3: 'score' holds a number that is 1e.300 in size, and 1e.09 is the most"),
+        ('dev', '[0, -1e30]', {}, "dev.csv, row 3: 'score' holds (2 numbers|a number that is 1e.30)"),
         ('train', '[1, 2, 3]', {}, r"row 3: 'score' holds 3 numbers, and there are 2 classes \('animal', "),
         ('train', '[0.2, 0.3]', {'scores_are': 'probabilities'}, 'holds 2 numbers, and 1 in the first row'),
         ('train', 2.5, {'scores_are': 'probabilities'}, 'which is no probability; say scores_are=logits'),
@@ -353,6 +427,168 @@ def test_probabilities_are_not_taken_for_logits(tmp_path):
     assert plan(asked(corpus, teacher, scores_are='probabilities')).teachers['are'] == 'probabilities'
 
 
+@pytest.mark.parametrize(
+    ('row', 'n', 'words'),
+    [
+        (
+            '[0.5, 0.7]',
+            1,
+            r"'both' holds probabilities, as it does in 63 of 64 rows: .* \(.*, row 5: add up to 1.2\)",
+        ),
+        (
+            '[0.5, 2]',
+            6,
+            r'in 58 of 64 rows: numbers from 0 to 1 that add up to 1 \(.*, row 5: add up to 2.5\)',
+        ),
+        ('[0.5, 2]', 7, ''),  # 57 of 64 are not nearly all
+    ],
+)
+def test_probabilities_of_nearly_all_rows_are_not_taken_for_logits(row, n, words, tmp_path):
+    task = 'text_classification'
+    found = with_scores(task)
+    for table in found.values():
+        share = 1 / (1 + np.exp(-table['score']))
+        table['both'] = [f'[{1 - p:.3f}, {p:.3f}]' for p in share]
+    found['train'].loc[4 : 3 + n, 'both'] = row
+    corpus = written(tmp_path / 'corpus', found)
+    config = asked(corpus, small(tmp_path / 'teacher', 2), task=task, columns='teacher=both')
+    if not words:
+        assert plan(config).teachers['are'] == 'logits'
+        return
+    with pytest.raises(KdnotesError, match=words + '; say scores_are=probabilities and correct the others'):
+        plan(config)
+
+
+@pytest.mark.parametrize('weights', ['1e308,1e308', '1e-320,1e-320', '1e308,1', '1e-10,1'])
+def test_weights_that_cannot_be_added_or_compared_are_refused(weights, tmp_path):
+    with pytest.raises(
+        KdnotesError, match='teachers_weights=.* must be numbers from 1e-9 to 1e9; only their r'
+    ):
+        plan(
+            asked(two_teachers(tmp_path), small(tmp_path / 'teacher', 2), **OF_TWO, teachers_weights=weights)
+        )
+
+
+OF_TWO = dict(task='text_classification', columns='teacher=score;other')
+
+
+def two_teachers(folder: Path) -> Path:
+    found = {split: t.assign(other=t['score']) for split, t in with_scores('text_classification').items()}
+    return written(folder / 'two', found)
+
+
+# ---- rows without a label ----
+
+
+@pytest.mark.parametrize('of', ['folder', 'file'])
+def test_rows_without_a_label_bring_their_scores(of, tmp_path, rank_here):
+    teacher = small(tmp_path / 'teacher', 2)
+    task = 'text_classification'
+    found = with_scores(task)
+    more = found['train'][40:]
+    corpus = written(tmp_path / 'corpus', found | dict(train=found['train'][:40]))
+    if of == 'folder':
+        unlabelled = written(tmp_path / 'more', found | dict(train=more))
+    else:
+        unlabelled = tmp_path / 'more.csv'
+        more.drop(columns='label').to_csv(unlabelled, index=False)
+    config = asked(corpus, teacher, task=task, unlabelled=str(unlabelled))
+    its_plan = plan(config)
+    assert its_plan.sizes['unlabelled']['rows'] == 24
+    corpus = corpus_of(its_plan.config)
+    scores = read_scores(make_task(its_plan.config, corpus), corpus, its_plan.config)
+    np.testing.assert_allclose(scores.logits['train'][:, 1], found['train']['score'], rtol=1e-6)
+    assert run(config)['trained_rows'] == dict(train=40, unlabelled=24)
+
+
+def test_rows_of_a_corpus_without_scores_are_refused(tmp_path):
+    task = 'text_classification'
+    corpus = written(tmp_path / 'corpus', with_scores(task))
+    plain = written(tmp_path / 'plain', tables(task))
+    teacher = small(tmp_path / 'teacher', 2)
+    for name, words in (
+        ('embedded', 'unlabelled=embedded has no scores'),
+        (plain, "no column 'score' among"),
+    ):
+        with pytest.raises(KdnotesError, match=words) as refused:
+            plan(asked(corpus, teacher, task=task, unlabelled=str(name)))
+        assert '\n' not in str(refused.value)
+
+
+# ---- numbers ----
+
+
+def numbers(task: str) -> dict[str, pd.DataFrame]:
+    rng = np.random.default_rng(0)
+    words = 'salt iron is in the sea and it was red when they saw what one can do'.split()
+    found = {}
+    for split, n in SIZES.items():
+        texts = [' '.join(rng.choice(words, 6)) for _ in range(2 * n)]
+        label = rng.uniform(0, 5, n).round(2)
+        if task == 'sentence_pairs':
+            found[split] = pd.DataFrame(dict(sentence1=texts[:n], sentence2=texts[n:], score=label))
+        else:
+            found[split] = pd.DataFrame(dict(text=texts[:n], label=label))
+    return found
+
+
+@pytest.mark.parametrize('task', ['text_classification', 'sentence_pairs'])
+def test_scores_that_are_numbers_make_the_student_that_their_model_makes(task, tmp_path, rank_here):
+    "In the labels' own unit."
+    teacher = small(tmp_path / 'teacher', 1)
+    found = numbers(task)
+    label = 'score' if task == 'sentence_pairs' else 'label'
+    mean, deviation = (0, 5)
+    if task == 'text_classification':
+        mean, deviation = found['train'][label].mean(), found['train'][label].std(ddof=0)
+    own = dict(target='number') if task == 'text_classification' else {}
+    more = dict(student_init='hub', student=str(teacher), student_layers=None, learning_rate=1e-3, **own)
+    corpus = written(tmp_path / 'corpus', found)
+    of_model = run(asked(corpus, teacher, task=task, teacher_mode='baseline', columns=None, **more))
+    folder = RunFolder(of_model['study'], of_model['teacher_run_id']).path / 'model'
+    model = load_model(str(folder), 'AutoModelForSequenceClassification', 0).eval()
+    tokenizer = load_tokenizer(str(folder))
+    for table in found.values():
+        texts = [list(table[key]) for key in ('sentence1', 'sentence2', 'text') if key in table]
+        with torch.no_grad():
+            said = model(**tokenizer(*texts, padding=True, return_tensors='pt')).logits[:, 0].double()
+        table['said'] = said.numpy() * deviation + mean
+    scored = written(tmp_path / 'scored', found)
+    of_scores = run(asked(scored, teacher, task=task, columns='teacher=said', **more))
+    given = RunFolder(of_model['study'], of_model['teacher_run_id']).record()
+    for split, metrics in given['metrics'].items():
+        for name, value in metrics.items():
+            assert of_scores['teachers']['metrics'][split][name] == pytest.approx(value, abs=1e-5), name
+    for split, metrics in of_model['metrics'].items():
+        for name, value in metrics.items():
+            assert of_scores['metrics'][split][name] == pytest.approx(value, abs=1e-4), name
+
+
+@pytest.mark.parametrize(
+    ('said', 'words'),
+    [
+        (1e300, "row 3: 'said' holds a number that is .* deviations of the labels in size, and 1e.09 is"),
+        ('[1, 2]', "row 3: 'said' holds 2 numbers, and there is 1 class"),
+        ('', "row 3: 'said' is empty or nan"),
+    ],
+)
+@pytest.mark.parametrize('task', ['text_classification', 'sentence_pairs'])
+def test_numbers_that_cannot_be_learnt_are_a_sentence(task, said, words, tmp_path):
+    found = {split: t.assign(said=t.iloc[:, -1].astype(object)) for split, t in numbers(task).items()}
+    found['train'].loc[2, 'said'] = said
+    own = dict(target='number') if task == 'text_classification' else {}
+    config = asked(
+        written(tmp_path / 'corpus', found),
+        small(tmp_path / 'teacher', 1),
+        task=task,
+        columns='teacher=said',
+        **own,
+    )
+    with pytest.raises(KdnotesError, match=words) as refused:
+        plan(config)
+    assert '\n' not in str(refused.value)
+
+
 # ---- a study ----
 
 
@@ -366,7 +602,6 @@ def test_a_study_of_scores_says_whose_they_are_and_shares_nothing_with_its_basel
         columns='teacher=score',
         teacher=str(teacher),
         teacher_mode='scores',
-        student_init='teacher_pretrained',
         student_layers=(1,),
         epochs=1,
         ranks=1,
@@ -374,6 +609,12 @@ def test_a_study_of_scores_says_whose_they_are_and_shares_nothing_with_its_basel
         temperature=3,
     )
     plans = plan_study(1, 'usual', **given)
+    # there are no fine-tuned layers to start from; all students start alike
+    starts = {p.config.student_init for p in plans if p.config.mode != 'baseline'}
+    assert starts == {'teacher_pretrained'}
+    said = plan_study(1, 'usual', **given, student_init='teacher_pretrained')
+    nothing = plan_study(1, 'usual', **given, student_init='none')  # as make and papermill hand it over
+    assert [p.run_id for p in plans] == [p.run_id for p in said] == [p.run_id for p in nothing]
     assert {p.config.mode for p in plans} == {'baseline', 'full_student', 'full_kd', 'mixed_kd'}
     assert not any(p.teacher for p in plans)
     assert 'taught by: score of the corpus (logits; sha256 ' in explain_study(plans)

@@ -248,6 +248,13 @@ def refused(folder: Path, **given) -> str:
             ['0.5', '1.0', '0.5', '1'],
             "2 classes: '0.5', '1'; labels like these are numbers, which target=number",
         ),
+        (
+            ['red', 'blue', 'red;blue', 'red'],
+            "3 classes: 'blue', 'red', 'red;blue'; one label per row is read, so 'red;blue' is a class "
+            "of its own and not 'red' and 'blue': give",
+        ),
+        (['red', 'blue', 'red|blue', 'red'], "so 'red|blue' is a class of its own and not 'red' and 'blue'"),
+        (['["a", "b"]', '["a"]', '["b"]', '["a"]'], "is a class of its own and not 'a' and 'b'"),
     ],
 )
 def test_the_plan_lists_the_classes(labels, said, home, tmp_path):
@@ -257,6 +264,19 @@ def test_the_plan_lists_the_classes(labels, said, home, tmp_path):
     assert said in made.amount and made.amount in made.explain()
     numbers = dict(dev=dict(label=['0.25'] * 4), train=dict(label=['0.5', '0.75', '1', '2']))
     assert 'target=number learns as such: use it, or' in refused(write_tables(tmp_path / 'other', numbers))
+
+
+def test_a_list_of_labels_is_refused_and_marks_in_one_are_not_taken_for_several(home, tmp_path):
+    listed = {split: dict(label=[['red', 'blue'], ['red'], ['red'], ['blue']]) for split in SIZES}
+    words = refused(write_tables(tmp_path / 'listed', listed))
+    assert (
+        'row 1: label holds a list' in words.replace('line', 'row') and 'one label per row is read' in words
+    )
+    single = {split: dict(label=['sport, news', 'red;blue', 'sci/tech', 'x|y']) for split in SIZES}
+    asked = make_config(
+        task='text_classification', corpus=str(write_tables(tmp_path / 'single', single)), mode='baseline'
+    )
+    assert 'one label' not in plan(asked, Machine('cpu', 2)).amount
 
 
 @pytest.mark.parametrize('name', TABLES)

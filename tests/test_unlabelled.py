@@ -121,9 +121,6 @@ def break_rows(folder: Path, how: str) -> None:
     rows = pd.read_csv(folder / 'unlabelled.csv')
     if how == 'label':
         rows['label'] = ['', '-1', '1'] + [''] * (len(rows) - 3)
-    elif how == 'test':
-        test = pd.read_csv(folder / 'test.csv').drop(columns='label')
-        rows = pd.concat([rows, test[:2]])
     elif how == 'empty':
         rows = rows[:0]
     rows.to_csv(folder / 'unlabelled.csv', index=False)
@@ -136,7 +133,6 @@ def break_rows(folder: Path, how: str) -> None:
     'how, words',
     [
         ('label', "label is '1', and rows of unlabelled have no label"),
-        ('test', '2 rows of unlabelled (the first is row 41) have the texts of a row of test'),
         ('empty', 'there is no row'),
         ('two', 'only one of them can be unlabelled'),
     ],
@@ -149,6 +145,108 @@ def test_a_wrong_file_is_refused(how, words, large, home, monkeypatch):
     with pytest.raises(CorpusError, match=words.replace('(', r'\(').replace(')', r'\)')) as e:
         load_corpus('answer_selection', str(folder))
     assert '\n' not in str(e.value)
+
+
+def scored_on(folder: Path, n: int = 40) -> pd.DataFrame:
+    "Rows of a folder that nobody has labelled, behind two of test that are written in another way."
+    rows = pd.read_csv(folder / 'unlabelled.csv')[:n]
+    test = pd.read_csv(folder / 'test.csv').drop(columns='label')[:2]
+    test['text'] = [test['text'][0].upper(), '  ' + test['text'][1].replace(' ', '  ').replace('e', 'é')]
+    return pd.concat([test, rows.drop(columns='label', errors='ignore')])
+
+
+@pytest.mark.parametrize('how, large', [('own', False), ('own', True), ('file', False), ('folder', False)])
+def test_rows_that_are_scored_on_are_left_out_counted_and_told(how, large, home, monkeypatch):
+    task = 'text_classification'
+    without = folder_of(task, home / 'with')
+    clean = planned(task, without)
+    rows = scored_on(without)
+    given = {}
+    if how == 'own':
+        rows.to_csv(without / 'unlabelled.csv', index=False)
+    elif how == 'file':
+        rows.to_csv(home / 'more.csv', index=False)
+        given['unlabelled'] = str(home / 'more.csv')
+    else:
+        other = folder_of(task, home / 'other', labelled=2)
+        rows.assign(label=['a', 'b'] * 21).to_csv(other / 'train.csv', index=False)
+        (other / 'unlabelled.csv').unlink()
+        for split in ('dev', 'test'):
+            rows[-2:].assign(label=['a', 'b']).to_csv(other / f'{split}.csv', index=False)
+        given['unlabelled'] = str(other)
+    if large:
+        monkeypatch.setattr(sources, 'LARGE', 0)
+    found = planned(task, without, **given)
+    assert found.sizes['unlabelled']['rows'] == 40 and found.run_id == clean.run_id
+    assert found.left_out == 2
+    told = 'left out: 2 of 42 rows without a label: they have the texts of a row of dev or test'
+    assert told in found.explain()
+    again = planned(task, without, **given)  # from columns that are kept, where it is large
+    assert again.run_id == found.run_id and again.left_out == 2
+    for mode, more in (('full_student', {}), ('full_kd', dict(unlabelled='none'))):
+        told = planned(task, without, mode, **more).explain()
+        assert 'left out' not in told
+
+
+@pytest.mark.parametrize('large', [False, True])
+def test_rows_that_all_are_scored_on_stop_who_learns_from_them_alone(large, home, monkeypatch):
+    task = 'text_classification'
+    folder = folder_of(task, home / 'with')
+    plain = folder_of(task, home / 'without', unlabelled=0)
+    scored_on(folder, 0).to_csv(folder / 'unlabelled.csv', index=False)
+    file = home / 'more.csv'
+    scored_on(folder, 0).to_csv(file, index=False)
+    if large:
+        monkeypatch.setattr(sources, 'LARGE', 0)
+    for given in ({}, dict(unlabelled=str(file))):
+        with pytest.raises(CorpusError, match='all 2 rows without a label have the texts of a row of dev or'):
+            planned(task, folder, **given)
+    assert planned(task, folder, 'full_student').run_id == planned(task, plain, 'full_student').run_id
+    assert planned(task, folder, unlabelled='none').run_id == planned(task, plain).run_id
+
+
+@pytest.mark.parametrize(
+    'name, words',
+    [
+        ('texts.txt', 'texts.txt is no table; give a file that ends in .tsv, .csv, .jsonl, .parquet'),
+        ('texts', 'texts is no table; give a file that ends in'),
+        ('texts.csv.gz', 'texts.csv.gz is no table; give a file that ends in'),
+        ('texts.arrow', 'texts.arrow is no table; give a file that ends in'),
+        (
+            'texts.CSV',
+            'texts.CSV is no table by its name: .CSV is to be written in small letters; rename it ',
+        ),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_by_its_name(name, words, home):
+    folder = folder_of('text_classification', home / 'with')
+    file = (folder / 'unlabelled.csv').rename(home / name)
+    with pytest.raises(CorpusError, match=words) as e:
+        planned('text_classification', folder, unlabelled=str(file))
+    assert '\n' not in str(e.value)
+    with pytest.raises(KdnotesError, match=words):
+        kd.load_data(str(folder), task='text_classification', unlabelled=file)
+
+
+def test_a_run_can_be_read_from_another_folder(home, monkeypatch):
+    task = 'text_classification'
+    folder = folder_of(task, home / 'corpus')
+    (folder / 'unlabelled.csv').rename(home / 'more.csv')
+    folder_of(task, home / 'other', labelled=100, unlabelled=0)
+    for name, rows in (('more.csv', 40), ('other', 100)):
+        monkeypatch.chdir(home)
+        config = planned(task, folder, unlabelled=name).config
+        assert config.unlabelled == str(home / name)
+        monkeypatch.chdir('/')
+        assert len(corpus_of(config).unlabelled) == rows
+
+
+@pytest.mark.parametrize('name', ['unlabeled.csv', 'Unlabelled.csv', 'unlabelled.CSV', 'unlabelled.csv.gz'])
+def test_a_file_of_such_rows_that_would_not_be_read_is_refused(name, home):
+    folder = folder_of('text_classification', home / 'with')
+    (folder / 'unlabelled.csv').rename(folder / name)
+    with pytest.raises(CorpusError, match=f'{name} would not be read: .* a file called unlabelled.tsv, '):
+        load_corpus('text_classification', str(folder))
 
 
 @pytest.mark.parametrize(

@@ -291,8 +291,12 @@ def teachers_words(
         for split, metrics in teachers['metrics'].items()
         if metrics.get(name := next((m for m in info.margins if m in metrics), '')) is not None
     ]
-    unknown = 'dev and test have no scores, so nobody knows how good it is'
-    return f'{columns} of the corpus ({what}; {sha256}), made outside kdnotes: {", ".join(known) or unknown}'
+    unknown = [split for split in ('dev', 'test') if split not in teachers['metrics']]
+    if unknown:
+        have = 'have' if len(unknown) > 1 else 'has'
+        known.append(f'{" and ".join(unknown)} {have} no scores, so nobody knows how good it is there')
+    told = ', '.join(known) or 'how good it is cannot be told'
+    return f'{columns} of the corpus ({what}; {sha256}), made outside kdnotes: {told}'
 
 # %% ../../nbs/analysis/07_wording.ipynb #a0c63ab0
 def kept_words(

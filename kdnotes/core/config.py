@@ -15,8 +15,9 @@ from .arms import MODES, PRESETS, PROFILES
 # %% auto #0
 __all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'KdnotesError', 'ConfigError', 'shown', 'visible', 'counted',
            'task_info', 'metric_name', 'primary_name', 'score_name', 'taught_by', 'About', 'parameter', 'about',
-           'names_with', 'read_texts', 'TaskSettings', 'RunConfig', 'teacher_changes', 'needs_teacher', 'reads_scores',
-           'teachers_mode', 'is_given', 'result_parameters', 'parameters', 'is_unicode', 'with_values', 'flat']
+           'names_with', 'read_texts', 'TaskSettings', 'student_start', 'RunConfig', 'teacher_changes', 'needs_teacher',
+           'reads_scores', 'teachers_mode', 'is_given', 'result_parameters', 'parameters', 'is_unicode', 'with_values',
+           'flat']
 
 # %% ../../nbs/core/01_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -218,6 +219,21 @@ class TaskSettings(BaseModel):
     def _typed(cls, values: Any) -> Any:
         return read_texts(values, cls.model_fields) if isinstance(values, dict) else values
 
+
+def _is_none(value: Any) -> bool:
+    "Is nothing given, in Python or as a text?"
+    return value is None or value == () or (isinstance(value, str) and value.lower() in ('', 'none', 'null'))
+
+
+def student_start(
+    given: dict[str, Any],  # parameters of a run, or of a study
+) -> str:  # of the parameter student_init
+    "Where a student starts: as given, or at its teacher's layers, fine-tuned if one model teaches."
+    if not _is_none(given.get('student_init')):
+        return given['student_init']
+    one_model = given.get('teacher_mode') != 'scores' and _is_none(given.get('teachers'))
+    return 'teacher_finetuned' if one_model else 'teacher_pretrained'
+
 # %% ../../nbs/core/01_config.ipynb #32273838
 # parameters of one kind: of the student's shape; of a training, where networks may differ; of distillation,
 # younger than the first evidence; what changes no result; where the ranks are
@@ -277,7 +293,8 @@ class RunConfig(BaseModel):
     # neurons of each feed-forward layer of the student: those with the largest weights stay, more are new;
     # None: as many as it starts with
     feed_forward: int | None = _shape(None, ge=1, le=65536)
-    # 'transferred': a student distilled on the corpus of `transfer`, once for all arms and seeds
+    # 'transferred': a student distilled on the corpus of `transfer`, once for all arms and seeds;
+    # teacher_mode=scores and several teachers have no layers to start from: teacher_pretrained, if not given
     student_init: Literal['teacher_finetuned', 'teacher_pretrained', 'transferred', 'hub'] = parameter(
         'teacher_finetuned', factors=('network', 'init')
     )
@@ -414,8 +431,9 @@ class RunConfig(BaseModel):
     keep: Literal['last', 'best'] = parameter('last', training=True, younger=True)
     # evaluations without a better score after which a training with keep=best ends; None: it never ends early
     patience: int | None = parameter(None, ge=1, le=1000, training=True, younger=True)
-    # most tokens of an example; of a pair, the longer text is cut
-    max_length: int = parameter(128, ge=8, le=512, shared=True)
+    # most tokens of an example, from 8 to as many as its model reads (512 of BERT, 8,192 of ModernBERT); of a
+    # pair, the longer text is cut
+    max_length: int = parameter(128, ge=8, le=2**20, shared=True)
     # training rows that keep their labels, drawn by the seed (whole questions, until there are so many); the
     # others are left out; None: all
     labels: int | None = parameter(None, ge=2, shared=True, training=True, younger=True)
@@ -493,8 +511,12 @@ class RunConfig(BaseModel):
     @model_validator(mode='before')
     @classmethod
     def _typed(cls, values: dict) -> dict:
+        if _is_none(values.get('student_init')):
+            values = {name: value for name, value in values.items() if name != 'student_init'}
         task = values.get('task', FIRST_TASK)
         usual = task_info(task).usual(values) if task in TASKS else {}
+        if (start := student_start(values)) != cls.model_fields['student_init'].default:
+            usual = usual | dict(student_init=start)
         # a task's own settings come whole, those that follow others among them
         own = {name: value for name, value in usual.items() if name == 'task_settings'}
         return read_texts(usual | values | own, cls.model_fields)

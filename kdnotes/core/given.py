@@ -326,11 +326,16 @@ def check_weights(
     config: RunConfig,
     n: int,  # teachers
 ) -> None:
-    "Refuse weights that are no number above 0 for each teacher."
+    "Refuse weights that are no number above 0 for each teacher, or that cannot be added or compared."
     weights = config.teachers_weights
     if weights and (len(weights) != n or min(weights) <= 0):
         raise ConfigError(
             f'teachers_weights={shown(weights)} must be a number above 0 for each of {counted(n, "teacher")}'
+        )
+    if weights and not 1e-9 <= min(weights) <= max(weights) <= 1e9:
+        raise ConfigError(
+            f'teachers_weights={shown(weights)} must be numbers from 1e-9 to 1e9; only their ratios count, '
+            'so write 1,1 for equal ones'
         )
 
 # %% ../../nbs/core/02_given.ipynb #a8a262f7
@@ -419,6 +424,17 @@ ELSEWHERE = {
     'output_dir': 'results lie in a folder of runs/ that is called as study says',
     'train_dataset': 'corpus names a folder that holds train, dev and test',
 }
+_WEIGHTS = (
+    'rows weigh alike, and there are no weights of classes: repeat the rows of a rare class in train; macro '
+    'F1 is measured beside accuracy, and a new head starts at the share of each class (head_bias=prior)'
+)
+_SMOOTHING = (
+    "labels are not smoothed by a constant: a teacher's soft targets do it row by row, as temperature and "
+    'alpha say'
+)
+ELSEWHERE |= dict.fromkeys(('class_weight', 'class_weights', 'pos_weight', 'loss_weights'), _WEIGHTS)
+ELSEWHERE |= dict.fromkeys(('sample_weight', 'sample_weights'), _WEIGHTS)
+ELSEWHERE |= dict.fromkeys(('label_smoothing', 'label_smoothing_factor', 'smoothing'), _SMOOTHING)
 ELSEWHERE |= dict(callbacks=ELSEWHERE['callback'], processing_class=ELSEWHERE['tokenizer'])
 ELSEWHERE |= dict(bf16=ELSEWHERE['fp16'], eval_dataset=ELSEWHERE['train_dataset'])
 

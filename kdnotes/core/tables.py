@@ -21,8 +21,8 @@ from .files import file_state, free_memory
 
 # %% auto #0
 __all__ = ['FORMATS', 'PART', 'CorpusError', 'Table', 'places', 'check_regular', 'unchanged', 'changed', 'check_memory',
-           'read_text', 'as_text', 'class_cells', 'number_text', 'read_table', 'reason', 'check_characters', 'n_rows',
-           'size_of', 'check_rows_fit']
+           'read_text', 'separated_otherwise', 'as_text', 'class_cells', 'number_text', 'no_table', 'read_table',
+           'reason', 'check_characters', 'n_rows', 'size_of', 'check_rows_fit']
 
 # %% ../../nbs/core/10_tables.ipynb #48d19368
 class CorpusError(KdnotesError):
@@ -128,6 +128,31 @@ def read_text(path: Path) -> str:
         return path.read_bytes().decode('utf-8').removeprefix('\ufeff')
 
 # %% ../../nbs/core/10_tables.ipynb #152238af
+_RIGHT_ENDS = {'\t': 'tsv', ',': 'csv'}
+_SEPARATORS = {'\t': 'tabs', ';': "';'", '|': "'|'", ',': 'commas'}
+
+
+def separated_otherwise(
+    where: str,  # a file, or what a table is called
+    names: Sequence[str],  # of its columns
+) -> str:  # '': they do not look like several in one
+    "That the one column of a table looks like several, what separates them, and what to do."
+    if len(names) != 1:
+        return ''
+    mark = max(_SEPARATORS, key=names[0].count)
+    path = Path(where)
+    if mark not in names[0] or (mark == ',' and path.suffix != '.tsv'):
+        return ''
+    if mark in _RIGHT_ENDS:
+        right = f'{path.stem}.{_RIGHT_ENDS[mark]}'
+        return f'{where}: its columns are separated by {_SEPARATORS[mark]}; name the file {right}'
+    return (
+        f'{where}: its columns look separated by {_SEPARATORS[mark]}, as in {shown(names[0])}; save it with '
+        f'commas as .csv, or read it with pandas.read_csv(..., sep={mark!r}) and give the table to '
+        'kdnotes.load_data'
+    )
+
+
 _Read = Iterator[tuple[int, list]]  # the number of each row, and its cells
 
 
@@ -199,6 +224,11 @@ def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str]
             yield row, fields
             row += 1
     except csv.Error:
+        if row == 0:
+            with path.open(encoding='utf-8-sig') as f:
+                header = f.readline().strip()
+            if words := separated_otherwise(str(path), [header]):
+                raise CorpusError(words) from None
         where = f'row {row}' if row else 'the header'
         raise CorpusError(
             f'{path}, {where}: a double quote opens a text, and what follows does not end it as CSV does, so '
@@ -313,6 +343,22 @@ def _parquet_classes(path: Path) -> dict[str, list[str]]:  # column -> names of 
 _READERS = {'.tsv': _tsv, '.csv': _csv, '.jsonl': _jsonl, '.parquet': _parquet}
 FORMATS = tuple(end[1:] for end in _READERS)
 PART = 20_000  # rows of a large file that are in memory at a time
+
+
+def no_table(
+    path: Path,
+) -> str:  # '': its ending is one of FORMATS
+    "What is said of a file that is no table by its name."
+    if path.suffix[1:] in FORMATS:
+        return ''
+    if (end := path.suffix.lower())[1:] in FORMATS:
+        return (
+            f'{path} is no table by its name: {path.suffix} is to be written in small letters; rename it to '
+            f'{path.stem}{end}'
+        )
+    return (
+        f'{path} is no table; give a file that ends in {", ".join("." + of for of in FORMATS)}, or a folder'
+    )
 
 # %% ../../nbs/core/10_tables.ipynb #a58716a3
 def read_table(

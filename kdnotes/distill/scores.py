@@ -28,6 +28,11 @@ __all__ = ['mean_logits', 'Teachers', 'Scores', 'read_scores', 'measured']
 # %% ../../nbs/distill/10_scores.ipynb #c590e092
 _LEAST = 1e-7  # of a probability, whose logarithm is taken
 _ROUNDED = 0.01  # how far the sum of rounded probabilities may be from 1
+_LARGEST = (
+    1e9  # of a logit, or of a number's distance from the mean in deviations: squares are computed of them
+)
+# of rows that look like probabilities, from which on they are none by chance: of one column, of several
+_NEARLY_ALL = {True: 0.99, False: 0.9}
 
 
 @dataclass(frozen=True)
@@ -39,16 +44,19 @@ class _Column:
     split: str
     columns: tuple[str, ...]
 
-    def error(self, i: int, what: str) -> CorpusError:
-        "What is wrong with a row of the task."
+    def place(self, i: int) -> str:
+        "Where a row of the task was read."
         row = self.task.rows[self.split][i]
         rules = task_info(self.task.name).corpora
         # a setting may have left out rows before it
         place = next((k for k, other in enumerate(self.corpus.splits[self.split]) if other == row), None)
-        where = f'{self.corpus.name} {self.split}, example {i}'
-        if place is not None:
-            where = place_of(self.corpus, self.split, place, rules)
-        return CorpusError(f'{where}: {" and ".join(map(shown, self.columns))} {what}')
+        if place is None:
+            return f'{self.corpus.name} {self.split}, example {i}'
+        return place_of(self.corpus, self.split, place, rules)
+
+    def error(self, i: int, what: str) -> CorpusError:
+        "What is wrong with a row of the task."
+        return CorpusError(f'{self.place(i)}: {" and ".join(map(shown, self.columns))} {what}')
 
 
 def _cells(rows, columns: tuple[str, ...]) -> Iterator[list]:
@@ -63,7 +71,7 @@ def _cells(rows, columns: tuple[str, ...]) -> Iterator[list]:
 def _listed(text: str) -> list:
     try:
         return json.loads(text)
-    except ValueError:  # which is no number, either
+    except (ValueError, RecursionError):  # which is no number, either
         return [text]
 
 
@@ -72,6 +80,8 @@ def _number(cell: Any) -> float | None:
         return None if isinstance(cell, bool) else float(cell)
     except (TypeError, ValueError):
         return None
+    except OverflowError:  # of several hundred digits
+        return math.inf
 
 # %% ../../nbs/distill/10_scores.ipynb #a42956d4
 def _numbers(
@@ -80,8 +90,11 @@ def _numbers(
     "What a teacher said of the rows of a split."
     rows = column.task.rows[column.split]
     needed = column.split not in column.task.evaluation_sets
-    if not needed and any(score_key(name) not in rows[0] for name in column.columns):
-        return None
+    if not needed and (missing := [name for name in column.columns if score_key(name) not in rows[0]]):
+        if len(missing) == len(column.columns):
+            return None
+        there = [name for name in column.columns if name not in missing]
+        raise _partly(column, f'{" and ".join(map(shown, there))} and no {" and ".join(map(shown, missing))}')
     cells = list(_cells(rows, column.columns))
     empty = [any(isinstance(cell, str) and not cell.strip() for cell in row) for row in cells]
     if not needed and all(empty):
@@ -101,13 +114,22 @@ def _numbers(
     return np.array([list(map(_number, row)) for row in cells], dtype=np.float64)
 
 
+def _partly(column: _Column, what: str) -> CorpusError:
+    "The refusal of an evaluation set that holds a part of the scores."
+    return CorpusError(
+        f'{column.corpus.name}: {column.split} has {what}, so it cannot be told how good the teachers are '
+        f'there; give {column.split} all columns of scores, or none'
+    )
+
+
 def _check_row(column: _Column, i: int, row: list) -> None:
     "Refuse what is no finite number for each class."
     for cell in row:
         if (value := _number(cell)) is None:
             raise column.error(i, f'holds {shown(cell)}, which is no number; give one for each class')
         if not math.isfinite(value):
-            raise column.error(i, f'holds {value}, which is not finite; correct it or drop the row')
+            said = shown(cell).strip("'")
+            raise column.error(i, f'holds {said}, which is not finite; correct it or drop the row')
     classes = column.task.signal_spec['logits'].shape[0]
     if len(row) == classes or (len(row), classes) == (1, 2):
         return
@@ -148,14 +170,38 @@ def _first(row: np.ndarray) -> str:
 
 def _check_logits(column: _Column, found: np.ndarray) -> None:
     "Refuse probabilities that are given as logits: a student of them would learn next to nothing."
-    between = ((found >= 0) & (found <= 1)).all()
     alone = found.shape[1] == 1
-    if between and (alone or (abs(found.sum(axis=1) - 1) <= _ROUNDED).all()):
+    alike = ((found >= 0) & (found <= 1)).all(axis=1)
+    if not alone:
+        alike &= abs(found.sum(axis=1) - 1) <= _ROUNDED
+    if alike.mean() < _NEARLY_ALL[alone]:
+        return
+    others = np.flatnonzero(~alike)
+    how_many = 'all rows' if not len(others) else f'{alike.sum():,} of {len(found):,} rows'
+    what = f'numbers from 0 to 1{"" if alone else " that add up to 1"}'
+    but = ''
+    if len(others):
+        values = _first(found[others[0]]) if alone else f'add up to {found[others[0]].sum():.4g}'
+        but = f' ({column.place(int(others[0]))}: {values})'
+    raise column.error(
+        int(alike.argmax()),
+        f'holds probabilities, as it does in {how_many}: {what}{but}; say scores_are=probabilities'
+        f'{" and correct the others" * bool(but)}, or give logits',
+    )
+
+
+def _check_size(column: _Column, found: np.ndarray) -> np.ndarray:
+    "Refuse what would overflow in a loss, some steps later."
+    large = (abs(found) > _LARGEST).any(axis=1)
+    if large.any():
+        i = int(large.argmax())
+        unit = '' if column.task.head_labels else ' deviations of the labels'
         raise column.error(
-            0,
-            'holds probabilities, as it does in all rows: numbers from 0 to 1'
-            f'{"" if alone else " that add up to 1"}; say scores_are=probabilities, or give logits',
+            i,
+            f'holds a number that is {abs(found[i]).max():.3g}{unit} in size, and {_LARGEST:g} is the most '
+            'that can be learnt; correct it or drop the row',
         )
+    return found
 
 
 def _logits(column: _Column, config: RunConfig) -> np.ndarray | None:  # (n, classes) float64
@@ -164,11 +210,12 @@ def _logits(column: _Column, config: RunConfig) -> np.ndarray | None:  # (n, cla
     if found is None:
         return None
     if not column.task.head_labels:  # a number, which the student learns in units of the labels' deviation
-        return (found - column.task.mean) / column.task.deviation
+        return _check_size(column, (found - column.task.mean) / column.task.deviation)
     if config.scores_are == 'probabilities':
         return _of_probabilities(column, found)
     if column.split == 'train':
         _check_logits(column, found)
+    _check_size(column, found)
     # as of a model with one output, whose softmax is its sigmoid
     return np.hstack([np.zeros_like(found), found]) if found.shape[1] == 1 else found
 
@@ -209,9 +256,13 @@ class Scores:
 
     @property
     def sha256(self) -> str:
-        "Of what is learnt."
-        train = np.ascontiguousarray(self.logits['train'], dtype='<f4')
-        return hashlib.sha256(repr(train.shape).encode() + train.tobytes()).hexdigest()
+        "Of what is learnt and of what is measured, for a record tells how good its teachers are."
+        digest = hashlib.sha256()
+        for split in ('train', *sorted(self.logits.keys() - {'train'})):
+            numbers = np.ascontiguousarray(self.logits[split], dtype='<f4')
+            digest.update(('' if split == 'train' else split).encode() + repr(numbers.shape).encode())
+            digest.update(numbers.tobytes())
+        return digest.hexdigest()
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         "The rows of a training batch, on its device."
@@ -230,7 +281,11 @@ def read_scores(
     found = {}
     for split in task.rows:
         of = [_logits(_Column(task, corpus, split, columns), config) for columns in teachers]
-        if all(logits is not None for logits in of):
+        lacking = [columns for columns, logits in zip(teachers, of) if logits is None]
+        if lacking and len(lacking) < len(of):
+            names = ', '.join(' and '.join(map(shown, columns)) for columns in lacking)
+            raise _partly(_Column(task, corpus, split, lacking[0]), f'scores, and none in {names}')
+        if not lacking:
             # 0 is added so that -0 is 0, which it is to a student, but not to a hash
             mean = mean_logits([torch.from_numpy(logits) for logits in of], config)
             found[split] = mean.float().numpy() + np.float32(0)

@@ -29,7 +29,7 @@ from .weights import ModelError, find_model, remembered, stored_tensors
 from ..tasks.batching import tells_two_texts, tokenizer_rules
 
 # %% auto #0
-__all__ = ['load_tokenizer', 'tokenizer_sha256', 'one_vocabulary', 'reads_as', 'longest_text', 'check_batches']
+__all__ = ['load_tokenizer', 'tokenizer_sha256', 'one_vocabulary', 'reads_as', 'longest_text', 'unknown_share', 'check_batches']
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #c997db07
 _VOCABULARIES = (
@@ -175,6 +175,8 @@ def _longest(config, model: nn.Module) -> int | None:  # tokens; None: no limit 
     "How long texts may be; RoBERTa and its like count positions from behind the padding's."
     positions = getattr(config, 'max_position_embeddings', None)
     tables = [module for name, module in model.named_modules() if name.endswith('position_embeddings')]
+    if not tables and getattr(config, 'relative_attention', False):
+        return None  # as of DeBERTa v3: how far apart two tokens are is all that counts
     padding = [table.padding_idx for table in tables if getattr(table, 'padding_idx', None) is not None]
     return positions - padding[0] - 1 if positions is not None and padding else positions
 
@@ -191,6 +193,20 @@ def longest_text(
     longest = _longest(config, model)
     _check_runs(folder, config, min(8, longest or 8))
     return longest
+
+
+@remembered
+def unknown_share(
+    source: str | Path,  # as for `find_model`
+    texts: tuple[str, ...],  # a sample
+) -> float:  # 0 to 1; 0 where a tokenizer knows every text, as those of bytes do
+    "How many of the tokens of some texts stand for whatever a model's tokenizer does not know."
+    tokenizer = load_tokenizer(source)
+    if tokenizer.unk_token_id is None or not texts:
+        return 0.0
+    ids = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)['input_ids']
+    n = sum(map(len, ids))
+    return sum(row.count(tokenizer.unk_token_id) for row in ids) / n if n else 0.0
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #1376c11b
 def check_batches(

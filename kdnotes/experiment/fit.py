@@ -7,7 +7,17 @@ from __future__ import annotations
 from itertools import islice
 import numpy as np
 from ..core.arms import MODES, PROFILES
-from ..core.config import ConfigError, RunConfig, flat, is_given, reads_scores, shown, task_info
+from kdnotes.core.config import (
+    ConfigError,
+    RunConfig,
+    flat,
+    is_given,
+    needs_teacher,
+    reads_scores,
+    shown,
+    task_info,
+)
+from ..core.columns import taken
 from ..core.files import sha256_text
 from ..core.resolve import training_settings
 from ..records.store import find_run_model
@@ -16,7 +26,7 @@ from ..tasks.rules import score_columns
 from ..tasks.sources import Corpus
 
 # %% auto #0
-__all__ = ['make_task', 'source_of', 'teachers_of', 'check_given_teacher', 'head_in_words', 'check_reading',
+__all__ = ['make_task', 'source_of', 'teachers_of', 'check_given_teacher', 'head_in_words', 'check_reading', 'unknown_in_words',
            'last_layer_in_words', 'teacher_depth', 'check_student', 'tokens_in_words']
 
 # %% ../../nbs/experiment/01_fit.ipynb #fd07477b
@@ -170,11 +180,45 @@ def check_reading(config: RunConfig) -> None:
     from kdnotes.distill.tokenizers import check_batches
 
     needed = task_info(config.task).special_tokens
-    if MODES[config.mode].network == 'teacher':
+    if MODES[config.mode].network == 'teacher' or not (needs_teacher(config) or config.student_init == 'hub'):
         check_batches(config.teacher, config.max_length, needed)
     elif config.student_init == 'hub':
         check_batches(config.student, config.max_length, needed)
         _check_vocabularies(config)
+
+
+# rows and characters of a text by which a tokenizer is judged: they take a tenth of a second
+_READ = 2000
+_CHARACTERS = 1000
+# share of unknown tokens from which on it is said, and from which on it is refused
+_SOME_UNKNOWN = 0.05
+_MOST_UNKNOWN = 0.5
+
+
+def unknown_in_words(config: RunConfig, corpus: Corpus) -> str:  # '': they are few
+    "How many tokens a tokenizer does not know; refused where it knows hardly a word."
+    from kdnotes.distill.tokenizers import load_tokenizer, reads_as, unknown_share
+    from kdnotes.distill.weights import ModelError
+
+    train = corpus.splits['train']
+    index = np.unique(np.linspace(0, len(train) - 1, _READ).astype(np.int64))
+    texts_of = task_info(config.task).texts
+    texts = tuple(text[:_CHARACTERS] for row in taken(train, index) for text in texts_of(row))
+    said = []
+    for source in dict.fromkeys([reads_as(config), *(config.teachers or ())]):
+        share = unknown_share(source, texts)
+        if share <= _SOME_UNKNOWN:
+            continue
+        unknown = load_tokenizer(source).unk_token
+        words = f'{100 * share:.0f} % of the tokens of {len(index):,} rows of train are {unknown}'
+        if share > _MOST_UNKNOWN:
+            raise ModelError(
+                f'the tokenizer of {source} does not know these texts: {words}, so its model would see '
+                'hardly a word; save the tokenizer there that the model was trained with (made of a '
+                'vocabulary file, it is given as vocab=, since transformers 5 does not read vocab_file=)'
+            )
+        said.append(f'{words}, which stands for all that the tokenizer of {source} does not know')
+    return '; '.join(said)
 
 
 def last_layer_in_words(config: RunConfig) -> str:

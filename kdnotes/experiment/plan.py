@@ -48,6 +48,7 @@ from kdnotes.experiment.fit import (
     teacher_depth,
     teachers_of,
     tokens_in_words,
+    unknown_in_words,
 )
 from kdnotes.experiment.planned import (
     Plan,
@@ -66,6 +67,7 @@ from kdnotes.tasks.sources import (
     Corpus,
     corpus_of,
     resolve_corpus,
+    resolve_unlabelled,
 )
 from ..records.schema import NAMING
 
@@ -197,6 +199,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         teachers=teachers,
         loses=loses,
         tokens=tokens_in_words(config),
+        unknown=unknown_in_words(config, corpus),
         head=head_in_words(config, corpus, teacher.head if teacher else ''),
         last_layer=last_layer_in_words(config),
         config_sha256=config_sha256(source_of(config)) if 'weights_sha256' in initial else None,
@@ -206,6 +209,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         contradictions=_with_rows(corpus, corpus.contradictions),
         sizes=split_sizes(corpus, config.task),
         test_in_dev=corpus.test_in_dev,
+        left_out=corpus.left_out,
         labels=task_info(config.task).labels_in_words(corpus, config),
         clusters=_clusters(config, corpus),
     )
@@ -258,7 +262,8 @@ def _resolve_on_corpus(
             f'unlabelled_share={config.unlabelled_share:g} is a share of no rows, since corpus '
             f'{corpus.name} has none without a label; leave it out, or name them with unlabelled=<corpus>'
         )
-    return config.model_copy(update=dict(unlabelled_id=corpus.unlabelled_id)), corpus
+    found = dict(unlabelled=resolve_unlabelled(config), unlabelled_id=corpus.unlabelled_id)
+    return config.model_copy(update=found), corpus
 
 
 def _clusters(config: RunConfig, corpus: Corpus) -> tuple[str, int] | None:

@@ -21,6 +21,7 @@ from kdnotes.core.config import (
     names_with,
     parameters as run_parameters,
     shown,
+    student_start,
     task_info,
     teacher_changes,
 )
@@ -107,6 +108,18 @@ def _overlap_in_words(plan: Plan) -> str:
     return '; '.join(found)
 
 
+def _left_out_in_words(plan: Plan) -> str:
+    "That rows without a label are not learnt from, since they are scored on."
+    if not plan.left_out:
+        return ''
+    n = plan.left_out + plan.sizes['unlabelled']['rows']
+    have = 'it has' if plan.left_out == 1 else 'they have'
+    return (
+        f'{plan.left_out:,} of {counted(n, "row")} without a label: {have} the texts of a row of dev or '
+        'test, case, accents and blanks aside'
+    )
+
+
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."
@@ -124,6 +137,7 @@ class Plan:
     teachers: dict = field(default_factory=dict)
     loses: str = ''  # what of the teacher's layers has no place in the student, as a sentence
     tokens: str = ''  # whose tokenizer the network reads with, where it is not its teacher's
+    unknown: str = ''  # how many tokens its tokenizer does not know, where they are many
     head: str = ''  # what becomes of the head that its model comes with, where that is not the usual
     last_layer: str = ''  # at which tokens it is computed, and why
     # of the config.json beside the weights it starts from; None: another run's
@@ -137,6 +151,7 @@ class Plan:
     # split -> rows of the corpus, and what several rows make together; a setting may leave some out
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
     test_in_dev: int = 0  # rows of test whose texts are in dev
+    left_out: int = 0  # rows without a label whose texts are in dev or test
     labels: str = ''  # what they are, where the task does not say it
     # what the primary metric's set is called, and how many clusters it has; None: units count as independent
     clusters: tuple[str, int] | None = None
@@ -147,6 +162,8 @@ class Plan:
         twice = _rows_in_words(self.contradictions)
         return {
             'overlap': _overlap_in_words(self),
+            'left out': _left_out_in_words(self),
+            'unknown': self.unknown,
             'labels': f'{twice} have the texts of another row there, and another label' * bool(twice),
             'steps': _one_step_in_words(self),
             'intervals': _few_clusters_in_words(self),
@@ -365,7 +382,7 @@ def of_arm(mode: str, common: dict) -> dict:
     own = MODES[mode]
     task = common.get('task', FIRST_TASK)
     of_teacher = {name for name in run_parameters(task) if name.startswith('teacher_')}
-    start = common.get('student_init', RunConfig.model_fields['student_init'].default)
+    start = student_start(common)
     taught = own.kd or own.network == 'student' and start == 'teacher_finetuned'
     mixed_teacher = taught and common.get('teacher_mode') == 'mixed_baseline'
     lacks = set()
@@ -385,4 +402,6 @@ def of_arm(mode: str, common: dict) -> dict:
         # the arm that is the given model; others of the teacher's network are refused for it
         lacks = (lacks | training_settings(task)) - {'teacher_mode'}
     taken = {k: v for k, v in common.items() if k not in lacks}
+    if own.network == 'student' and start != RunConfig.model_fields['student_init'].default:
+        taken['student_init'] = start  # of all students of a study, whatever else an arm takes
     return taken if own.kd else task_info(task).without_kd(taken)

@@ -5,6 +5,7 @@
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #2fb8a27d
 from __future__ import annotations
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 import numpy as np
@@ -262,6 +263,7 @@ def check_labels(
         raise CorpusError(
             f"corpus {corpus.name!r} has {len(names)} different labels in {len(corpus.splits['train'])} "
             "training examples, too many for classes; use target=number, or check the label column"
+            f'{_several_in_words(names)}'
         )
     _check_classes(corpus, names, config.labels)
 
@@ -283,7 +285,31 @@ def labels_in_words(
         return ''
     names = class_names(corpus.splits['train'])
     listed = ', '.join(map(shown, names[:20])) + f' and {len(names) - 20} more' * (len(names) > 20)
-    return f'{len(names)} classes: {listed}' + f'; {_AS_NUMBERS}' * _are_fractions(names)
+    several = _several_in_words(names)
+    return f'{len(names)} classes: {listed}' + f'; {_AS_NUMBERS}' * _are_fractions(names) + several
+
+
+def _parts_of(name: str) -> list[str]:  # [the name itself]: it is one
+    "The labels that a label seems to be made of: with marks between them, or as a list of Python or JSON."
+    inner = name.strip()
+    listed = inner[:1] + inner[-1:] in ('[]', '()', '{}')
+    marks = r'[;|,]' if listed else r'[;|]' if re.search('[;|]', inner) else r',(?=\S)'
+    parts = [part.strip(' \'"') for part in re.split(marks, inner[1:-1] if listed else inner)]
+    return [part for part in parts if part] or [name]
+
+
+def _several_in_words(names: list[str]) -> str:  # '': labels are single ones
+    "That a label which names several is a class of its own."
+    parts = {name: _parts_of(name) for name in names}
+    n_with = Counter(part for of in parts.values() for part in set(of))
+    several = [name for name, of in parts.items() if len(of) > 1 and all(n_with[part] > 1 for part in of)]
+    if not several:
+        return ''
+    return (
+        f'; one label per row is read, so {shown(several[0])} is a class of its own and not '
+        f'{" and ".join(map(shown, parts[several[0]][:5]))}: give a row one label, or each label a corpus of '
+        'its own'
+    )
 
 
 def _check_classes(

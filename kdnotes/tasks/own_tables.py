@@ -9,6 +9,7 @@ import math
 import os
 import textwrap
 from collections.abc import Hashable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 import numpy as np
@@ -16,10 +17,11 @@ import pandas as pd
 from ..core.config import ConfigError, shown, task_info
 from ..core.files import atomic_write, cache_path, sha256_text
 from ..core.streams import stream
-from .rules import TEACHER, class_cells, needed_columns, score_columns, score_key
+from ..core.tables import check_rows_fit, class_cells, no_table, read_table, separated_otherwise
+from .rules import TEACHER, needed_columns, score_key
 from .base import sizes_in_words, split_sizes
 from kdnotes.tasks.sources import (
-    FORMATS,
+    PLAIN_NAMES,
     SPLITS,
     UNLABELLED,
     Corpus,
@@ -31,7 +33,7 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['named_columns', 'table_of_file', 'write_corpus', 'unlabelled_file', 'about_corpus']
+__all__ = ['named_columns', 'table_of_file', 'typed_columns', 'write_corpus', 'unlabelled_file', 'about_corpus']
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #1dd6ee4d
 def named_columns(
@@ -63,8 +65,8 @@ def _unnamed(table: Any, classes: Mapping[str, Sequence[str]]) -> Any:  # names 
     return table.to_pandas() if hasattr(table, 'to_pandas') else table
 
 
-def _frame(table: Any, columns: Mapping[str, str], rules: CorpusRules) -> pd.DataFrame:
-    "A table of pandas or of datasets, or rows as dicts, under the task's own names."
+def _frame(table: Any, columns: Mapping[str, str], rules: CorpusRules, labelled: bool = True) -> pd.DataFrame:
+    "A table of pandas or of datasets, or rows as dicts, under the task's own names; it may lack labels."
     key_of = {column: key for key, column in columns.items()}
     classes = dataset_classes(table)
     found = _unnamed(
@@ -75,7 +77,11 @@ def _frame(table: Any, columns: Mapping[str, str], rules: CorpusRules) -> pd.Dat
             f'data of type {type(table).__name__} are no table; give a DataFrame, a list of dicts or a '
             'datasets.Dataset'
         )
-    if missing := [column for column in columns.values() if column not in found]:
+    may_lack = rules.no_label.columns if rules.no_label and not labelled else ()
+    needed = [column for key, column in columns.items() if key not in may_lack]
+    if missing := [column for column in needed if column not in found]:
+        if words := separated_otherwise('the table', list(map(str, found.columns))):
+            raise ConfigError(words)
         raise ConfigError(
             f"there is no column {', '.join(map(shown, missing))}; "
             f"there are {', '.join(map(str, found.columns))}; write columns={{key of the task: your column}}"
@@ -91,16 +97,33 @@ def _frame(table: Any, columns: Mapping[str, str], rules: CorpusRules) -> pd.Dat
 def table_of_file(
     path: Path,
     task: str,  # of `config.TASKS`
-    columns: str | None,  # as on the command line
-) -> pd.DataFrame:
-    "The rows of one file, with what a split's file is checked for."
-    if path.suffix.removeprefix('.') not in FORMATS:
-        raise ConfigError(
-            f'{path} is no table; give a file that ends in {", ".join("." + f for f in FORMATS)}, or a folder'
-        )
-    rows = read_split(path, 'train', task_info(task).corpora, columns)
-    scores = {score_key(column): column for of in score_columns(columns) for column in of}
-    return pd.DataFrame(list(map(_as_given, rows)), dtype=object).rename(columns=scores)
+    columns: Mapping[str, str],  # of `named_columns`
+    scores: Sequence[Sequence[str]],  # columns with the scores of each teacher
+) -> tuple[pd.DataFrame, Mapping[str, str]]:  # and what its columns are called
+    "The rows of one file: with a column `split` as they stand there, else checked as those of a split."
+    if words := no_table(path):
+        raise ConfigError(words)
+    rules = task_info(task).corpora
+    kept = {column for of in scores for column in of}
+    possible = {*rules.columns, *rules.columns.values(), *columns.values(), *kept, 'split'}
+    if path.exists() and 'split' in next(read_table(path, {'split'})).names:
+        check_rows_fit(path, possible)
+        _, *whole = read_table(path, possible)
+        if not whole:
+            raise ConfigError(f'{path}: there is no row')
+        return pd.DataFrame(whole[0].cells, dtype=object), columns
+    rows = read_split(path, 'train', rules, typed_columns(columns, scores))
+    names = {score_key(column): column for column in kept}
+    return pd.DataFrame(list(map(_as_given, rows)), dtype=object).rename(columns=names), {}
+
+
+def typed_columns(
+    columns: Mapping[str, str],  # of `named_columns`
+    scores: Sequence[Sequence[str]],  # columns with the scores of each teacher
+) -> str | None:  # None: all have their usual names
+    "A map of columns as it is typed."
+    teacher = [f'{TEACHER}={";".join(map("+".join, scores))}'] if scores else []
+    return ','.join([*(f'{key}={column}' for key, column in columns.items()), *teacher]) or None
 
 
 def _as_given(row: dict) -> dict:
@@ -121,6 +144,8 @@ def _check_columns(table: pd.DataFrame, task: str, scores: Sequence[str]) -> Non
             f'one that holds the scores: columns={{{TEACHER!r}: ...}}'
         )
     for key in needed_columns(task_info(task).corpora, table.columns):
+        if words := separated_otherwise('the table', list(map(str, table.columns))):
+            raise ConfigError(words)
         raise ConfigError(
             f'there is no column {key!r} among {", ".join(map(shown, table.columns[:20]))}; rename the one '
             f"that holds it, or say which it is: columns={{'{key}': '<your column>'}}"
@@ -177,18 +202,45 @@ def _are_shares(shares: Any) -> bool:
     return all(isinstance(s, (int, float)) and s > 0 for s in shares) and abs(sum(shares) - 1) < 1e-9
 
 
+_PARTS = {name: split for split, names in PLAIN_NAMES.items() for name in names}
+
+
+def _split_names(names: Sequence[Any], rules: CorpusRules) -> dict[Any, str]:  # name -> its split
+    "Which split each part of some data is; one that is none is refused, for its rows would be lost."
+    found = {}
+    right = [name for name in _PARTS if rules.no_label or name != UNLABELLED]
+    for name in names:
+        if name not in right:
+            near = get_close_matches(str(name).strip().lower(), right, 1, 0.65)  # 'eval' is near, 'extra' not
+            meant = f'did you mean {near[0]!r}? the splits are {", ".join(right)}' if near else ''
+            if name == UNLABELLED:
+                meant = 'this task learns from texts as they are, so put them into train'
+            raise ConfigError(
+                f'{shown(name)} is no split, and its rows would be lost; '
+                f'{meant or "the splits are " + ", ".join(right)}'
+            )
+        if _PARTS[name] in found.values():
+            other = next(of for of, split in found.items() if split == _PARTS[name])
+            raise ConfigError(
+                f'{shown(other)} and {shown(name)} are both {_PARTS[name]}; give one of them, or join them'
+            )
+        found[name] = _PARTS[name]
+    if missing := [split for split in SPLITS if split not in found.values()]:
+        raise ConfigError(
+            f"the data have {', '.join(map(str, names))} and no {', '.join(missing)}; give all three"
+        )
+    return found
+
+
 def _tables(
     source: Any, columns: Mapping[str, str], shares: Sequence[float], seed: int, rules: CorpusRules
 ) -> tuple[dict[str, pd.DataFrame], str]:
-    "train, dev and test of whatever holds tables, and how they were dealt out; '': they were given."
+    "The splits of whatever holds tables, and how they were dealt out; '': they were given."
     if isinstance(source, Mapping):
-        names = {'validation': 'dev'} if 'dev' not in source else {}
-        found = {names.get(name, name): _frame(table, columns, rules) for name, table in source.items()}
-        if missing := [name for name in SPLITS if name not in found]:
-            raise ConfigError(
-                f"the data have {', '.join(map(str, source))} and no {', '.join(missing)}; give all three"
-            )
-        return {name: found[name] for name in SPLITS}, ''
+        splits = _split_names(list(source), rules)
+        return {
+            split: _frame(source[name], columns, rules, split != UNLABELLED) for name, split in splits.items()
+        }, ''
     table = _frame(source, columns, rules)
     if 'split' not in table:
         return _dealt(table, shares, seed)
@@ -196,7 +248,10 @@ def _tables(
         raise ConfigError(
             f"column 'split' misses {table['split'].isna().sum()} of {len(table)} values; fill or drop them"
         )
-    by_name = {name: part.drop(columns='split') for name, part in table.groupby('split')}
+    of_row = table['split'].astype(object)
+    if not of_row.map(lambda value: isinstance(value, Hashable)).all():
+        raise ConfigError("column 'split' holds lists or the like, and the name of a split is needed")
+    by_name = {name: table[(of_row == name).to_numpy()].drop(columns='split') for name in of_row.unique()}
     return _tables(by_name, {}, shares, seed, rules)
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #eb95d736
@@ -221,8 +276,8 @@ def _plain(cell: Any) -> Any:
 def _json_lines(table: pd.DataFrame, split: str) -> str:
     "A table as JSON lines, its numbers with all their digits."
     names = list(map(str, table))
-    cells = [list(map(_plain, table.iloc[:, i].array)) for i in range(len(names))]
     try:
+        cells = [list(map(_plain, table.iloc[:, i].array)) for i in range(len(names))]
         rows = (json.dumps(dict(zip(names, row)), ensure_ascii=False) for row in zip(*cells))
         text = ''.join(f'{row}\n' for row in rows)
         text.encode()
@@ -258,17 +313,20 @@ def write_corpus(
     scores: Sequence[Sequence[str]],  # columns with the scores of each teacher
     shares: Sequence[float],  # of train, dev and test, where nothing says so
     seed: int,  # of that dealing
-) -> tuple[Path, str]:  # the folder; how one table was dealt out, '': they were given
-    "Tables as the three files of a corpus, in a folder named by their content."
+) -> tuple[Path, str | None, str]:
+    """Tables as the three files of a corpus, in a folder named by their content; the file of rows without a
+    label, None: there are none; how one table was dealt out, '': its parts were given.
+    """
     rules = task_info(task).corpora
     tables, dealt = _tables(source, columns, shares, seed, rules)
+    more = tables.pop(UNLABELLED, None)
     kept = [column for of in scores for column in of]
     _check_columns(tables['train'], task, kept)
-    lines = {name: _json_lines(_needed(table, name, rules, kept), name) for name, table in tables.items()}
+    lines = {name: _json_lines(_needed(tables[name], name, rules, kept), name) for name in SPLITS}
     folder = cache_path() / 'data' / sha256_text(task, *(lines[name] for name in SPLITS))[:16]
     for name, text in lines.items():
         atomic_write(folder / f'{name}.jsonl', text)
-    return folder, dealt
+    return folder, None if more is None else unlabelled_file(more, task, {}, scores), dealt
 
 
 def unlabelled_file(
@@ -278,11 +336,18 @@ def unlabelled_file(
     scores: Sequence[Sequence[str]],  # columns with the scores of each teacher
 ) -> str:  # of a run's parameter `unlabelled`
     "Rows without a label, as a run is told where they are; a table is written to a file."
+    rules = task_info(task).corpora
+    if rules.no_label is None:
+        raise ConfigError(
+            f'unlabelled= is of rows without a label, and task={task!r} learns from texts as they are; put '
+            'them into train'
+        )
     if isinstance(source, (str, Path)):
         file = Path(os.path.expanduser(source))
+        if file.is_file() and (words := no_table(file)):
+            raise ConfigError(f'unlabelled={words}')
         return str(file.absolute()) if file.is_file() else str(source)
-    rules = task_info(task).corpora
-    table = _frame(source, {key: name for key, name in columns.items() if key != 'label'}, rules)
+    table = _frame(source, columns, rules, labelled=False)
     kept = [column for of in scores for column in of]
     own_rules, _ = of_split(UNLABELLED, rules, None)
     text = _json_lines(_needed(table, UNLABELLED, own_rules, kept), UNLABELLED)

@@ -29,9 +29,11 @@ from kdnotes.core.tables import (
     check_rows_fit,
     class_cells,
     n_rows,
+    no_table,
     number_text,
     places,
     read_table,
+    separated_otherwise,
     unchanged,
 )
 
@@ -66,6 +68,8 @@ class Corpus:
     # which rows without a label there are: '20000-3f2a1bc09e11', their number and the beginning of their
     # sha256; '': there are none
     unlabelled_id: str = ''
+    # how many rows without a label were left out, since their texts stand in dev or test
+    left_out: int = 0
 
     @property
     def unlabelled(self) -> Rows:  # () where there are none
@@ -294,10 +298,8 @@ def check_layout(
 ) -> tuple[dict[str, str], set[str]]:  # key -> its column; the keys without one
     "Which columns a table has; one that lacks a column that its rows need is refused."
     names, missing, lost = _layout(table.names, rules, usual, mapped)
-    if lost and len(table.names) == 1 and '\t' in table.names[0]:
-        raise CorpusError(
-            f'{table.where}: its columns are separated by tabs; name the file {Path(table.where).stem}.tsv'
-        )
+    if lost and (words := separated_otherwise(table.where, table.names)):
+        raise CorpusError(words)
     if lost and lost[0] not in rules.columns:
         raise CorpusError(
             f'{table.where}: there is no column {shown(names[lost[0]])} among {_listed(table.names)}; '
@@ -466,9 +468,11 @@ def _cells(table: Table, name: str, key: str, rules: CorpusRules) -> list:
     if key in _NUMBERS and None not in cells:
         cells = list(map(_whole_number, cells))
     if None in cells:
+        needed = 'a text or a number is needed; write it out as one'
+        if key in rules.named:
+            needed = 'one label per row is read; keep one, as a text or a number'
         raise CorpusError(
-            f'{table.place(cells.index(None))}: {name} holds a list, a record or bytes, and a text or a '
-            'number is needed; write it out as one'
+            f'{table.place(cells.index(None))}: {name} holds a list, a record or bytes, and {needed}'
         )
     return cells
 
@@ -521,6 +525,8 @@ def read_split(
     "A split from a file."
     usual = column_names(columns, rules.columns, rules.scored)
     possible = {*usual, *usual.values()}
+    if words := no_table(path):
+        raise CorpusError(words)
     check_regular(path)
     with unchanged(path):
         if into is None and path.exists():

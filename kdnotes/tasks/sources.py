@@ -10,14 +10,25 @@ import json
 import os
 import re
 import shutil
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 import numpy as np
 from ..core.arms import MODES
-from ..core.columns import Columns, codes, joined, open_sealed, seal, taken, with_cell
-from ..core.config import ConfigError, RunConfig, counted, shown, task_info
+from kdnotes.core.columns import (
+    Columns,
+    codes,
+    joined,
+    open_columns,
+    open_sealed,
+    seal,
+    taken,
+    with_cell,
+    write_columns,
+)
+from ..core.config import ConfigError, RunConfig, counted, reads_scores, shown, task_info
 from kdnotes.core.files import (
     cache_path,
     check_room,
@@ -29,7 +40,7 @@ from kdnotes.core.files import (
 )
 from ..core.hub import ask_hub, dataset_classes, fetch_hub
 from ..core.streams import stream
-from ..core.tables import FORMATS, CorpusError, Table, changed, check_regular, places, size_of
+from ..core.tables import FORMATS, PART, CorpusError, Table, changed, check_regular, places, size_of
 from kdnotes.tasks.rules import (
     SPLITS,
     UNLABELLED,
@@ -47,7 +58,7 @@ from kdnotes.tasks.rules import (
 
 # %% auto #0
 __all__ = ['PLAIN_NAMES', 'LARGE', 'find_folder', 'split_files', 'place_of', 'read_folder', 'hub_rows', 'read_hub', 'local_copy',
-           'resolve_corpus', 'load_corpus', 'corpus_of', 'load_by_rules', 'trained_on']
+           'resolve_corpus', 'resolve_unlabelled', 'load_corpus', 'corpus_of', 'load_by_rules', 'trained_on']
 
 # %% ../../nbs/tasks/04_sources.ipynb #98cb0f20
 # of a split's file, without its ending
@@ -98,12 +109,25 @@ def split_files(
         names = [own[split].name if named else f'{split}{tables[0].suffix}' for split in missing]
         right = ', '.join(rules.published_files) if named else f'train, dev and test, each as one of {_ENDS}'
         raise CorpusError(f"{folder} has no {' and no '.join(names)}; a corpus folder holds {right}")
+    _check_unlabelled_name(folder)
     if found[UNLABELLED] and rules.no_label is None:
         raise CorpusError(
             f'{found[UNLABELLED][0]} holds rows without a label, and this task learns from texts as they '
             'are; put them into train, or move the file away'
         )
     return {split: paths[0] for split, paths in found.items() if paths}
+
+
+def _check_unlabelled_name(folder: Path) -> None:
+    "Refuse a file that is meant for rows without a label and would not be read."
+    right = [f'{UNLABELLED}.{end}' for end in FORMATS]
+    for path in sorted(folder.iterdir()):
+        meant = path.name.split('.')[0].lower() in (UNLABELLED, 'unlabeled')
+        if meant and path.suffix and path.name not in right and path.is_file():
+            raise CorpusError(
+                f'{path} would not be read: rows without a label are in a file called {", ".join(right)}; '
+                'rename it, or move it away'
+            )
 
 
 def place_of(
@@ -260,6 +284,18 @@ def resolve_corpus(
         f"{rules.hub_id or 'owner/name'}"
     )
 
+
+def resolve_unlabelled(
+    config: RunConfig,
+) -> str:  # a file or a folder is absolute, since a run may be read from elsewhere
+    "What the parameter unlabelled means on this machine."
+    name = config.unlabelled
+    if name in ('auto', 'none', 'rest'):
+        return name
+    if _is_file(name):
+        return str(Path(name).expanduser().absolute())
+    return resolve_corpus(config.task, name)
+
 # %% ../../nbs/tasks/04_sources.ipynb #abc527e1
 def load_corpus(
     task: str,  # of `config.TASKS`
@@ -291,8 +327,8 @@ def _read(
     "A corpus from its source, and what its rows have in common."
     rules = task_info(task).corpora
     loaded = _with_sets(load_by_rules(rules, name, columns, into), rules, score_on)
+    loaded = _apart(loaded, task_info(task).texts, into)
     texts = {split: _hashes(task_info(task).texts, rows) for split, rows in loaded.splits.items()}
-    _check_apart(texts, loaded.where)
 
     def shared(split: str, other: str) -> int:
         return int(np.isin(texts[split], texts[other]).sum())
@@ -428,19 +464,58 @@ def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str
     return splits
 
 # %% ../../nbs/tasks/04_sources.ipynb #77ca1285
-def _check_apart(
-    texts: dict[str, np.ndarray],  # of `_hashes`, by split
-    where: str,
-) -> None:
-    "Refuse rows without a label that are evaluated on."
-    for split in ('dev', 'test') if UNLABELLED in texts else ():
-        found = np.flatnonzero(np.isin(texts[UNLABELLED], texts[split]))
-        if len(found):
-            raise CorpusError(
-                f'{where}: {counted(len(found), "row")} of {UNLABELLED} (the first is row {found[0] + 1}) '
-                f'{"has" if len(found) == 1 else "have"} the texts of a row of {split}, which a model is '
-                'scored on; remove them'
-            )
+def _normalised(text: str) -> str:
+    "A text without what most tokenizers do not tell apart: case, accents and blanks."
+    if not text.isascii():
+        text = ''.join(c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c))
+    return ''.join(text.casefold().split())
+
+
+def _alike(texts_of: Callable[[dict], list[str]], rows: Rows) -> np.ndarray:  # (n,) int64
+    "As `_hashes`, of texts that a tokenizer may make equal."
+    found = (hash(tuple(map(_normalised, texts_of(row)))) for row in rows)
+    return np.fromiter(found, dtype=np.int64, count=len(rows))
+
+
+def _apart(corpus: Corpus, texts_of: Callable[[dict], list[str]], into: Path | None = None) -> Corpus:
+    "A corpus without those of its rows without a label whose texts a model is scored on; they are counted."
+    rows = corpus.unlabelled
+    if not len(rows):
+        return corpus
+    own = _alike(texts_of, rows)
+    scored_on = np.isin(
+        own, np.concatenate([_alike(texts_of, corpus.splits[split]) for split in ('dev', 'test')])
+    )
+    if not scored_on.any():
+        return corpus
+    splits = {split: of for split, of in corpus.splits.items() if split != UNLABELLED}
+    index = np.flatnonzero(~scored_on)
+    if into:
+        kept = _rewritten(rows, index, into / f'{UNLABELLED}.arrow')
+    else:
+        kept = taken(rows, index)
+    if len(kept):  # none would be a split without rows
+        splits[UNLABELLED] = kept
+    return replace(corpus, splits=splits, left_out=int(scored_on.sum()))
+
+
+def _rewritten(rows: Rows, index: np.ndarray, path: Path) -> Rows:
+    "Some rows of a file of columns, which then holds no others; none: there is no file."
+    if not len(index):
+        path.unlink()
+        return ()
+    some = path.with_suffix('.some')
+    write_columns(some, (taken(rows, index[i : i + PART]) for i in range(0, len(index), PART)))
+    os.replace(some, path)
+    return open_columns(path)
+
+
+def _all_left_out(corpus: Corpus, of: str) -> CorpusError:
+    "The refusal of rows that all are scored on."
+    return CorpusError(
+        f'{of}: all {counted(corpus.left_out, "row")} without a label have the texts of a row of dev or '
+        'test, which a model is scored on; give others, or unlabelled=none'
+    )
 
 
 def _drawn(
@@ -458,30 +533,45 @@ def _drawn(
     return taken(rows, np.flatnonzero(chosen)), taken(rows, np.flatnonzero(~chosen))
 
 
-def _with_rows(corpus: Corpus, rows: Rows, rules: CorpusRules) -> Corpus:
+def _with_rows(corpus: Corpus, rows: Rows, rules: CorpusRules, left_out: int = 0) -> Corpus:
     "A corpus with these rows as those without a label, whatever labels they have."
     rows = with_cell(rows, rules.no_label.key, rules.no_label.value)
     splits = corpus.splits | {UNLABELLED: rows}
-    return replace(corpus, splits=splits, unlabelled_id=_unlabelled_id(rows, rules))
+    return replace(corpus, splits=splits, left_out=left_out, unlabelled_id=_unlabelled_id(rows, rules))
+
+
+def _columns_of_others(config: RunConfig) -> str | None:  # None: the usual ones
+    "The map of columns of another corpus: where scores are learnt, its rows need them too."
+    if not reads_scores(config):
+        return None
+    rules = task_info(config.task).corpora
+    if resolve_corpus(config.task, config.unlabelled) in ('embedded', *rules.names):
+        raise CorpusError(
+            f"unlabelled={config.unlabelled} has no scores, and with teacher_mode='scores' every row that a "
+            'student learns from needs them; give a folder or a file with the columns that columns names'
+        )
+    return config.columns
 
 
 def _with_others(corpus: Corpus, config: RunConfig) -> Corpus:
-    "A corpus with rows without a label from elsewhere; refused where they are evaluated on."
+    "A corpus with rows without a label from elsewhere; those that are evaluated on are left out."
     info = task_info(config.task)
     path = Path(config.unlabelled).expanduser()
     if _is_file(config.unlabelled):
         rows = read_split(path, UNLABELLED, *of_split(UNLABELLED, info.corpora, config.columns))
     else:
-        other = load_corpus(config.task, config.unlabelled)
+        other = load_corpus(config.task, config.unlabelled, _columns_of_others(config))
         if other.sha256 == corpus.sha256:
             raise CorpusError(
                 f'unlabelled={shown(config.unlabelled)} is the corpus itself; leave it out for its own rows '
                 'without a label, or use labels=<n> and unlabelled=rest'
             )
         rows = joined(other.splits['train'], other.unlabelled)
-    texts = {split: _hashes(info.texts, corpus.splits[split]) for split in ('dev', 'test')}
-    _check_apart(texts | {UNLABELLED: _hashes(info.texts, rows)}, config.unlabelled)
-    return _with_rows(corpus, rows, info.corpora)
+    with_all = replace(corpus, splits=corpus.splits | {UNLABELLED: rows}, left_out=0)
+    found = _apart(with_all, info.texts)
+    if not len(found.unlabelled):
+        raise _all_left_out(found, f'unlabelled={shown(config.unlabelled)}')
+    return _with_rows(corpus, found.unlabelled, info.corpora, found.left_out)
 
 
 def trained_on(
@@ -497,7 +587,9 @@ def trained_on(
         if key not in known:
             known[key] = _with_others(corpus, config)
         corpus = known[key]
-    if config.labels is None and (learns or not len(corpus.unlabelled)):
+    elif learns and corpus.left_out and not len(corpus.unlabelled) and config.unlabelled == 'auto':
+        raise _all_left_out(corpus, corpus.where)
+    if config.labels is None and (learns or not (len(corpus.unlabelled) or corpus.left_out)):
         return corpus
     splits = {split: rows for split, rows in corpus.splits.items() if learns or split != UNLABELLED}
     if config.labels is not None:
@@ -510,7 +602,8 @@ def trained_on(
         of = info.rows_of[1] if info.rows_of else None
         splits['train'], rest = _drawn(splits['train'], config.labels, of, stream(config.seed, 'labels'))
         info.corpora.check('train', splits['train'], f'{corpus.name}, labels={config.labels}')
-    corpus = replace(corpus, splits=splits, unlabelled_id=corpus.unlabelled_id if learns else '')
+    kept = dict(unlabelled_id=corpus.unlabelled_id, left_out=corpus.left_out) if learns else {}
+    corpus = replace(corpus, splits=splits, **dict(unlabelled_id='', left_out=0) | kept)
     if learns and config.unlabelled == 'rest':
         return _with_rows(corpus, rest, info.corpora)
     return corpus
@@ -556,7 +649,7 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
     before = _sums(files)
     rules = task_info(task).corpora
     read_as = json.dumps([task, name, columns, list(rules.columns)])
-    key = sha256_text('corpus-5', read_as, json.dumps(before, sort_keys=True))
+    key = sha256_text('corpus-6', read_as, json.dumps(before, sort_keys=True))
     folder = cache_path() / 'corpora' / f'{key[:32]}.corpus'
     if found := open_sealed(folder):
         return _unsealed(files, *found)
@@ -586,4 +679,4 @@ def _sums(files: dict[str, Path]) -> dict[str, list[str]]:
 
 
 def _unsealed(files: dict[str, Path], known: dict[str, Any], columns: dict[str, Columns]) -> Corpus:
-    return Corpus(splits={split: columns[split] for split in files}, **known['corpus'])
+    return Corpus(splits={split: columns[split] for split in files if split in columns}, **known['corpus'])
