@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,15 +36,18 @@ from .tasks.sources import CorpusError, load_corpus
 __all__ = ['Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'search', 'compare', 'doctor']
 
 # %% ../nbs/89_api.ipynb #47c608c5
-def _signature_lines(source: str) -> list[str]:  # of a function
+def _signature_lines(source: str) -> list[str]:  # of a function or a method
     "The parameters of a signature that is written a line each, with what its comments say."
     found: list[str] = []
     above: list[str] = []
+    source = textwrap.dedent(source)
     for line in source[source.index('\ndef ') + 1 :].splitlines()[1:]:
         if line.startswith(')'):
             break
         if comment := re.fullmatch(r'\s*# (.*)', line):
             above.append(comment[1])
+        elif re.match(r'\s+self\b', line):
+            continue
         elif parameter := re.match(r'\s+(\**\w+)\s*:?[^#]*(?:#\s(.*))?', line):
             said = ' '.join([*above, parameter[2] or '']).strip()
             found.append(f'    {parameter[1]}: {said}')
@@ -157,23 +161,59 @@ class Run:
         "A folder that transformers loads."
         return self.folder.path / 'model'
 
+    @_explained(
+        "run.predict('Iron rusts.')",
+        "run.predict(question='Why?', candidates=['Since air is moist.', 'In 1898.'])",
+        "run.predict(text=['Iron rusts.', 'Gold does not.']).table",
+        "run.predict(table, columns=dict(text='review'))",
+    )
     def predict(
         self,
-        # question and candidates, question and passage, or text (and pair), in this order or by these names
+        # what its task takes, in the order below: a text each, or a list of them (a tuple, array or Series),
+        # which get an answer each; or a DataFrame alone, with the columns of the task
         *texts: Any,
-        **asked: Any,  # and `beside=` another model
-    ):  # an `experiment.predict.Prediction`
-        "Ask its model."
+        question: str | Sequence[str] | None = None,  # a question, with candidates or a passage
+        # sentences one of which may be the answer; of several questions a list of such lists
+        candidates: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        passage: str | Sequence[str] | None = None,  # a text of any length that may hold the answer
+        text: str | Sequence[str] | None = None,  # a text to classify, or one with [MASK] in it
+        pair: str | Sequence[str] | None = None,  # the second text of a pair
+        # another model that answers the same one text; None: its teacher where that is at hand; 'none': no
+        # other
+        beside: str | None = None,
+        # of a DataFrame: key of the task -> the column that holds it; None: the usual names
+        columns: Mapping[str, str] | str | None = None,
+    ):  # an `experiment.predict.Prediction`; of lists `Predictions`; of a DataFrame it with more columns
+        "Ask its model about one text, several, or the rows of a table."
         from kdnotes.experiment.predict import predict
 
+        named = dict(question=question, candidates=candidates, passage=passage, text=text, pair=pair)
+        asked = {name: value for name, value in named.items() if value is not None}
+        if any(isinstance(value, pd.DataFrame) for value in (*texts, *asked.values())):
+            return self._predict_table(*texts, **asked, beside=beside, columns=columns)
+        if columns is not None:
+            raise ConfigError('columns is for the columns of a DataFrame; leave it out, or give one')
         use = task_info(self.record['task']).use
         names = (*use.takes, *use.may_take)
         twice = [f'{name} is given twice' for name in names[: len(texts)] if name in asked]
         if len(texts) > len(names) or twice:
             wrong = f'{len(texts)} are given' if len(texts) > len(names) else twice[0]
             raise ConfigError(f'its model is asked with {" and ".join(names)}, in this order, and {wrong}')
-        return predict(self.run_id, **dict(zip(names, texts)) | asked)
+        return predict(self.run_id, beside, **dict(zip(names, texts)) | asked)
 
+    def _predict_table(
+        self, *texts: Any, beside: str | None, columns: Mapping[str, str] | str | None, **asked: Any
+    ) -> pd.DataFrame:
+        "Ask its model about the rows of a table, which is all that is given."
+        from kdnotes.experiment.predict_tables import predict_table
+
+        if len(texts) != 1 or asked or beside is not None:
+            raise ConfigError(
+                'a DataFrame is asked about alone, as in run.predict(table); leave the rest out'
+            )
+        return predict_table(self.run_id, texts[0], columns)
+
+    @_explained("run.evaluate('wikitext2', sample=4000)")
     def evaluate(
         self,
         text: str | Path | None = None,  # a text file or a corpus, for a language model; None: its own sets
@@ -196,6 +236,7 @@ class Run:
 
         return model_card(self.run_id).content
 
+    @_explained("run.save('mine')")
     def save(
         self,
         to: str | Path,  # a folder that is new or empty
@@ -206,6 +247,7 @@ class Run:
         self.export(to, onnx=onnx, int8=int8)
         return Path(to)
 
+    @_explained("run.export('mine', int8=True)")
     def export(
         self,
         to: str | Path,  # a folder that is new or empty
@@ -216,6 +258,7 @@ class Run:
 
         return export_model(self.run_id, str(to), **parameters)
 
+    @_explained("run.push('me/my-student', sure=True)")
     def push(
         self,
         repo: str,  # 'user/name' on the hub

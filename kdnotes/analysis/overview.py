@@ -197,7 +197,7 @@ _UNITS = {
     '_per_s': ('/s', 1.0),
     '_percent': ('%', 1.0),
     '_share': ('%', 100.0),
-    '_steal': ('%', 100.0),
+    '_steal': ('%', 1.0),
     '_mib': ('MiB', 1.0),
     '_ms': ('ms', 1.0),
     '_s': ('s', 1.0),
@@ -212,12 +212,22 @@ _NAMES = {
     'total_s': 'all that a lone user waits',
     'wall_s': 'this call',
     'batch_1_ms': 'one example',
+    'batch_1_tokens': 'tokens of the one example',
     'batch_32_ms': '32 examples at once',
+    'batch_32_tokens': 'tokens of each of the 32',
     'device_j': 'of the device',
     'mean_w': 'mean power',
     'idle_w': 'power at rest',
     'peak_device_mib': 'most on the device',
     'peak_host_mib': 'most on the host',
+    'cpu_percent': 'CPU time of the run, of one core',
+    'gpu_percent': 'GPU',
+    'used_cpu_s': 'CPU time of all programs',
+    'own_cpu_s': 'CPU time of the run',
+    'cpu_steal': 'CPU time that other machines took',
+    'busy_share': 'CPU time that other programs took',
+    'idle_gpu_percent': 'GPU before the run',
+    'watched_s': 'time that was watched',
 }
 
 
@@ -233,12 +243,15 @@ def in_words(
             name = _NAMES.get(key) or key.removesuffix(end).replace('_', ' ')
             number = f'{scale * value:,.3g}' if abs(scale * value) < 100 else f'{scale * value:,.0f}'
             return name, f'{number}{"" if unit == "/s" else " "}{unit}'
-    return key.replace('_', ' '), f'{value:.4f}' if isinstance(value, float) else f'{value:,}'
+    name = _NAMES.get(key) or key.replace('_', ' ')
+    return name, f'{value:.4f}' if isinstance(value, float) else f'{value:,}'
 
 
 def _figures(record: dict, *places: str) -> dict[str, str]:
     "The figures of some keys of a record that are known."
     known = {key: value for place in places for key, value in (record.get(place) or {}).items()}
+    if 'machine' in places and 'wall_s' in known:  # of a run, the key means another time
+        known['watched_s'] = known.pop('wall_s')
     return dict(
         in_words(key, value)
         for key, value in known.items()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 from .options import Json, ModelName, RunName, argument, at_least, command
@@ -21,6 +22,7 @@ __all__ = ['predict', 'score', 'export', 'push']
     'predict <run_id> --question "who wrote it?" --passage "It was written by Ada."',
     'predict <run_id> --question "what is gold?" --candidates lines.txt',
     'predict <folder> --text "a fine film" --json',
+    'predict <run_id> --file in.csv --out out.csv --columns text=review',
 )
 def predict(
     model: ModelName,
@@ -32,15 +34,31 @@ def predict(
     pair: str | None = None,  # T2: the second text of a pair
     # MODEL: another model that answers the same (the teacher of the run, if it is at hand); none: no other
     beside: str | None = None,
+    # FILE: a table to ask about, row by row, with the columns of the task (.tsv, .csv, .jsonl or .parquet)
+    file: str | None = None,
+    out: str
+    | None = None,  # FILE: where the table of --file goes, with what the model says beside its columns
+    # MAP: columns of --file that have other names than the task's, as of 'text=review'
+    columns: str | None = None,
+    overwrite: bool = False,  # replace the file of --out
     as_json: Json = False,
 ) -> int:
     """Ask a model about texts of your own.
 
     It puts candidates in the order of being the answer, classifies a text, finds pieces for a [MASK], or the
-    answer in a passage. A student is answered beside its teacher where the weights of both are at hand."""
+    answer in a passage. A student is answered beside its teacher where the weights of both are at hand. With
+    --file each row of a table is answered, candidates among those of their question."""
     from kdnotes.experiment.predict import predict as ask
     from kdnotes.experiment.predict import prediction_as_dict, prediction_lines
 
+    single = dict(question=question, passage=passage, candidates=candidates, text=text, pair=pair)
+    single |= dict(candidate=candidate or None, beside=beside)
+    if file is not None:
+        _refuse_beside_file(single)
+        if out is None:
+            raise ConfigError('--file needs --out, the file that its rows are written to with their answers')
+        return _ask_of_file(model, file, out, columns, overwrite, as_json)
+    _refuse_without_file(dict(out=out, columns=columns, overwrite=overwrite or None))
     several = [*candidate, *(_lines_of(candidates) if candidates is not None else [])]
     found = ask(
         model,
@@ -53,6 +71,32 @@ def predict(
     )
     print_json(prediction_as_dict(found)) if as_json else say(*prediction_lines(found))
     return 0
+
+
+def _ask_of_file(model: str, file: str, out: str, columns: str | None, overwrite: bool, as_json: bool) -> int:
+    "Ask a model about the rows of a file."
+    from kdnotes.experiment.predict_tables import file_lines, predict_file
+
+    found = predict_file(model, file, out, columns, overwrite)
+    print_json(asdict(found)) if as_json else say(*file_lines(found))
+    return 0
+
+
+def _given(options: dict[str, object]) -> str:
+    "The options that are given, as they are typed."
+    return ' and '.join(f'--{name}' for name, value in options.items() if value is not None)
+
+
+def _refuse_beside_file(options: dict[str, object]) -> None:
+    "Refuse what asks about one text beside a table."
+    if given := _given(options):
+        raise ConfigError(f'--file asks about the rows of a table; leave {given} out')
+
+
+def _refuse_without_file(options: dict[str, object]) -> None:
+    "Refuse what belongs to a table where there is none."
+    if given := _given(options):
+        raise ConfigError(f'{given} is for the rows of --file; name a table, or leave it out')
 
 
 def _lines_of(name: str) -> list[str]:

@@ -4,20 +4,23 @@
 
 # %% ../../nbs/experiment/13_predict.ipynb #28d4d6dc
 from __future__ import annotations
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 import numpy as np
-from ..core.config import TASKS, KdnotesError, is_unicode, shown, task_info, visible
+import pandas as pd
+from ..core.config import TASKS, KdnotesError, counted, is_unicode, shown, task_info, visible
+from ..core.progress import stage
 from .score import Source, find_source, load_source
 from ..records.store import find_run_model
-from ..tasks.asked import INPUTS, Answer, Reader
+from ..tasks.asked import INPUTS, Answer, AskError, Reader
 from ..tasks.base import TaskInfo
 
 # %% auto #0
-__all__ = ['PredictError', 'check_asked', 'task_of', 'Prediction', 'load_reader', 'predict', 'prediction_lines',
-           'prediction_as_dict']
+__all__ = ['PredictError', 'check_asked', 'listed', 'one_by_one', 'tasks_of', 'task_of', 'Prediction', 'Predictions',
+           'answers_of', 'load_reader', 'predict', 'prediction_lines', 'prediction_as_dict']
 
 # %% ../../nbs/experiment/13_predict.ipynb #95c2ab46
 class PredictError(KdnotesError):
@@ -30,25 +33,89 @@ def check_asked(
     "Refuse what nobody can answer."
     asked = {name: value for name, value in asked.items() if value is not None}
     for name, value in asked.items():
-        if name not in INPUTS:
-            raise PredictError(f'a model is not asked with {name}; the inputs are {", ".join(INPUTS)}')
-        texts = [value] if isinstance(value, str) else list(value)
-        what = name.removesuffix('s')
-        if not texts:
-            raise PredictError(f'there is no {what}; give at least one')
-        for text in texts:
-            if not text.strip():
-                raise PredictError(f'the {what} is empty; write one')
-            if not is_unicode(text):
-                raise PredictError(f'the {what} {shown(text)} is not written in UTF-8; write it so')
+        _check_input(name, value)
     if not asked:
         raise PredictError(f'nothing is asked; give what the model takes, of {", ".join(INPUTS)}')
     return asked
 
 
-def _options(names: Sequence[str]) -> str:
-    # a list is given one by one, or as a file
-    return ' and '.join(f'--{name.removesuffix("s")}' for name in names)
+_SEVERAL = 'candidates'  # of `INPUTS`, what is a list of texts
+
+
+def _check_input(name: str, value: Any) -> None:
+    "Refuse one input, asked once."
+    if name not in INPUTS:
+        raise PredictError(f'a model is not asked with {name}; the inputs are {", ".join(INPUTS)}')
+    texts = listed(value) if name == _SEVERAL else [value]
+    if texts is None:
+        raise PredictError(f'{name} is {shown(value)}; give a list of texts')
+    what = name.removesuffix('s')
+    if not texts:
+        raise PredictError(f'there is no {what}; give at least one')
+    for text in texts:
+        _check_text(what, text)
+
+
+def _check_text(what: str, text: Any) -> None:
+    "Refuse what is no text, or an empty one."
+    if not isinstance(text, str):
+        raise PredictError(f'the {what} is {shown(text)}, and a text is needed; write one')
+    if not text.strip():
+        raise PredictError(f'the {what} is empty; write one')
+    if not is_unicode(text):
+        raise PredictError(f'the {what} {shown(text)} is not written in UTF-8; write it so')
+
+
+def listed(
+    value: Any,
+) -> list | None:  # None: it is no list
+    "The elements of a list, a tuple, an array or a column."
+    if isinstance(value, (np.ndarray, pd.Series, pd.Index)):
+        return value.tolist()
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else None
+
+
+def one_by_one(
+    asked: dict[str, Any],  # by the names of `tasks.asked.INPUTS`
+) -> list[dict[str, Any]] | None:  # of `check_asked`; None: it is asked once
+    "What is asked several times: a list of texts where a text would do, a list of lists of candidates."
+    asked = {name: value for name, value in asked.items() if value is not None}
+    several = {name: texts for name, value in asked.items() if (texts := _several(name, value)) is not None}
+    if not several:
+        return None
+    first, n = next((name, len(texts)) for name, texts in several.items())
+    for name in asked:
+        if name not in several:
+            of = 'a list of candidates for each' if name == _SEVERAL else 'as many'
+            raise PredictError(
+                f'{first} is a list of {n} and {name} is given once; give {of}, as a list of the same length'
+            )
+        if len(several[name]) != n:
+            raise PredictError(
+                f'{first} is a list of {n} and {name} one of {len(several[name])}; give as many of each'
+            )
+    if not n:
+        raise PredictError(f'{first} is an empty list; give at least one text')
+    found = []
+    for i, texts in enumerate(zip(*several.values(), strict=True)):
+        found.append(dict(zip(several, texts)))
+        try:
+            for name, text in found[i].items():
+                _check_input(name, text)
+        except PredictError as e:
+            raise PredictError(f'number {i} of {n}, counted from 0: {e}') from None
+    return found
+
+
+def _several(name: str, value: Any) -> list | None:
+    "The elements of an input that is given several times."
+    texts = listed(value)
+    once = name == _SEVERAL and texts is not None and all(listed(text) is None for text in texts)
+    return None if once else texts
+
+
+def _names(names: Sequence[str]) -> str:
+    return ' and '.join(names)
 
 
 def _misfit(info: TaskInfo, asked: dict[str, Any]) -> str:
@@ -58,9 +125,29 @@ def _misfit(info: TaskInfo, asked: dict[str, Any]) -> str:
     missing = [name for name in use.takes if name not in asked]
     if not (extra or missing):
         return ''
-    more = f', and may be given {_options(use.may_take)}' if use.may_take else ''
-    wrong = f'{_options(extra)} is not read' if extra else f'{_options(missing)} is missing'
-    return f'a model of task={info.name!r} is asked with {_options(use.takes)}{more}; {wrong}'
+    more = f', and may be given {_names(use.may_take)}' if use.may_take else ''
+    verb = 'is' if len(extra or missing) == 1 else 'are'
+    wrong = f'{_names(extra)} {verb} not read' if extra else f'{_names(missing)} {verb} missing'
+    return f'a model of task={info.name!r} is asked with {_names(use.takes)}{more}; {wrong}'
+
+
+def tasks_of(
+    source: Source,
+) -> list[TaskInfo]:  # one at least
+    "The tasks that a model can answer: that of its run, or all that its head is for."
+    from kdnotes.distill.architectures import has_head, load_config
+
+    if source.record is not None:
+        return [task_info(source.record['task'])]
+    config = load_config(source.folder)
+    fitting = [info for info in map(task_info, TASKS) if has_head(config, info.auto_class)]
+    if not fitting:
+        head = ', '.join(getattr(config, 'architectures', None) or ['a model of unknown kind'])
+        raise PredictError(
+            f'{source.name} was saved as {head}, which answers no task ({", ".join(TASKS)}); give a '
+            'fine-tuned model with its head'
+        )
+    return fitting
 
 
 def task_of(
@@ -68,19 +155,7 @@ def task_of(
     asked: dict[str, Any],  # of `check_asked`
 ) -> TaskInfo:
     "The task that a model answers."
-    from kdnotes.distill.architectures import has_head, load_config
-
-    if source.record is not None:
-        fitting = [task_info(source.record['task'])]
-    else:
-        config = load_config(source.folder)
-        fitting = [info for info in map(task_info, TASKS) if has_head(config, info.auto_class)]
-        if not fitting:
-            head = ', '.join(getattr(config, 'architectures', None) or ['a model of unknown kind'])
-            raise PredictError(
-                f'{source.name} was saved as {head}, which answers no task ({", ".join(TASKS)}); give a '
-                'fine-tuned model with its head'
-            )
+    fitting = tasks_of(source)
     misfits = [_misfit(info, asked) for info in fitting]
     if '' in misfits:
         return fitting[misfits.index('')]
@@ -109,6 +184,63 @@ class Prediction:
         return visible('\n'.join(prediction_lines(self)))
 
     __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class Predictions:
+    "What a model says of several texts: an `Answer` to each, in the order they were given."
+
+    model: str  # as it was given
+    run_id: str | None  # None: no run is known
+    task: str
+    model_sha256: str
+    device: str
+    seconds: float  # for all of them, tokenising included
+    answers: list[Answer]
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def __getitem__(self, i: int | slice) -> Answer | list[Answer]:
+        return self.answers[i]
+
+    def __iter__(self) -> Iterator[Answer]:
+        return iter(self.answers)
+
+    @property
+    def table(self) -> pd.DataFrame:  # a row each, or one for each candidate; its index is the number from 0
+        "The same as columns."
+        cells = [task_info(self.task).use.cells(answer.values) for answer in self.answers]
+        numbers = np.repeat(np.arange(len(cells)), list(map(len, cells)))
+        return pd.DataFrame([row for of in cells for row in of], index=pd.Index(numbers, name='number'))
+
+    def __str__(self) -> str:
+        begin = f'{self.model} ({self.task}): {counted(len(self), "answer")} in {self.seconds:.1f} s'
+        said = [f'  {i}: {answer.lines[0]}' for i, answer in enumerate(self.answers[:_SHOWN])]
+        return visible('\n'.join([begin, *said, *['  ...'] * (len(self) > _SHOWN)]))
+
+    __repr__ = __str__
+
+
+_SHOWN = 5  # answers
+_AT_ONCE = 1000  # texts that are tokenised and sorted by length together
+
+
+def answers_of(
+    reader: Reader,
+    info: TaskInfo,
+    asked: Sequence[dict[str, Any]],  # of `check_asked`
+) -> Iterator[Answer]:
+    "An answer to each, in batches of texts of like length; it reports how far it is."
+    with stage('predicting', len(asked), 'texts') as advance:
+        for start in range(0, len(asked), _AT_ONCE):
+            part = asked[start : start + _AT_ONCE]
+            try:
+                found = info.use.answers(reader, part)
+            except AskError as e:
+                raise AskError(str(e), at=start + e.at) from None
+            advance(len(part))
+            yield from found
 
 
 def load_reader(
@@ -186,9 +318,12 @@ def predict(
     # another model that answers the same; None: the teacher of the run, where its weights are at hand;
     # 'none': no other
     beside: str | None = None,
-    **asked: Any,  # by the names of `tasks.asked.INPUTS`; candidates are a list
-) -> Prediction:
+    # by the names of `tasks.asked.INPUTS`, a text each, candidates a list of them; or a list of these each
+    **asked: Any,
+) -> Prediction | Predictions:  # several where lists are given
     "Ask a model."
+    if (several := one_by_one(asked)) is not None:
+        return _predict_several(model, beside, several)
     asked = check_asked(asked)
     source = find_source(model)
     info = task_of(source, asked)
@@ -199,6 +334,32 @@ def predict(
         )
     found, *second = _predicted([source] if other is None else [source, other], info, asked)
     return replace(found, beside=second[0] if second else None, alone=why)
+
+
+def _predict_several(model: str, beside: str | None, asked: list[dict[str, Any]]) -> Predictions:
+    "Ask a model several times."
+    from kdnotes.distill.architectures import weights_sha256
+
+    if beside not in (None, 'none'):
+        raise PredictError('beside is for one text; ask the other model for its own list of answers')
+    source = find_source(model)
+    info = task_of(source, asked[0])
+    reader, network = load_reader(source, info)
+    begin = time.perf_counter()
+    try:
+        answers = list(answers_of(reader, info, asked))
+    except AskError as e:
+        raise PredictError(f'number {e.at} of {len(asked)}, counted from 0: {e}') from None
+    seconds = time.perf_counter() - begin
+    return Predictions(
+        model=model,
+        run_id=(source.record or {}).get('run_id'),
+        task=info.name,
+        model_sha256=weights_sha256(network),
+        device=str(reader.device),
+        seconds=seconds,
+        answers=answers,
+    )
 
 
 def _beside(source: Source, beside: str | None) -> tuple[Source | None, str]:  # and why there is none

@@ -4,7 +4,7 @@
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #0d60706e
 from __future__ import annotations
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, zip_longest
@@ -27,7 +27,8 @@ from .ranking_metrics import BM25, Questions, as_questions, choose_thresholds
 from .ranking_metrics import evaluate_split, in_any_order, shared_words
 
 # %% auto #0
-__all__ = ['DEFAULTS', 'USE', 'TASK', 'AnswerSelectionSettings', 'two_logits', 'AnswerSelection', 'worst', 'ranked']
+__all__ = ['DEFAULTS', 'USE', 'TASK', 'AnswerSelectionSettings', 'two_logits', 'AnswerSelection', 'worst', 'ranked',
+           'candidate_cells']
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #02f06ace
 class AnswerSelectionSettings(TaskSettings):
@@ -291,19 +292,31 @@ def worst(
 # %% ../../nbs/tasks/18_answer_selection.ipynb #82d22f1c
 def ranked(
     reader: Reader,
-    asked: dict[str, Any],  # question, candidates
-) -> Answer:
+    asked: Sequence[dict[str, Any]],  # question, candidates
+) -> list[Answer]:
     "Candidates in the order of their log-odds of being the answer; equal ones in the order they were given."
     if reader.config.num_labels not in (1, 2):
         raise AskError(
             f'the model has {reader.config.num_labels} outputs, and answers are told from others by 2, or '
             'by 1; give a model of answer selection'
         )
-    candidates = asked['candidates']
-    ids, second, lengths = reader.encode([asked['question']] * len(candidates), candidates)
-    scores = np.zeros(len(candidates), dtype=np.float32)
+    pairs = [(of['question'], candidate) for of in asked for candidate in of['candidates']]
+    ids, second, lengths = reader.encode(*map(list, zip(*pairs)))
+    scores = np.zeros(len(pairs), dtype=np.float32)
     for batch, outputs in reader.outputs(ids, second):
         scores[batch.index] = two_logits(outputs.logits.float()).diff(dim=1)[:, 0].cpu().numpy()
+    ends = list(accumulate(len(of['candidates']) for of in asked))
+    parts = [slice(*of) for of in zip([0, *ends], ends)]
+    return [_order(reader, of['candidates'], scores[part], lengths[part]) for of, part in zip(asked, parts)]
+
+
+def _order(
+    reader: Reader,
+    candidates: list[str],
+    scores: np.ndarray,  # (candidates,) float32
+    lengths: np.ndarray,  # (candidates,) tokens before any cut
+) -> Answer:
+    "The order of one question's candidates."
     exact = scores.astype(np.float64)
     probabilities = 1 / (1 + np.exp(np.clip(-exact, -700, 700)))
     rows = [
@@ -329,6 +342,14 @@ def ranked(
     return Answer(dict(candidates=rows), tuple(lines), notes)
 
 
+def candidate_cells(
+    values: dict[str, Any],  # of an answer of `ranked`
+) -> list[dict[str, Any]]:
+    "Rank and score of each candidate, in the order they were given."
+    rows = sorted(values['candidates'], key=lambda row: row['place'])
+    return [dict(rank=row['rank'], log_odds=row['score'], probability=row['probability']) for row in rows]
+
+
 _SNIPPET = """import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -344,7 +365,9 @@ scores = logits[:, 1] - logits[:, 0]  # log-odds of being the answer
 print([candidates[i] for i in scores.argsort(descending=True)])"""
 USE = Use(
     takes=('question', 'candidates'),
-    answer=ranked,
+    answers=ranked,
+    keys=dict(question='question', candidates='sentence'),
+    cells=candidate_cells,
     example=dict(
         question='Which metal is liquid at room temperature?',
         candidates=[

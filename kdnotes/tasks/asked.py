@@ -4,7 +4,7 @@
 
 # %% ../../nbs/tasks/07_asked.ipynb #e15c8147
 from __future__ import annotations
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 import numpy as np
@@ -19,6 +19,18 @@ __all__ = ['INPUTS', 'AskError', 'Reader', 'Answer', 'Use', 'cut_notes']
 # %% ../../nbs/tasks/07_asked.ipynb #cedde78b
 class AskError(KdnotesError):
     "Something that a model in use cannot be asked."
+
+    def __init__(
+        self,
+        *texts: object,  # one sentence
+        at: int = 0,  # which of several that were asked, from 0
+    ):
+        super().__init__(*texts)
+        self.at = at
+
+
+_UNCUT = 10**6  # tokens
+_BATCH_TOKENS = 8192  # padding included
 
 
 @dataclass(frozen=True)
@@ -48,19 +60,16 @@ class Reader:
         ids: Ragged,
         second: np.ndarray,  # (n,) where the second segment begins
         positions: np.ndarray | None = None,  # (n, k), as of a `Batch`
+        most: int = _BATCH_TOKENS,  # tokens of a batch, padding included
     ) -> Iterator[tuple[Batch, Any]]:  # batches on the device, and what the model gives for them
         "Forwards over all rows, those of like length together."
         pad_id = self.tokenizer.pad_token_id or 0
-        for index in micro_batches(np.arange(len(ids)), ids.lengths, _BATCH_TOKENS):
+        for index in micro_batches(np.arange(len(ids)), ids.lengths, most):
             inputs, tokens = pad_pairs(ids, second, index, pad_id)
             at = None if positions is None else torch.from_numpy(positions[index].astype(np.int64))
             no_labels = torch.zeros(len(index), dtype=torch.int64)
             batch = Batch(index, inputs, no_labels, tokens, positions=at).to(self.device)
             yield batch, self.forward(batch)
-
-
-_UNCUT = 10**6  # tokens
-_BATCH_TOKENS = 8192  # padding included
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,12 @@ class Use:
 
     takes: tuple[str, ...]  # what must be given, of `INPUTS`
     may_take: tuple[str, ...] = ()
-    answer: Callable[[Reader, dict[str, Any]], Answer]  # (model, what was asked by the names of `INPUTS`)
+    # (model, what was asked, each by the names of `INPUTS`): an answer to each, of batches by length
+    answers: Callable[[Reader, Sequence[dict[str, Any]]], list[Answer]]
+    # of a table: a name of `INPUTS` -> the key of the task's rows that holds it
+    keys: dict[str, str]
+    # values of an `Answer` -> what each row gets that was asked with: a column's name -> a cell
+    cells: Callable[[dict[str, Any]], list[dict[str, Any]]]
     example: dict[str, Any]  # something to ask, by the names of `INPUTS`
     pipeline: str  # what the hub calls what such models do
     # Python that asks such a model with transformers alone: a format string of `folder`, and of the run's
@@ -87,6 +101,15 @@ class Use:
     limits: tuple[str, ...]  # what such a model cannot do, a sentence each
     # are its two outputs wrong and right? Then their difference ranks, and one output is enough
     ranks_pairs: bool = False
+
+    def answer(
+        self,
+        reader: Reader,
+        asked: dict[str, Any],  # by the names of `INPUTS`
+    ) -> Answer:
+        "The answer to what is asked once."
+        [found] = self.answers(reader, [asked])
+        return found
 
 
 # what a model can be asked with: a list of texts is candidates, everything else is a text

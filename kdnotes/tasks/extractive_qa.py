@@ -5,7 +5,7 @@
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #a84fc718
 from __future__ import annotations
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from .sources import SPLITS, Corpus, CorpusError, Rows
 
 # %% auto #0
 __all__ = ['USE', 'DEFAULTS', 'TASK', 'ExtractiveQASettings', 'usual', 'check', 'check_tokens', 'answerable', 'span_logits',
-           'best_spans', 'window_scores', 'ExtractiveQA', 'worst', 'found_answer']
+           'best_spans', 'window_scores', 'ExtractiveQA', 'worst', 'found_answer', 'span_cells']
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #eacb6a1d
 class ExtractiveQASettings(TaskSettings):
@@ -337,24 +337,41 @@ def worst(
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #5f26aa61
 def found_answer(
     reader: Reader,
-    asked: dict[str, Any],  # question, passage
-) -> Answer:
-    "The best span of a passage, and whether it is an answer."
+    asked: Sequence[dict[str, Any]],  # question, passage
+) -> list[Answer]:
+    "The best span of each passage, and whether it is an answer."
     stride = reader.settings.get('stride', min(128, reader.max_length // 3))
     longest = reader.settings.get('answer_length', ExtractiveQASettings.model_fields['answer_length'].default)
-    passage = asked['passage']
-    rows = [dict(id='asked', question=asked['question'], context=passage, answers=(), cluster='')]
-    _check_question(reader, asked['question'], stride)
+    rows = [
+        dict(id=str(i), question=of['question'], context=of['passage'], answers=(), cluster='')
+        for i, of in enumerate(asked)
+    ]
+    _check_questions(reader, [of['question'] for of in asked], stride)
     windows = encode_windows(reader.tokenizer, rows, reader.max_length, stride)
     scores = np.zeros((len(windows.row), 4), dtype=np.float32)
     for batch, outputs in reader.outputs(windows.ids, windows.second, windows.context):
         scores[batch.index] = window_scores(outputs, batch, longest).cpu().numpy()
     predicted = _merged(rows, windows, scores)
-    begin, end = map(int, predicted.spans[0])
-    log_odds = float(predicted.log_odds[0])
+    n_windows = np.bincount(windows.row, minlength=len(rows))
+    return [
+        _found(reader, of['passage'], predicted, i, int(n_windows[i]), stride) for i, of in enumerate(asked)
+    ]
+
+
+def _found(
+    reader: Reader,
+    passage: str,
+    predicted: Predicted,  # of all that was asked
+    i: int,  # which of it
+    windows: int,
+    stride: int,
+) -> Answer:
+    "The answer in one passage."
+    begin, end = map(int, predicted.spans[i])
+    log_odds = float(predicted.log_odds[i])
     threshold = reader.metrics.get('threshold', EVEN)
-    answers = bool(predicted.some[0] and not predicted.silent(threshold)[0])
-    none = float(no_answer_probability(predicted.log_odds)[0])
+    answers = bool(predicted.some[i] and not predicted.silent(threshold)[i])
+    none = float(no_answer_probability(predicted.log_odds)[i])
     values = dict(
         answer=passage[begin:end] if answers else None,
         best_span=passage[begin:end],
@@ -364,20 +381,30 @@ def found_answer(
         no_answer_probability=none,
         log_odds=log_odds,
         threshold=threshold,
-        windows=len(windows.row),
+        windows=windows,
     )
-    return Answer(values, _answer_lines(values), _window_notes(reader, len(windows.row), stride))
+    return Answer(values, _answer_lines(values), _window_notes(reader, windows, stride))
 
 
-def _check_question(reader: Reader, question: str, stride: int) -> None:
+def _check_questions(reader: Reader, questions: list[str], stride: int) -> None:
     "Refuse a question beside which no window has room for a passage."
-    tokens = len(reader.tokenizer(question, add_special_tokens=False, verbose=False)['input_ids'])
     room = room_for_questions(reader.tokenizer, reader.max_length, stride)
-    if tokens > room:
-        raise AskError(
-            f'the question has {tokens} tokens, and windows of {reader.max_length} that share {stride} have '
-            f'room for {room}; shorten it'
-        )
+    of_each = reader.tokenizer(questions, add_special_tokens=False, verbose=False)['input_ids']
+    for i, tokens in enumerate(map(len, of_each)):
+        if tokens > room:
+            raise AskError(
+                f'the question has {tokens} tokens, and windows of {reader.max_length} that share {stride} '
+                f'have room for {room}; shorten it',
+                at=i,
+            )
+
+
+def span_cells(
+    values: dict[str, Any],  # of an answer of `found_answer`
+) -> list[dict[str, Any]]:
+    "The answer, the span that it is or would have been, and how sure that is."
+    names = ('answer', 'best_span', 'begin', 'end', 'probability', 'log_odds')
+    return [{name: values[name] for name in names}]
 
 
 def _answer_lines(values: dict[str, Any]) -> tuple[str, ...]:
@@ -425,7 +452,9 @@ threshold = float('{metrics[threshold]}')  # -inf: every question is answered
 print(span if log_odds >= threshold else 'no answer', log_odds.item())"""
 USE = Use(
     takes=('question', 'passage'),
-    answer=found_answer,
+    answers=found_answer,
+    keys=dict(question='question', passage='context'),
+    cells=span_cells,
     example=dict(
         question='Which metal is liquid at room temperature?',
         passage='Iron rusts in moist air. Mercury is a metal that is liquid at room temperature.',

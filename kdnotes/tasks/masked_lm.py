@@ -5,6 +5,7 @@
 # %% ../../nbs/tasks/20_masked_lm.ipynb #0dc3ec86
 from __future__ import annotations
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 import numpy as np
@@ -26,7 +27,7 @@ from .sources import Corpus
 from .text_blocks import block_ends, mask_blocks, n_masked, rare_token_weights, token_stream
 
 # %% auto #0
-__all__ = ['USE', 'DEFAULTS', 'TASK', 'MaskedLM', 'worst', 'filled', 'targets_in_words']
+__all__ = ['USE', 'DEFAULTS', 'TASK', 'MaskedLM', 'worst', 'filled', 'gap_cells', 'targets_in_words']
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #1e5cd1ee
 class MaskedLM(Task):
@@ -302,17 +303,37 @@ def worst(
 # %% ../../nbs/tasks/20_masked_lm.ipynb #bfcda6e0
 _GAP = '[MASK]'
 _LIKELIEST = 5  # pieces of each gap
+_LOGITS_AT_ONCE = 1024  # tokens whose logits of the whole vocabulary are in memory
 
 
 def filled(
     reader: Reader,
-    asked: dict[str, Any],  # text
-) -> Answer:
+    asked: Sequence[dict[str, Any]],  # text
+) -> list[Answer]:
     "The likeliest pieces of each gap."
     tokenizer = reader.tokenizer
-    parts = asked['text'].replace(tokenizer.mask_token, _GAP).split(_GAP)
+    rows = [_with_gaps(reader, of['text'], i) for i, of in enumerate(asked)]
+    ids = Ragged.from_rows(rows)
+    found: list[Answer | None] = [None] * len(rows)
+    for batch, outputs in reader.outputs(ids, ids.lengths, most=_LOGITS_AT_ONCE):
+        for place, i in enumerate(batch.index.tolist()):
+            gaps = np.flatnonzero(ids[i] == tokenizer.mask_token_id)
+            places = torch.from_numpy(place * batch.inputs['input_ids'].shape[1] + gaps)
+            logits = as_tensor(rows_of(outputs.logits, places.to(reader.device)))
+            found[i] = _guesses(tokenizer, logits.double().cpu().softmax(dim=-1))
+    return found
+
+
+def _with_gaps(
+    reader: Reader,
+    text: str,
+    at: int,  # which of several
+) -> list[int]:  # token ids
+    "A text as the model reads it."
+    tokenizer = reader.tokenizer
+    parts = text.replace(tokenizer.mask_token, _GAP).split(_GAP)
     if len(parts) == 1:
-        raise AskError(f'the text has no gap; write {_GAP} where a piece is to be guessed')
+        raise AskError(f'the text has no gap; write {_GAP} where a piece is to be guessed', at=at)
     inside: list[int] = []
     for i, part in enumerate(parts):
         # a space before a gap is the gap's own
@@ -324,13 +345,18 @@ def filled(
     if len(row) > reader.max_length:
         raise AskError(
             f'the text has {len(row)} tokens and the model takes {reader.max_length} at once; shorten it, '
-            'for a gap near its end might be cut off'
+            'for a gap near its end might be cut off',
+            at=at,
         )
-    ids = Ragged.from_rows([row])
-    [(_, outputs)] = reader.outputs(ids, ids.lengths)
-    places = np.flatnonzero(np.array(row) == tokenizer.mask_token_id)
-    logits = as_tensor(rows_of(outputs.logits, torch.from_numpy(places).to(reader.device)))
-    gaps = [_pieces(tokenizer, of_gap) for of_gap in logits.double().cpu().softmax(dim=-1)]
+    return row
+
+
+def _guesses(
+    tokenizer,
+    probabilities: Tensor,  # (gaps, vocabulary)
+) -> Answer:
+    "What stands in the gaps of a text."
+    gaps = [_pieces(tokenizer, of_gap) for of_gap in probabilities]
     lines = [
         f'gap {i}: ' + ', '.join(f'{piece["piece"]} {piece["probability"]:.4f}' for piece in pieces)
         for i, pieces in enumerate(gaps, 1)
@@ -348,6 +374,15 @@ def _pieces(
     return [dict(piece=name, probability=p) for name, p in zip(names, top.values.tolist())]
 
 
+def gap_cells(
+    values: dict[str, Any],  # of an answer of `filled`
+) -> list[dict[str, Any]]:
+    "The likeliest piece of each gap."
+    first = [(f'{i}', pieces[0]) for i, pieces in enumerate(values['gaps'], 1)]
+    of_gaps = [{f'piece_{i}': of['piece'], f'probability_{i}': of['probability']} for i, of in first]
+    return [{name: cell for of in of_gaps for name, cell in of.items()}]
+
+
 _SNIPPET = """from transformers import pipeline
 
 fill = pipeline('fill-mask', model='{folder}')
@@ -355,7 +390,9 @@ for guess in fill(f'Iron {{fill.tokenizer.mask_token}} in moist air.'):
     print(guess['token_str'], guess['score'])"""
 USE = Use(
     takes=('text',),
-    answer=filled,
+    answers=filled,
+    keys=dict(text='text'),
+    cells=gap_cells,
     example=dict(text=f'Mercury is a {_GAP} that is liquid at room temperature.'),
     pipeline='fill-mask',
     snippet=_SNIPPET,

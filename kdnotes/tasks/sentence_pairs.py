@@ -14,7 +14,7 @@ from .embedded import embedded_sentence_pairs
 from .labelled_texts import labels_of, number_of
 from .rules import check_filled
 from .sources import Corpus, CorpusError, Rows, place_of
-from .text_classification import TextRegression, classified, worst
+from .text_classification import TextRegression, classified, label_cells, worst
 
 # %% auto #0
 __all__ = ['COLUMNS', 'CORPORA', 'USE', 'TASK', 'SentencePairsSettings', 'check', 'check_scores', 'spearman_units',
@@ -141,7 +141,9 @@ with torch.no_grad():
 print(share * model.config.target_deviation + model.config.target_mean)"""
 USE = Use(
     takes=('text', 'pair'),
-    answer=classified,
+    answers=classified,
+    keys=dict(text='text', pair='second'),
+    cells=label_cells,
     example=dict(text='Iron rusts in air.', pair='Iron rusts in moist air.'),
     pipeline='sentence-similarity',
     snippet=_SNIPPET,

@@ -5,9 +5,11 @@
 # %% ../../nbs/tasks/19_text_classification.ipynb #37b24f15
 from __future__ import annotations
 import textwrap
+from collections.abc import Sequence
 from typing import Any, Literal
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 from ..core.config import RunConfig, TaskSettings, parameter
 from . import base
@@ -31,7 +33,7 @@ from .sources import SPLITS, Corpus, Rows
 
 # %% auto #0
 __all__ = ['DEFAULTS', 'ONLY_CLASSES', 'USE', 'TASK', 'TextClassificationSettings', 'LabelledTexts', 'TextClassification',
-           'TextRegression', 'worst', 'classified']
+           'TextRegression', 'worst', 'classified', 'label_cells']
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #00f0d806
 class TextClassificationSettings(TaskSettings):
@@ -254,15 +256,24 @@ def worst(
 # %% ../../nbs/tasks/19_text_classification.ipynb #8407740c
 def classified(
     reader: Reader,
-    asked: dict[str, Any],  # text, and pair where there is a second one
+    asked: Sequence[dict[str, Any]],  # text, and pair where there is a second one: in all of them, or in none
+) -> list[Answer]:
+    "The classes of each text, likeliest first, or its number."
+    pairs = [of['pair'] for of in asked] if 'pair' in asked[0] else None
+    ids, second, lengths = reader.encode([of['text'] for of in asked], pairs)
+    logits = np.zeros((len(asked), reader.config.num_labels))
+    for batch, outputs in reader.outputs(ids, second):
+        logits[batch.index] = outputs.logits.double().cpu().numpy()
+    notes = [cut_notes(length, reader.max_length, 'text') for length in lengths[:, None]]
+    return [_answer(reader.config, *of) for of in zip(torch.from_numpy(logits), notes)]
+
+
+def _answer(
+    config: Any,  # the model's
+    logits: Tensor,  # (classes,), or (1,) of a number
+    notes: tuple[str, ...],
 ) -> Answer:
-    "The classes of a text, likeliest first, or its number."
-    pair = asked.get('pair')
-    ids, second, lengths = reader.encode([asked['text']], None if pair is None else [pair])
-    [(_, outputs)] = reader.outputs(ids, second)
-    logits = outputs.logits.double()[0].cpu()
-    notes = cut_notes(lengths, reader.max_length, 'text')
-    config = reader.config
+    "What the logits of a text say."
     if len(logits) == 1:
         mean = getattr(config, 'target_mean', 0.0)
         value = float(logits[0]) * getattr(config, 'target_deviation', 1.0) + mean
@@ -277,6 +288,17 @@ def classified(
     ]
     lines = tuple(f"{row['probability']:.4f}  {row['label']}" for row in rows)
     return Answer(dict(labels=rows), lines, notes)
+
+
+def label_cells(
+    values: dict[str, Any],  # of an answer of `classified`
+) -> list[dict[str, Any]]:
+    "The class of a text and the probabilities of all, by name; or its number."
+    if 'value' in values:
+        return [dict(predicted=values['value'])]
+    first = values['labels'][0]
+    of_each = {f'probability_{row["label"]}': row['probability'] for row in values['labels']}
+    return [dict(predicted=first['label'], probability=first['probability']) | dict(sorted(of_each.items()))]
 
 
 _SNIPPET = """import torch
@@ -294,7 +316,9 @@ else:  # a number, in units of the training labels' deviation from their mean
 USE = Use(
     takes=('text',),
     may_take=('pair',),
-    answer=classified,
+    answers=classified,
+    keys=dict(text='text', pair='second'),
+    cells=label_cells,
     example=dict(text='Mercury is a metal that is liquid at room temperature.'),
     pipeline='text-classification',
     snippet=_SNIPPET,

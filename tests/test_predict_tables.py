@@ -1,0 +1,343 @@
+"""Many texts at once: a list, a column, a table or a file gets for each text what it gets alone, in its
+place; what cannot be answered is refused in one sentence, and no file is lost.
+"""
+
+import json
+import math
+from pathlib import Path
+import numpy as np
+import pandas as pd
+import pytest
+from architectures import EACH_ARCHITECTURE, configs, write_teacher
+from test_predict import classifier
+from kdnotes.api import load_run
+from kdnotes.cli import main
+from kdnotes.core.config import TASKS, ConfigError, KdnotesError, task_info
+from kdnotes.core.tables import FORMATS
+from kdnotes.experiment.export import export_model
+from kdnotes.experiment.predict import PredictError, load_reader, predict
+from kdnotes.experiment.predict_tables import predict_file, predict_table, read_file
+from kdnotes.experiment.score import find_source
+
+TEXTS = ['iron', 'iron rusts in moist air while gold does not', 'a', 'iron rusts', 'gold ' * 15]
+AS = {
+    'list': list,
+    'tuple': tuple,
+    'Series': lambda texts: pd.Series(texts, index=[3, 1, 1, 0, 9]),
+    'array': np.array,
+    'objects': lambda texts: np.array(texts, dtype=object),
+}
+
+
+def asked_alone(name: str, task: str, asked: list[dict]) -> list:
+    "An answer to each, asked by itself."
+    info = task_info(task)
+    reader, _ = load_reader(find_source(name), info)
+    return [info.use.answer(reader, of) for of in asked]
+
+
+def probabilities(answer) -> dict[str, float]:
+    return {row['label']: row['probability'] for row in answer.values['labels']}
+
+
+@pytest.fixture
+def model(tmp_path, home) -> str:
+    return str(classifier(tmp_path / 'm', outputs=3))
+
+
+# ---- lists ----
+
+
+@pytest.mark.parametrize('kind', AS)
+def test_several_texts_get_an_answer_each(model, kind):
+    alone = asked_alone(model, 'text_classification', [dict(text=text) for text in TEXTS])
+    found = predict(model, text=AS[kind](TEXTS))
+    assert len(found) == 5 and found.task == 'text_classification' and found.seconds > 0
+    assert len({tuple(probabilities(answer).values()) for answer in alone}) == 5  # they differ
+    for one, among in zip(alone, found, strict=True):
+        assert probabilities(among) == pytest.approx(probabilities(one), abs=1e-6)
+        assert list(probabilities(among)) == list(probabilities(one)) and among.notes == one.notes
+    first = {f'probability_{label}': p for label, p in probabilities(alone[0]).items()}
+    assert found.table.loc[0].drop(['predicted', 'probability']).to_dict() == pytest.approx(first, abs=1e-6)
+    assert found.table['predicted'].tolist() == [answer.values['labels'][0]['label'] for answer in alone]
+
+
+@pytest.mark.parametrize('kind', EACH_ARCHITECTURE)
+def test_padding_changes_no_answer_of_any_architecture(tmp_path, home, kind):
+    folder = str(write_teacher(tmp_path / kind, configs(dropout=0.1)[kind]))
+    asked = dict(text=['ab', 'a', 'the quick brown fox', 'b ' * 40], pair=['c', 'of many words', 'd', 'e'])
+    found = predict(folder, **asked)
+    each = [dict(zip(asked, texts)) for texts in zip(*asked.values())]
+    for among, alone in zip(found, asked_alone(folder, 'text_classification', each), strict=True):
+        assert probabilities(among) == pytest.approx(probabilities(alone), abs=1e-6)
+
+
+def test_several_questions_have_their_own_candidates(tmp_path, home):
+    folder = str(classifier(tmp_path / 'm'))
+    asked = dict(
+        question=['iron', 'gold', 'air'], candidates=[['a', 'iron rusts'], ['c'], ['x', 'y', 'a b c']]
+    )
+    found = predict(folder, **asked)
+    each = [dict(zip(asked, of)) for of in zip(*asked.values())]
+    for answer, alone in zip(found, asked_alone(folder, 'answer_selection', each), strict=True):
+        rows, expected = answer.values['candidates'], alone.values['candidates']
+        assert [row['candidate'] for row in rows] == [row['candidate'] for row in expected]
+        assert [row['score'] for row in rows] == pytest.approx([row['score'] for row in expected], abs=1e-6)
+    assert found.table.index.tolist() == [0, 0, 1, 2, 2, 2] and sorted(found.table['rank'][2]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    'asked, words',
+    {
+        'a list and a text': (dict(text=['a', 'b'], pair='c'), 'text is a list of 2 and pair is given once'),
+        'of other lengths': (dict(text=['a', 'b'], pair=['c']), 'text is a list of 2 and pair one of 1'),
+        'nested': (
+            dict(text=['a', ['b']]),
+            "number 1 of 2, counted from 0: the text is ['b'], and a text is",
+        ),
+        'of one question': (
+            dict(question=['a', 'b'], candidates=['c', 'd']),
+            'question is a list of 2 and candidates is given once; give a list of candidates for each',
+        ),
+        'of no question': (dict(question='a', candidates=[['c'], ['d']]), 'question is given once'),
+        'letters': (dict(question='a', candidates='bcd'), "candidates is 'bcd'; give a list of texts"),
+        'half nested': (
+            dict(question=['a', 'b'], candidates=[['c'], 'd']),
+            "1 of 2, counted from 0: candidates is",
+        ),
+        'empty': (dict(text=['a', '']), 'number 1 of 2, counted from 0: the text is empty'),
+        'None': (dict(text=['a', None]), 'the text is None, and a text is needed'),
+        'a gap': (dict(text=pd.Series(['a', np.nan])), 'the text is nan, and a text is needed'),
+        'a number': (dict(text=[5]), 'the text is 5, and a text is needed'),
+        'a number alone': (dict(text=5), 'the text is 5, and a text is needed'),
+        'nothing': (dict(text=[]), 'text is an empty list'),
+        'no such input': (dict(texts=['a']), 'a model is not asked with texts'),
+        'a set': (dict(text={'a'}), "the text is {'a'}, and a text is needed"),
+        'beside': (dict(text=['a'], beside='m'), 'beside is for one text'),
+        'of another task': (dict(question=['a'], passage=['b']), 'passage is not read'),
+    }.values(),
+)
+def test_what_nobody_can_tell_apart_is_refused(model, asked, words):
+    with pytest.raises(PredictError) as e:
+        predict(model, **asked)
+    assert words in str(e.value) and '\n' not in str(e.value)
+
+
+# ---- tables ----
+
+TABLES = {
+    'answer_selection': dict(
+        question=['What is iron?', 'Who?', 'What is iron?', 'Who?'],
+        sentence=['Iron is a metal.', 'Ada.', 'Paris is a city in France.', 'It was Marie Curie in 1898.'],
+    ),
+    'text_classification': dict(text=['Iron is a metal.', 'Fine.', 'It rains in Paris in spring.']),
+    'sentence_pairs': dict(text=['Iron rusts.', 'A city.'], second=['Iron rusts in air.', 'Gold.']),
+    'masked_lm': dict(text=['Iron is a [MASK] .', '[MASK] and [MASK] .']),
+    'extractive_qa': dict(
+        question=['What is iron?', 'Where?'],
+        context=['Iron is a metal. Paris is a city.', 'Paris is in France. ' * 30],
+    ),
+}
+
+
+def by_single_calls(name: str, task: str, table: pd.DataFrame) -> pd.DataFrame:
+    "What a model says of each row, asked alone."
+    if task == 'answer_selection':
+        found = pd.DataFrame(index=table.index, columns=['rank', 'log_odds', 'probability'], dtype=float)
+        for question, rows in table.groupby('question'):
+            asked = dict(question=question, candidates=rows['sentence'].tolist())
+            for row in asked_alone(name, task, [asked])[0].values['candidates']:
+                found.loc[rows.index[row['place']]] = [row['rank'], row['score'], row['probability']]
+        return found
+    inputs = dict(text='text', second='pair', question='question', context='passage')
+    asked = [{inputs[key]: text for key, text in row.items()} for row in table.to_dict('records')]
+    said = [answer.values for answer in asked_alone(name, task, asked)]
+    if task == 'masked_lm':
+        gaps = [{f'probability_{i}': of[0]['probability'] for i, of in enumerate(v['gaps'], 1)} for v in said]
+        return pd.DataFrame(gaps, index=table.index)
+    if task == 'text_classification':
+        rows = [{f'probability_{row["label"]}': row['probability'] for row in v['labels']} for v in said]
+        return pd.DataFrame(rows, index=table.index)
+    if task == 'sentence_pairs':
+        return pd.DataFrame(dict(predicted=[v['value'] for v in said]), index=table.index)
+    names = ('begin', 'end', 'probability', 'log_odds')
+    return pd.DataFrame([{name: v[name] for name in names} for v in said], index=table.index)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('task', TASKS)
+def test_a_table_gets_what_each_row_gets_alone(task, small_run, tmp_path, capsys):
+    run_id = small_run(task)
+    table = pd.DataFrame(TABLES[task] | dict(label='007'))
+    table.index = table.index[::-1] + 10
+    run = load_run(run_id)
+    said = run.predict(table)
+    expected = by_single_calls(run_id, task, table.drop(columns='label'))
+    assert said[list(table)].equals(table) and said.index.equals(table.index)
+    for name in expected:
+        assert said[name].astype(float).to_numpy() == pytest.approx(
+            expected[name].astype(float).to_numpy(), abs=1e-6, rel=1e-6, nan_ok=True
+        ), name
+    # an exported folder says the same, and so does the command, whatever the kind of file
+    export_model(run_id, str(tmp_path / 'exported'))
+    assert len(predict_table(str(tmp_path / 'exported'), table)) == len(table)
+    rows = table.to_dict('records')
+    for end in FORMATS if task == 'text_classification' else ['csv']:
+        file, out = tmp_path / f'in.{end}', tmp_path / f'out.{end}'
+        if end == 'parquet':
+            table.to_parquet(file)
+        elif end == 'jsonl':
+            file.write_text(''.join(json.dumps(row) + '\n' for row in rows))
+        else:
+            table.to_csv(file, index=False, sep='\t' if end == 'tsv' else ',')
+        assert main(['predict', run_id, '--file', str(file), '--out', str(out)]) == 0
+        found, _ = read_file(out)
+        assert found.names == [*table, *said.columns[len(table.columns) :]]
+        assert found.cells['label'] == ['007'] * len(table)
+        for name in expected:
+            cells = [math.nan if cell in ('', None) else float(cell) for cell in found.cells[name]]
+            assert cells == pytest.approx(
+                expected[name].astype(float).tolist(), abs=1e-6, rel=1e-6, nan_ok=True
+            ), name
+    told = capsys.readouterr().out
+    assert f'out.csv: {len(table)} rows by {task}' in told
+
+
+@pytest.mark.slow
+def test_columns_are_named_as_where_the_run_read_them(small_run, tmp_path):
+    run = load_run(small_run('text_classification'))
+    texts = TABLES['text_classification']['text']
+    own = pd.DataFrame(dict(review=texts, stars=3))
+    expected = run.predict(pd.DataFrame(dict(text=texts)))['probability']
+    assert run.predict(own, columns=dict(text='review'))['probability'].equals(expected)
+    assert run.predict(own, columns='text=review')['probability'].equals(expected)
+    with pytest.raises(KdnotesError, match="the table: there is no column 'text' among 'review', 'stars'"):
+        run.predict(own)
+    with pytest.raises(ConfigError, match="names the key 'label', which a row does not have"):
+        run.predict(own, columns='label=stars')
+    with pytest.raises(ConfigError, match='a DataFrame is asked about alone'):
+        run.predict(own, beside='none')
+    with pytest.raises(ConfigError, match='columns is for the columns of a DataFrame'):
+        run.predict(texts, columns='text=review')
+    several = run.predict(texts)
+    assert several.table['probability'].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    one = run.predict(texts[0])  # as ever: an answer with its time, not a list of one
+    assert one.answer.values['labels'][0]['probability'] == pytest.approx(expected[0], abs=1e-6)
+    assert one.latency_ms > 0 and str(several).splitlines()[1].startswith('  0: ')
+
+
+def test_a_thousand_rows_and_more_keep_their_order(model):
+    texts = [('iron rusts ' * (i % 7) + f'in {i % 11} days').strip() for i in range(2300)]
+    said = predict_table(model, pd.DataFrame(dict(text=texts)))
+    for i in (0, 999, 1000, 1001, 2299):
+        [alone] = asked_alone(model, 'text_classification', [dict(text=texts[i])])
+        assert said['probability'][i] == pytest.approx(alone.values['labels'][0]['probability'], abs=1e-6)
+
+
+def test_what_a_long_text_loses_is_noted_in_its_row(model, tmp_path, capsys):
+    (tmp_path / 'in.csv').write_text('text\niron\n' + 'gold ' * 90 + '\n')
+    done = predict_file(model, tmp_path / 'in.csv', tmp_path / 'out.csv')
+    notes = pd.read_csv(tmp_path / 'out.csv', keep_default_na=False)['note']
+    assert done.noted == 1 and notes[0] == '' and 'more tokens than the 24 that the model takes' in notes[1]
+
+
+def test_candidates_of_two_questions_of_the_same_words_are_ranked_apart(tmp_path, home):
+    folder = str(classifier(tmp_path / 'm'))
+    table = pd.DataFrame(dict(question_id=['1', '2', '1'], question=['Why?'] * 3, sentence=['a', 'b', 'c d']))
+    assert predict_table(folder, table)['rank'].tolist()[1] == 1
+    assert sorted(predict_table(folder, table.drop(columns='question_id'))['rank']) == [1, 2, 3]
+
+
+# ---- files that are refused ----
+
+
+def refused(capsys, *typed: str) -> str:
+    assert main(['predict', *typed]) == 2
+    said = capsys.readouterr()
+    assert said.out == '' and said.err.count('\n') == 1, said.err
+    return said.err
+
+
+def test_files_that_cannot_be_read_or_written_are_refused(model, tmp_path, capsys):
+    def written(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    good = written('in.csv', 'text\niron\n')
+    there = written('there.csv', 'precious')
+    out = str(tmp_path / 'out.csv')
+    cases = {
+        "in.csv, row 2: text is empty": [
+            '--file',
+            written('gap_in.csv', 'text,n\niron,1\n"",2\n'),
+            '--out',
+            out,
+        ],
+        'can be asked with question and sentence for answer_selection; or text for text_classification': [
+            '--file',
+            written('other.csv', 'review\niron\n'),
+            '--out',
+            out,
+        ],
+        "has a column 'predicted' already": [
+            '--file',
+            written('two.csv', 'text,predicted\na,b\n'),
+            '--out',
+            out,
+        ],
+        "columns='<key>=<your column>'": [
+            '--file',
+            good,
+            '--out',
+            out,
+            '--columns',
+            'label=x',
+        ],
+        'has no row': ['--file', written('head.csv', 'text\n'), '--out', out],
+        'must end in .tsv, .csv, .jsonl, .parquet': ['--file', written('in.txt', 'iron'), '--out', out],
+        "out '": ['--file', good, '--out', str(tmp_path / 'out.xlsx')],
+        'there is no file': ['--file', str(tmp_path / 'nowhere.csv'), '--out', out],
+        'is there already; name another one': ['--file', good, '--out', there],
+        'is the file that is read': ['--file', good, '--out', good, '--overwrite'],
+        'name a file in a folder that exists': ['--file', good, '--out', str(tmp_path / 'none' / 'out.csv')],
+        '--file needs --out': ['--file', good],
+        '--out is for the rows of --file': ['--text', 'iron', '--out', out],
+        '--overwrite is for the rows of --file': ['--text', 'iron', '--overwrite'],
+        'leave --text and --beside out': ['--file', good, '--out', out, '--text', 'a', '--beside', 'none'],
+        'leave --candidate out': ['--file', good, '--out', out, '--candidate', 'a'],
+    }
+    for words, typed in cases.items():
+        said = refused(capsys, model, *typed)
+        assert words in said, (words, said)
+    assert Path(there).read_text() == 'precious' and not Path(out).exists()
+    assert [path.name for path in tmp_path.glob('.*')] == []
+    assert main(['predict', model, '--file', good, '--out', there, '--overwrite', '--json']) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found['rows'], found['columns'][0]) == (1, 'predicted') and 'predicted' in Path(there).read_text()
+
+
+def test_cells_are_written_as_they_were_read(model, tmp_path):
+    rows = [
+        dict(id=1, text='iron', tags=['a', 1], more={'deep': None}, score=1e-300),
+        dict(id=2**60 + 1, text='Größe, "so"', flag=True),
+    ]
+    (tmp_path / 'in.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    predict_file(model, tmp_path / 'in.jsonl', tmp_path / 'out.jsonl')
+    lines = [json.loads(line) for line in (tmp_path / 'out.jsonl').read_text().splitlines()]
+    assert [{key: line[key] for key in row} for line, row in zip(lines, rows)] == rows
+    assert 'tags' not in lines[1] and lines[0]['predicted']
+    (tmp_path / 'in.csv').write_text('id,text,n\n007,"iron, ""so""",NA\n1e5,Größe,\n')
+    predict_file(model, tmp_path / 'in.csv', tmp_path / 'out.csv')
+    table, _ = read_file(tmp_path / 'out.csv')
+    assert (table.cells['id'], table.cells['n']) == (['007', '1e5'], ['NA', ''])
+    frame = pd.DataFrame(
+        dict(
+            id=pd.array([1, None], dtype='Int64'),
+            text=['iron', 'gold'],
+            at=pd.to_datetime(['2020-01-01'] * 2),
+        )
+    )
+    frame.to_parquet(tmp_path / 'in.parquet')
+    predict_file(model, tmp_path / 'in.parquet', tmp_path / 'out.parquet')
+    back = pd.read_parquet(tmp_path / 'out.parquet', dtype_backend='numpy_nullable')
+    assert back['id'].tolist() == [1, pd.NA] and back['at'].equals(frame['at'].astype(back['at'].dtype))
