@@ -1,4 +1,4 @@
-"""Models that take no training: right values worked out by hand, and those of the committed evidence."""
+"""Trivial baselines: right values worked out by hand, and those of the committed evidence."""
 
 import itertools
 import json
@@ -6,15 +6,20 @@ import re
 from pathlib import Path
 import numpy as np
 import pytest
+import torch
+import transformers
 from kdnotes.core.config import TASKS, metric_name, task_info
 from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine, resolve, settings
-from kdnotes.distill.tokenizers import load_tokenizer
+from kdnotes.distill.tokenizers import load_tokenizer, reads_as
 from kdnotes.experiment.plan import make_task
-from kdnotes.experiment.worker import have_floors
-from kdnotes.records.runs import read_csv
+from kdnotes.analysis.comparable import floors_of
+from kdnotes.analysis.evidence import known_floors, unscored_starts
+from kdnotes.distill.encoder import FrozenEncoder
+from kdnotes.distill.weights import MINILM, find_model, reading_sha256, source_sha256
+from kdnotes.experiment.worker import floor_keys, have_floors
 from kdnotes.records.store import floors, records
-from kdnotes.tasks.base import floor_table, floors_key
+from kdnotes.tasks.base import FLOOR_COLUMNS, floor_table, floors_key
 from kdnotes.tasks.ranking_metrics import (
     as_questions,
     in_any_order,
@@ -23,6 +28,7 @@ from kdnotes.tasks.ranking_metrics import (
 )
 from kdnotes.tasks.sources import Corpus, corpus_of
 from kdnotes.tasks.text_classification import TextClassification, TextRegression
+from small_runs import small_model
 from tiny_lm import tiny_corpus, tiny_lm_config, tiny_tokenizer
 
 ROOT = Path(__file__).parents[1]
@@ -142,6 +148,10 @@ def test_a_unigram_model_has_the_shares_of_the_training_text():
 def test_floors_are_means_of_units_on_every_evaluation_set(name):
     task = task_of(name, smoke=True)
     found = task.floors()
+    rng = np.random.default_rng(0)
+    if frozen := task.encoder_floor(lambda texts: rng.normal(size=(len(texts), 8)).astype(np.float32)):
+        found = {**found, 'frozen_encoder': frozen}
+    assert bool(frozen) == ('frozen_encoder' in task_info(name).floors)
     assert found and found.keys() <= task_info(name).floors.keys()
     table = floor_table(found)
     for floor, of in found.items():
@@ -177,10 +187,8 @@ STUDIES = sorted(p.name.removesuffix('.records.jsonl') for p in DATA.glob('*.rec
 
 
 def kept(study):
-    "Floors of committed evidence under the key of its records."
-    [key] = {floors_key(task_info(r['task']), r['corpus_sha256'], r['settings']) for r in records(study)}
-    table = read_csv(DATA / f'{study}.floors.csv.gz')
-    return table[table['key'] == key].drop(columns='key').reset_index(drop=True)
+    "Floors of committed evidence that its records stand beside."
+    return known_floors(study, records(study))
 
 
 @pytest.mark.parametrize('study', STUDIES)
@@ -198,6 +206,7 @@ def test_evidence_has_floors_of_all_its_primary_units(study):
 def test_floors_of_evidence_are_what_the_code_gives_today():
     now = floor_table(task_of('answer_selection').floors())
     then = kept('embedded-rates')
+    then = then[then['floor'] != 'frozen_encoder'][list(FLOOR_COLUMNS)].reset_index(drop=True)
     assert (now.drop(columns='value') == then.drop(columns='value')).all(axis=None)
     assert then['value'].to_numpy() == pytest.approx(now['value'].to_numpy(), rel=1e-5)
 
@@ -212,7 +221,23 @@ def rows_of_how_to(name):
     ]
 
 
+# MAP of all-MiniLM-L6-v2 as it comes, computed with twenty lines of plain transformers on another machine
+FROZEN = {
+    'wikiqa': dict(dev=0.687, test=0.715),
+    'embedded-rates': dict(dev=0.733, test=0.737),
+}
+
+
+@pytest.mark.parametrize('study', FROZEN)
+def test_the_frozen_encoder_of_evidence_has_the_value_of_plain_transformers(study):
+    [found] = [floor for floor in floors_of(records(study), kept(study)) if floor.name == 'frozen_encoder']
+    assert found.words == 'the frozen encoder'
+    for split, value in FROZEN[study].items():
+        assert found.record['metrics'][split]['map'] == pytest.approx(value, abs=1e-3)
+
+
 EVIDENCE = {  # (task, corpus) -> a study of it
+    ('answer_selection', 'embedded'): 'embedded-rates',
     ('answer_selection', 'wikiqa'): 'wikiqa',
     ('answer_selection', 'squad1'): 'squad1',
     ('extractive_qa', 'squad1'): 'extractive_qa-squad1',
@@ -247,9 +272,136 @@ def test_how_tos_have_the_numbers_of_floors(name, request):
         assert value == right, (corpus, metric, floor)
 
 
-def test_the_order_of_the_text_is_told_beside_the_floors(corpora):
-    rows = task_of('answer_selection', 'wikiqa').rows['test']
+def test_rows_have_an_order_where_their_corpus_says_so(corpora):
+    task = task_of('answer_selection', 'wikiqa')
+    rows = task.rows['test']
     questions = as_questions(rows)
     in_order = ranking_metrics(questions, -np.arange(len(rows)))['map'][questions.clean].mean()
-    text = (ROOT / 'nbs/howto/own_texts.ipynb').read_text(encoding='utf-8')
-    assert f'has {in_order:.3f} there' in text
+    found = task.floors()
+    assert found['row_order'].metrics['test']['map'] == pytest.approx(in_order)
+    assert in_order == pytest.approx(0.633, abs=5e-4)
+    assert 'row_order' not in task_of('answer_selection').floors()  # rows of a file may be in any order
+
+
+# ---- the frozen encoder ----
+
+
+def plain_embeddings(texts, max_length):
+    "Mean-pooled hidden states by transformers alone, one text at a time."
+    folder = find_model(MINILM)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    found = {}
+    for text in dict.fromkeys(texts):
+        with torch.no_grad():
+            inputs = tokenizer(text, truncation=True, max_length=max_length, return_tensors='pt')
+            found[text] = model(**inputs).last_hidden_state[0].mean(0)
+    return torch.stack([found[text] for text in texts])
+
+
+def test_the_frozen_encoder_ranks_as_plain_transformers_do():
+    task = task_of('answer_selection')
+    task.evaluation_sets = ('dev',)
+    rows = task.rows['dev']
+    u, v = (plain_embeddings([row[key] for row in rows], 128) for key in ('question', 'sentence'))
+    cosine = torch.nn.functional.cosine_similarity(u, v).numpy()
+    clean = as_questions(rows).clean
+    right = ranking_metrics(as_questions(rows), cosine)['map'][clean].mean()
+    assert right == pytest.approx(0.7325, abs=1e-3)
+    found = task.encoder_floor(FrozenEncoder(MINILM))
+    assert found.metrics['dev']['map'] == pytest.approx(right, abs=1e-6)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('corpus, right', dict(embedded=0.757, imdb=0.745).items())
+def test_a_probe_of_the_frozen_encoder_tells_classes(corpus, right, request):
+    if corpus == 'imdb':
+        request.getfixturevalue('corpora')
+    found = task_of('text_classification', corpus).encoder_floor(FrozenEncoder(MINILM))
+    assert found.metrics['test']['accuracy'] == pytest.approx(right, abs=0.004)
+
+
+def baselines(study, config, sha256):
+    "Words -> value of the primary metric, of what is kept under the keys of a run."
+    table = floors(study)
+    table = table[table['key'].isin(floor_keys(config, sha256)) & (table['unit'] == '')]
+    return table[table['split'] == 'test'].set_index(['floor', 'metric'])['value'].to_dict()
+
+
+def test_baselines_that_read_labels_have_as_many_as_a_run(home, small_teacher):
+    given = dict(study='few', teacher=str(small_teacher), max_length=32, labels=200)
+    config = config_of('text_classification', seed=3, **given)
+    sha = corpus_of(config).sha256
+    assert have_floors(config, sha) == []
+    found = baselines('few', config, sha)
+    encoder = FrozenEncoder(small_teacher, 32)
+    draws = []
+    for seed in range(5):
+        own = config_of('text_classification', seed=seed, **given)
+        own_task = make_task(own, corpus_of(own))
+        assert len(own_task.rows['train']) == 200
+        draws.append({**own_task.floors(), 'frozen_encoder': own_task.encoder_floor(encoder)})
+    for name in ('majority', 'frozen_encoder'):
+        mean = np.mean([draw[name].metrics['test']['accuracy'] for draw in draws])
+        assert found[name, 'accuracy'] == pytest.approx(mean, rel=1e-4)
+    assert len({draw['frozen_encoder'].metrics['test']['accuracy'] for draw in draws}) > 1
+    # the same for every seed, and others with all labels
+    before = (home / 'home/runs/few/floors.csv.gz').read_bytes()
+    have_floors(config_of('text_classification', seed=0, **given), sha)
+    assert (home / 'home/runs/few/floors.csv.gz').read_bytes() == before
+    have_floors(config_of('text_classification', **given | dict(labels=None)), sha)
+    assert len(floors('few')['key'].unique()) == 4
+
+
+def test_a_frozen_encoder_that_cannot_be_had_is_left_out_with_its_reason(home, monkeypatch):
+    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
+    config = config_of('answer_selection', smoke=True, study='away', teacher='nobody/nothing')
+    [why] = have_floors(config, corpus_of(config).sha256)
+    assert why.startswith("the frozen encoder was not scored: 'nobody/nothing' is neither a folder nor")
+    assert set(floors('away')['floor']) == {'random_order', 'shared_words', 'bm25'}
+
+
+def test_each_pretrained_start_of_a_study_has_a_baseline_under_its_name(home, small_teacher, tmp_path):
+    other = small_model(tmp_path / 'other', seed=1)
+    given = dict(smoke=True, study='two', max_length=64)
+    config = config_of('answer_selection', teacher=str(small_teacher), **given)
+    sha = corpus_of(config).sha256
+    assert have_floors(config, sha) == []
+    student = resolve(
+        make_config(
+            task='answer_selection',
+            mode='full_student',
+            corpus='embedded',
+            student_init='hub',
+            student=str(other),
+            **given,
+        ),
+        Machine('cpu', cores=2),
+        'embedded',
+    )
+    assert have_floors(student, sha) == []
+
+    def made(config, network, source):
+        reading = reading_sha256(source, reads_as(config))
+        return dict(
+            run_id=config.mode,
+            task='answer_selection',
+            study='two',
+            mode=config.mode,
+            factors=dict(network=network),
+            corpus_sha256=sha,
+            settings=settings(config),
+            models=dict(teacher=config.teacher, student=config.student, profile='laptop'),
+            initial=dict(weights_sha256=source_sha256(source), reading_sha256=reading),
+            teacher_run_id=None,
+            primary=dict(set='test', metric='map', higher_is_better=True, value=0.5),
+        )
+
+    found = [made(config, 'teacher', small_teacher), made(student, 'student', other)]
+    words = [floor.words for floor in floors_of(found, known_floors('two', found))]
+    assert {f'the frozen encoder of {Path(of).name}' for of in (small_teacher, other)} < set(words)
+    alone = [floor.words for floor in floors_of(found[:1], known_floors('two', found[:1]))]
+    assert 'the frozen encoder' in alone and unscored_starts(found, known_floors('two', found)) == []
+    # other weights under the same name are another start
+    changed = found[0] | dict(initial=dict(weights_sha256='0' * 64))
+    assert unscored_starts([changed], known_floors('two', [changed])) == [str(small_teacher)]
