@@ -86,6 +86,9 @@ PARTS = {
         Part('labels', 'labels'),
         # other texts, starts and settings, on a GPU
         Part('labels_gpu', 'labels', transfer='labels_teacher'),
+        # where it pays: reviews, of which the teacher knows other labels
+        Part('labels_imdb', 'labels', transfer='labels_imdb_teacher'),
+        Part('labels_imdb_teacher', 'transfer'),
         # what was trained elsewhere for it: its teacher, and a student of the same pairs
         Part('labels_teacher', 'transfer'),
         Part('labels_rival', 'transfer'),
