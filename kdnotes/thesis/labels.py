@@ -132,6 +132,7 @@ def _soft_targets(its: Learner) -> dict:
 def _values(of: Beside, e: Evidence) -> dict:
     "What chapters say of one taught arm."
     taught, alone = of.pays.taught, of.alone
+    kept = in_use(e).kept[taught.arm]
     both = dict(taught=taught, alone=alone)
     return {name: its.arm for name, its in both.items()} | dict(
         labels=taught.labels,
@@ -142,7 +143,8 @@ def _values(of: Beside, e: Evidence) -> dict:
         p=of.result.p_holm,
         verdict=verdict(of.result),
         closed=of.pays.closed,
-        kept=in_use(e).shares[taught.arm],
+        kept=kept.share,
+        above=kept.code,
         worth=str(of.pays.worth) if of.pays.worth and of.pays.worth.is_told else None,
     )
 
