@@ -19,8 +19,8 @@ __all__ = ['Work', 'work_of', 'work_planned', 'seconds_of', 'Estimate', 'estimat
 # settings that change what a step does, and not how long it takes
 _FREE = frozenset(
     'epochs learning_rate warmup_fraction warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon '
-    'temperature alpha teacher_seed tuning_id head_bias initializer_range max_grad_norm pruning_seed '
-    'teacher_mode signal_dtype'.split()
+    'temperature alpha teacher_seed labels_seed tuning_id head_bias initializer_range max_grad_norm '
+    'pruning_seed teacher_mode signal_dtype'.split()
 )
 
 

@@ -88,7 +88,8 @@ def _job(source: Source, run: RunFolder, say: Callable[[str], None]) -> _Job:
     from kdnotes.distill.tokenizers import load_tokenizer
     from kdnotes.train.distributed import alone
 
-    config = make_config(**run.config()['config'])
+    # rows without a label are only learnt from; an older version names them as they were seen from its folder
+    config = make_config(**run.config()['config']).model_copy(update=dict(unlabelled='none'))
     corpus = corpus_of(config)
     if corpus.sha256 != source.record['corpus_sha256']:
         raise ExportError(

@@ -158,7 +158,16 @@ def sentences(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]])
         )
     if not states['complete']:
         said.append(_nobody(found))
-    return said + _seeds_missing(found)
+    return said + _seeds_missing(found) + _one_draw(found)
+
+
+def _one_draw(found: Found) -> list[str]:
+    "That the labels of all seeds are those of one draw, where only some rows keep theirs."
+    if 'labels_seed' not in found.fixed or not found.asked.get('front_seeds', 0):
+        return []
+    return [
+        'All seeds keep the labels of the same rows, as their teacher does: other rows would differ more.'
+    ]
 
 
 def _waited(trained: Sequence[Trial], took: float) -> str:
