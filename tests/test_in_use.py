@@ -116,8 +116,8 @@ def test_a_student_that_is_better_than_its_teacher_is_told_first():
     said = in_use.headline(in_use.in_use(write_study(change=weak)))
     assert said[0] == (
         'baseline, the teacher, is significantly worse than its student mixed_kd: train it longer, at '
-        'another learning rate (`kdnotes tune`), from other weights or on more texts, before anything is distilled '
-        'from it.'
+        'another learning rate (`kdnotes tune`), from other weights or on more texts, before anything is '
+        'distilled from it.'
     )
 
 
