@@ -67,7 +67,7 @@ AT_THE_BASELINE = {  # the best baseline -> code, the first sentence
     0.87: (
         'teacher_at_floor',
         'mixed_kd and baseline, the teacher, are significantly worse than BM25, a trivial baseline (0.724 '
-        'and 0.804 against 0.870), so that no share of its gain means anything: train it longer, at another '
+        'and 0.804 against 0.870), so that no share of the gain means anything: train it longer, at another '
         'learning rate (`kdnotes tune`), from other weights or on more texts.',
     ),
     0.73: (

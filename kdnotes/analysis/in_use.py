@@ -342,7 +342,7 @@ def _not_above(use: InUse) -> str:  # a sentence; '': they are above it, or nobo
         else _ADVICE_FOR_STUDENTS.format(units=independent_name(e.records, e.units))
     )
     as_they_come = ', or use the pretrained weights as they come' * floor.name.startswith('frozen_encoder')
-    so = ', so that no share of its gain means anything' * (bool(student) and use.teacher in low)
+    so = ', so that no share of the gain means anything' * (bool(student) and use.teacher in low)
     return (
         f'{" and ".join(called.values())} {how} {floor.words}, a trivial baseline ({scores} against '
         f'{unit.text(floor.value)}{unit.sign}){so}: {advice}{as_they_come}.'

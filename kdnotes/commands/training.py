@@ -251,8 +251,8 @@ def search(
     space: Annotated[str, dict(autocompletion=offer(['student', 'laptop', 'study']))] = 'student',
     # A,B: what is made large or small: score, params, latency_ms, energy_j, train_s, peak_mib
     objectives: str = 'score,params',
-    # X: the score a student must be better than; 'none': any will do; without it that of a model that has
-    # learnt nothing
+    # X: the score a student must be better than; 'none': any will do; without it that of the best
+    # trivial baseline
     threshold: str | None = None,
     budget_minutes: Amount = None,  # M: after which no trial is begun
     max_trial_minutes: Amount = None,  # M: that a trial may take

@@ -486,6 +486,29 @@ def _make_portable(
     write_json(path, config)
 
 
+def _with_every_name(
+    model: nn.Module,  # not wrapped
+) -> dict[str, torch.Tensor] | None:  # of `save_pretrained`; None: the model's own
+    """A state in which each name has numbers of its own, but those that transformers ties again: of others
+    that share their memory, as the two biases of an untied language model, one would not be written.
+    """
+    state = model.state_dict()
+    first: dict[int, str] = {}
+    alone = [
+        name
+        for name, tensor in state.items()
+        if first.setdefault(tensor.data_ptr(), name) != name and tensor.numel()
+    ]
+    lost = [name for name in alone if not _is_tied(model, name, first[state[name].data_ptr()])]
+    return state | {name: state[name].clone() for name in lost} if lost else None
+
+
+def _is_tied(model: nn.Module, name: str, other: str) -> bool:
+    "Does transformers make the two one when it loads them?"
+    tied = model.all_tied_weights_keys
+    return tied.get(name, name) == tied.get(other, other)
+
+
 def save_model(
     model: nn.Module,  # maybe wrapped
     folder: str | Path,  # made when missing
@@ -496,7 +519,8 @@ def save_model(
     folder = Path(folder)
     try:
         with quiet_loading():
-            unwrap(model).save_pretrained(folder)
+            plain = unwrap(model)
+            plain.save_pretrained(folder, state_dict=_with_every_name(plain))
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
                 _make_portable(folder, tokenizer, unwrap(model), max_length)

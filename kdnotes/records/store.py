@@ -44,7 +44,7 @@ _EVIDENCE = ('records.jsonl', 'units.csv.gz', 'predictions.csv.gz', 'floors.csv.
 
 
 def _evidence(study: str) -> tuple[Path, Path, Path, Path]:
-    "The exported records, units and predictions of a study, and what its corpus' trivial models score."
+    "The exported records, units and predictions of a study, and what its trivial baselines score."
     return tuple(evidence_path() / f'{study}.{name}' for name in _EVIDENCE)
 
 
@@ -342,7 +342,7 @@ def keep_floors(
     key: str,  # of `tasks.base.floors_key`
     table: pd.DataFrame,  # of `tasks.base.floor_table`
 ) -> Path:  # the file
-    "Keep what trivial models score beside a study's runs; what has the key already is replaced."
+    "Keep what trivial baselines score beside a study's runs; what has the key already is replaced."
     path = _floors_path(study)
     with lock(runs_path() / '.locks' / f'floors-{study}.lock', wait_s=60):
         known = _read_floors(path)
@@ -355,7 +355,7 @@ def floors(
     study: str,
     key: str | None = None,  # None: all that the study has
 ) -> pd.DataFrame:  # columns of FLOORS; empty: not measured
-    "What trivial models score on a study's corpus, from its folder or its evidence."
+    "What trivial baselines score on a study's corpus, from its folder or its evidence."
     own = _read_floors(_floors_path(study))
     exported = _read_floors(_checked_evidence(_evidence(study)[3]))
     left = exported[~exported['key'].isin(own['key'])]

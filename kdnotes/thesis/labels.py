@@ -11,10 +11,11 @@ from ..analysis.compare import Comparison, compare, corrected, uncommitted
 from ..analysis.in_use import in_use
 from ..analysis.intervals import Interval, scaled
 from ..analysis.labels import Learner, Pays, gap_closed, learners, values_of, what_pays
+from ..analysis.comparable import beside, gain_interval
 from ..analysis.evidence import Evidence
 from .facts import table
 from .steps import verdict
-from .values import shares_over, study_values
+from .values import shares_over, side_of, study_values
 
 # %% auto #0
 __all__ = ['Beside', 'held_against', 'learners_table', 'pays_table', 'Variant', 'variants', 'variants_table', 'labels_values']
@@ -141,6 +142,15 @@ def _soft_targets(its: Learner) -> dict:
     return dict(weight=settings['alpha'], temperature=settings['temperature'])
 
 
+def _untrained(its: Learner, e: Evidence) -> dict | None:
+    "The best trivial baseline with as many labels, and an arm's difference from it; None: not measured."
+    best = next(iter(beside(e.trivial, its.runs)), None)
+    if best is None:
+        return None
+    gained = gain_interval(its.runs, best, e.units)
+    return dict(words=best.words, value=best.value, difference=gained, verdict=side_of(gained))
+
+
 def _values(of: Beside, e: Evidence) -> dict:
     "What chapters say of one taught arm beside one without distillation."
     taught, alone = of.pays.taught, of.alone
@@ -156,6 +166,7 @@ def _values(of: Beside, e: Evidence) -> dict:
         closed=_closed(of, e),
         starts='alike' if of.starts_alike else 'elsewhere',
         kept=in_use(e).shares[taught.arm],
+        untrained=_untrained(taught, e),
         kept_words=shares_over(e, 'shared_words').get(taught.arm),
         worth=str(of.pays.worth) if of.pays.worth and of.pays.worth.is_told else None,
     )
@@ -205,6 +216,7 @@ def labels_values(e: Evidence) -> dict:
         share=run['settings']['unlabelled_share'],
         soft_targets=_soft_targets(taught),
         teacher_primary=e.values[teacher.arm]['primary'] if teacher else None,
+        most_labels=str(max(its.labels for its in learners(e.arms) if its.labels)),
         uncommitted=all(map(uncommitted, e.records)),
         params=dict(
             taught=run['params_total'] / 1e6,
