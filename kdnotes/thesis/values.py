@@ -184,19 +184,19 @@ def side_of(gained: Interval | None) -> str:
 
 
 def beside_floor(e: Evidence, name: str) -> dict:
-    """Each arm beside the best trivial model of a kind: known: was it scored?; arms: arm -> difference
-    (positive is better), verdict: 'above' | 'below' | 'open'; shares: arm -> what it keeps of its teacher's
-    gain over it; second: the next one of its kind, of other weights.
+    """Each arm beside the best trivial model of a kind: arms: arm -> difference (positive is better),
+    verdict: 'above' | 'below' | 'open'; shares: arm -> what it keeps of its teacher's gain over it; second:
+    the next one of its kind, of other weights; {}: none was scored.
     """
     floors = [f for f in e.trivial if kind_of(f) == name]
     if not floors:
-        return dict(known=False)
+        return {}
     floor, *others = floors
     gained = {arm: gain_interval(runs, floor, e.units) for arm, runs in e.arms.items()}
     sides = {arm: dict(difference=of, verdict=side_of(of)) for arm, of in gained.items()}
     tuning = task_info(e.records[0]['task']).tuning_set
     second = dict(second=floor_values(others[0], tuning)) if others else {}
-    return dict(known=True, arms=sides, shares=shares_over(e, floor.name)) | second
+    return dict(arms=sides, shares=shares_over(e, floor.name)) | second
 
 
 def shares_over(e: Evidence, name: str) -> dict[str, Interval]:
