@@ -21,10 +21,19 @@ from kdnotes.search.found import load_found
 from kdnotes.search.goal import Asked, CurveRule, gains_of, ledger_of, resolved
 from kdnotes.search.front import Objective, front, pareto_with_seeds, with_means
 from kdnotes.search.spaces import Integer, OneOf, Real, space_of, written
-from kdnotes.search.summary import front_with_test, runs_of, save_search, search_lines, seed_values
+from kdnotes.search.summary import (
+    front_with_test,
+    runs_of,
+    save_search,
+    search_lines,
+    seed_values,
+    sentences,
+    weak_teacher,
+)
 from kdnotes.search.trials import SAMPLERS, Ledger, constraints_of, first_points
 from kdnotes.tasks.sources import corpus_of
 from kdnotes.telemetry.meters import NoMeter
+from handmade import make_record, write_run
 from kinds import one_of_each
 from notebooks import papermill
 from small_runs import write_corpus, write_model
@@ -627,3 +636,34 @@ def test_what_the_means_bring_to_the_front_gets_seeds_too(monkeypatch):
     means = with_means(found.trials, seed_values(believed, runs_of(believed)))
     others = [t for t in found.trials if t.run_id not in believed.seeds]
     assert all(t.run_id in believed.seeds for t in front([*means, *others], found.objectives))
+
+
+def test_a_search_says_first_that_its_teacher_is_worse_than_its_students(tmp_path, monkeypatch):
+    "And what its trials took, in shares of the whole."
+    found = load_found('embedded-search')
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    teacher, student = (
+        make_record(mode, 0, study='made', value=value)
+        for mode, value in (('baseline', 0.6), ('full_kd', 0.7))
+    )
+    teacher['metrics']['dev']['map'], student['metrics']['dev']['map'] = 0.485, 0.612
+    student['teacher_run_id'] = teacher['run_id']
+    for record in (teacher, student):
+        write_run(record)
+    one = next(t for t in found.trials if t.state == 'complete')
+    one = replace(
+        one, number=0, run_id=student['run_id'], values=one.values | dict(score=0.612), seconds=60.0
+    )
+    one = replace(one, started_s=100.0, ended_s=400.0, extra=dict(driver_s=30.0))
+    found = replace(found, study='made', trials=(one,), seeds={}, asked={})
+    values = seed_values(found, runs_of(found))
+    said = sentences(found, values)
+    assert said[0].startswith(
+        'The teacher scores less than its students: dev MAP 0.485 beside 0.612 of trial 0 (baseline). '
+    )
+    assert any(
+        '5 min of trials (20% training, 10% the search itself, 70% starting and waiting).' in s for s in said
+    )
+    assert repr(found).splitlines()[1] == said[0] and len(repr(found)) < 2000
+    assert len(found.table) == 0 and said[0].split(':')[0] in found._repr_html_()
+    assert weak_teacher(replace(found, trials=(replace(one, values=one.values | dict(score=0.4)),)), {}) == ''

@@ -373,4 +373,4 @@ def test_a_run_that_names_a_file_from_its_folder_is_exported_from_any(
     )
     pytest.importorskip('onnxruntime')
     export_model(record['run_id'], 'exported', onnx=True, teacher=False)
-    assert (home / 'elsewhere/exported/model.onnx').is_file()
+    assert (home / 'elsewhere/exported/onnx/model.onnx').is_file()

@@ -123,7 +123,8 @@ def in_words(found: Estimate) -> str:  # a clause; '': there is nothing to do
     if not found.told_by:
         return (
             f'not known: no run like the {runs} to be made was finished on this machine; the first run of '
-            'each arm will tell, and kdnotes doctor forecasts one beforehand'
+            'each arm will tell; what `kdnotes doctor` forecasts beforehand stands in its own lines and is '
+            'not kept'
         )
     told = f'{found.told_by} finished run{"s" * (found.told_by > 1)} on this machine'
     known = f'{found.known} of {runs}' if found.unknown else runs

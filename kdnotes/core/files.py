@@ -73,7 +73,9 @@ _ADVICE = {
 }
 
 
-_NO_MEMORY = re.compile("[Cc]annot allocate memory|can't allocate memory|not enough memory|std::bad_alloc")
+_NO_MEMORY = re.compile(
+    "[Cc]annot allocate memory|can't allocate memory|not enough memory|std::bad_alloc|failed to map segment"
+)
 MORE_MEMORY = 'end other programs, raise the limit of this process (ulimit -v) if it has one'
 
 

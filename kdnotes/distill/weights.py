@@ -400,7 +400,7 @@ def stored_tensors(folder: Path) -> dict[str, tuple[Path, str, tuple[int, ...]]]
                 for name in weights.keys():
                     tensor = weights.get_slice(name)
                     found[name] = path, tensor.get_dtype(), tuple(tensor.get_shape())
-        except (SafetensorError, OSError, RuntimeError) as e:
+        except (SafetensorError, OSError, RuntimeError, MemoryError) as e:
             if lacks_memory(e):
                 raise ModelError(
                     f'{path} could not be loaded, since memory ran out; {MORE_MEMORY}, or give a smaller '
