@@ -119,7 +119,8 @@ def p_text(
 
 def p_words(p: float) -> str:
     "A p-value as sentences print it: `p = 0.034`."
-    return f'p {p_text(p)}' if p < 0.001 else f'p = {p_text(p)}'
+    text = p_text(p)
+    return f'p {text}' if text[0] in '<>' else f'p = {text}'
 
 # %% ../../nbs/analysis/02_tests.ipynb #c3bca187
 EXACT = 16  # so many values or fewer: all 2**n flips are counted
