@@ -659,7 +659,7 @@ def test_a_search_says_first_that_its_teacher_is_worse_than_its_students(tmp_pat
     values = seed_values(found, runs_of(found))
     said = sentences(found, values)
     assert said[0].startswith(
-        'The teacher scores less than its students: dev MAP 0.485 beside 0.612 of trial 0 (baseline). '
+        'The teacher scores less than its students: dev MAP 0.4850 beside 0.6120 of trial 0 (baseline). '
     )
     assert any(
         '5 min of trials (20% training, 10% the search itself, 70% starting and waiting).' in s for s in said
