@@ -118,7 +118,10 @@ def primary_interval(
     matrix = unit_matrix(runs, units)
     if matrix is not None and not matrix.isna().any(axis=None):
         most = task_info(runs[0]['task']).reach.get(runs[0]['primary']['metric'])
-        return score_interval(matrix, most, None if most is None else _off_the_end(runs, units, most))
+        values = matrix.to_numpy()
+        if most is None or values.min() < -SAME or values.max() > most + SAME:
+            return score_interval(matrix, None, None)  # a metric without that bound
+        return score_interval(matrix, most, _off_the_end(runs, units, most))
     values = [r['primary']['value'] for r in runs if r['primary']['value'] is not None]
     return mean_interval(values) if values else None
 
