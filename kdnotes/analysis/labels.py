@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
+import math
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -281,6 +282,7 @@ def pays_sentences(
     return said
 
 # %% ../../nbs/analysis/12_labels.ipynb #81f88b12
+_TWO_COLUMNS = 92  # characters of a legend's two widest texts
 _FLOOR_DASHES = ((0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 3)))
 
 
@@ -314,18 +316,27 @@ def labels_figure(e: Evidence) -> Figure:
     shown = [floor for floor in e.trivial if not higher or floor.value >= lowest]
     for floor, dashes in zip(shown, cycle(_FLOOR_DASHES)):
         level = unit.factor * floor.value
-        named = f'{floor.words} (no training)'
-        axes.axhline(level, color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=named, zorder=0)
+        axes.axhline(level, color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=floor.words, zorder=0)
     pt.log_axis(axes, 'x', _numbers(known))
     axes.set_xlabel('rows with a label')
     axes.set_ylabel(metric_on(primary, task))
-    figure.legend(loc='outside lower center', ncols=2)
+    _put_legend(figure, axes.get_legend_handles_labels()[1])
     return figure
+
+
+def _put_legend(figure: Figure, labels: Sequence[str]) -> None:
+    "Below the axes, in two columns where their texts are short enough for them; the figure grows with it."
+    half = math.ceil(len(labels) / 2)
+    widest = sum(max(map(len, of), default=0) for of in (labels[:half], labels[half:]))
+    columns = 2 if widest <= _TWO_COLUMNS else 1
+    rows = half if columns == 2 else len(labels)
+    figure.set_size_inches(pt.WIDTH, 3.1 + 0.16 * rows)
+    figure.legend(loc='outside lower center', ncols=columns, fontsize=7.5)
 
 
 def _named(its: Learner) -> str:
     "An arm, and what it learnt from, as a legend has it."
-    taught = 'distilled' + f', {its.texts:,} rows without a label' * bool(its.texts)
+    taught = 'distilled' + f', {its.texts:,} unlabelled rows' * bool(its.texts)
     how = dict(teacher='a teacher', alone='no distillation', taught=taught)[its.role]
     return f'{its.arm} ({"not trained here" if its.labels is None else how})'
 
