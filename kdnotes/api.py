@@ -31,6 +31,7 @@ from kdnotes.tasks.own_tables import (
 )
 from .tasks.rules import score_columns
 from .tasks.sources import CorpusError, load_corpus
+from .telemetry.summary import is_busy
 
 # %% auto #0
 __all__ = ['Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'search', 'compare', 'doctor']
@@ -131,7 +132,7 @@ def load_data(
     if dealt:
         say(dealt)
     without = f'{counted(n_rows(Path(own)), "row")} without a label' if own else ''
-    about = '\n'.join(filter(None, [about_corpus(found, task), without, dealt]))
+    about = '\n'.join(filter(None, [about_corpus(found, task), without]))
     return Data(task, str(folder), teacher, own or more, about)
 
 # %% ../nbs/89_api.ipynb #3fc490e7
@@ -273,7 +274,8 @@ class Run:
     def _shown(self) -> dict[str, str]:
         "What one asks first, in words."
         p = self.record['primary']
-        latency = (self.record.get('latency') or {}).get('batch_1_ms')
+        busy = is_busy(self.record.get('machine') or {})
+        latency = None if busy else (self.record.get('latency') or {}).get('batch_1_ms')
         return {
             'run': self.run_id,
             score_name(self.record): 'unknown' if p['value'] is None else f"{p['value']:.4f}",

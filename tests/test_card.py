@@ -10,18 +10,33 @@ import shutil
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard
+from handmade import make_record
 from small_runs import ON
+from kdnotes.api import Run
 from kdnotes.core.config import TASKS, task_info
 from kdnotes.core.given import make_config
 from kdnotes.core.files import read_json, runs_path, sha256_file, write_json
-from kdnotes.experiment.card import CardError, command, model_card, snippet, unit_interval, write_card
+from kdnotes.experiment.card import (
+    CardError,
+    _of_costs,
+    command,
+    model_card,
+    snippet,
+    unit_interval,
+    write_card,
+)
+from kdnotes.experiment.export import export_lines
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.shown import run_box
 from kdnotes.records.runs import RunFolder
 from kdnotes.records.store import checked_run_model
+from kdnotes.telemetry.summary import is_busy
 
 RUNS = [*((task, 'baseline') for task in TASKS), ('answer_selection', 'full_kd')]
+
+
+BUSY = 'not measured (other programs used the machine while the run was made)'
 
 
 def section(text: str, title: str) -> str:
@@ -98,7 +113,9 @@ def test_a_card_is_its_record(task, mode, small_run):
     size = sum(p.stat().st_size for p in (run.path / 'model').iterdir() if p.name != 'README.md')
     assert costs['Size on disk'] == f'{three(size / 2**20)} MiB'
     assert costs['Training'] == f'{three(record["time"]["train_s"])} s'
-    assert costs['One forward of one example'] == f'{three(record["latency"]["batch_1_ms"])} ms'
+    busy = is_busy(record['machine'])
+    forward = f'{three(record["latency"]["batch_1_ms"])} ms'
+    assert costs['One forward of one example'] == (BUSY if busy else forward)
     measured_on = costs['Measured on'].split(', torch ')[0]
     assert measured_on == str(record['environment']['device']), 'on a CPU the two are one, and said once'
     joule = record['energy']['device_j']
@@ -214,3 +231,29 @@ def test_no_folder_of_this_machine_is_in_a_command(tmp_path):
     said = command(config)
     assert str(tmp_path) not in said and './mine' not in said and '-p learning_rate 0.0001' in said
     assert np.isclose(make_config(**dict(learning_rate='0.0001')).learning_rate, config.learning_rate)
+
+
+def test_a_card_has_no_latency_of_a_busy_machine():
+    record = make_record() | dict(latency=dict(batch_1_ms=424.0, batch_32_ms=900.0))
+    for share, steal, said in (
+        (0.01, 0.0, '424 ms'),
+        (0.2, 0.0, BUSY),
+        (0.01, 9.0, BUSY),
+        (None, 0.0, '424 ms'),
+    ):
+        told = record | dict(machine=dict(busy_share=share, cpu_steal=steal))
+        costs = facts('\n'.join(_of_costs(told, runs_path())))
+        assert costs['One forward of one example'] == said
+        assert (costs['One forward of 32 examples'] == BUSY) == (said == BUSY)
+        assert ('one example: not measured' in repr(Run(told))) == (said == BUSY)
+
+
+def test_an_export_has_no_latency_of_a_busy_machine():
+    found = dict(cross_encoder=False, task='answer_selection', threads=2, onnx=dict(largest_difference=1e-6))
+    found |= dict(latency=dict(fp32_torch=dict(batch_1_ms=33.5, batch_32_ms=424.0)))
+    found |= dict(bytes={'model.safetensors': 2**20})
+    quiet = '\n'.join(export_lines(found | dict(load_average=1.0)))
+    assert '| this one | fp32, torch | 1.0 | 33.5 | 424 |' in quiet
+    busy = '\n'.join(export_lines(found | dict(load_average=9.0)))
+    assert '| this one | fp32, torch | 1.0 | not measured | not measured |' in busy
+    assert 'busy with other work (load average 9.0), so no time could be measured' in busy

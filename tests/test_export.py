@@ -153,7 +153,10 @@ def test_a_teacher_is_measured_beside_its_student(small_run, tmp_path, capsys):
     assert found['teacher']['run_id'] in said.out and '1 of 5: writing ONNX' in said.err
     # what takes minutes is said before it begins, and how to leave it out
     assert f"its teacher {found['teacher']['run_id']} is measured, too" in said.err
-    assert '5 of 5: its teacher: measuring' in said.err and '--no-teacher leaves it out' in said.err
+    assert (
+        '5 of 5: its teacher: measuring' in said.err
+        and '--no-teacher leaves it out (in Python teacher=False)' in said.err
+    )
     # nothing of the teacher is kept
     assert sorted(path.name for path in (tmp_path / 'out' / 'onnx').iterdir()) == ['model.onnx']
 

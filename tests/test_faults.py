@@ -6,6 +6,7 @@ import os
 import pickle
 import random
 import shutil
+import subprocess
 import textwrap
 from pathlib import Path
 import pytest
@@ -183,6 +184,31 @@ def test_a_full_disk_is_told_and_costs_nothing_that_was_written(undisturbed, tmp
     [notes] = launch('faults:train_in', tmp_path)
     assert notes['resumed_at'] == [6]
     same(notes, undisturbed[1])
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_in_the_middle_of_a_checkpoint_costs_that_one_alone(undisturbed, tmp_path):
+    "A real one, of which the first checkpoints take a part; with room again the training goes on."
+    killed(folder_in(tmp_path, 'on a large disk'), 8)
+    [newest, *_] = checkpoints(tmp_path / 'on a large disk/checkpoints')
+    each = sum(p.stat().st_size for p in newest.iterdir())
+    disk = folder_in(tmp_path, 'disk')
+    size = f'size={int(2.5 * each) // 1024}k'
+    mounted = subprocess.run(['mount', '-t', 'tmpfs', '-o', size, 'tmpfs', str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f'no disk of its own here, which needs the rights of root: {mounted.stderr.decode()}')
+    try:
+        [notes] = launch('faults:train_in', disk)
+        assert notes['error'].startswith('CheckpointError: ') and 'free some room' in notes['error'], notes
+        there = [p.name for p in checkpoints(disk / 'checkpoints')]
+        assert there == ['step-00000006', 'step-00000003']
+        assert sorted(p.name for p in (disk / 'checkpoints').iterdir()) == sorted(there), 'no draft is left'
+        subprocess.run(['mount', '-o', 'remount,size=64m', str(disk)], check=True)
+        [notes] = launch('faults:train_in', disk)
+        assert notes['resumed_at'] == [6]
+        same(notes, undisturbed[1])
+    finally:
+        subprocess.run(['umount', '-l', str(disk)], check=True)
 
 
 def test_a_second_process_on_a_run_is_refused(tmp_path, monkeypatch):

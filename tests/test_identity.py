@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from architectures import small_bert
-from kdnotes.core.config import KdnotesError, task_info
+from kdnotes.core.config import KdnotesError, flat, task_info
 from kdnotes.core.given import make_config
 from kdnotes.core.files import cache_path
 from kdnotes.core.resolve import Machine
@@ -30,6 +30,7 @@ from test_run_ids import initial_of, named_under
 ON = Machine('cpu', 2)
 TASKS = ('answer_selection', 'text_classification', 'masked_lm', 'extractive_qa')
 KINDS = ('given', 'fine-tuned', 'transferred', 'student from files')
+SCORED = ('answer_selection', 'text_classification')  # tasks whose teachers may be several
 
 
 def model_for(task: str, folder: Path) -> Path:
@@ -92,6 +93,7 @@ CHANGES = {
     'config.json: id2label': said('config.json', id2label={'0': 'LABEL_1', '1': 'LABEL_0'}),
     'config.json: torn': lambda folder: (folder / 'config.json').write_text('{"model_type": "be'),
     'tokenizer.json: two words': exchanged,
+    'tokenizer_config.json: do_lower_case': said('tokenizer_config.json', do_lower_case=False),
     'tokenizer.json and vocab.txt: gone': no_vocabulary,
     'tokenizer_config.json: truncation_side': said('tokenizer_config.json', truncation_side='left'),
     'tokenizer_config.json: mask_token': said('tokenizer_config.json', mask_token='[UNK]'),
@@ -131,6 +133,13 @@ def asked(task: str, kind: str, place: Path, mode: str = 'full_kd'):
         ),
         'student from files': dict(
             mode=mode, teacher=str(place / 'teacher'), student_init='hub', student=changing
+        ),
+        'the second of two': dict(
+            mode=mode,
+            teacher=str(place / 'teacher'),
+            teachers=f'{place / "teacher"},{changing}',
+            student_init='teacher_pretrained',
+            student_layers=(1,),
         ),
     }[kind]
     return make_config(**given | own)
@@ -186,7 +195,7 @@ def becomes(config, corpora: dict, before: tuple[str, ...]) -> str:
 def table_of(task: str, kind: str, place: Path) -> dict[str, str]:
     "Change -> what becomes of the runs of a kind of teacher; the folder is put back after each."
     folder = model_for(task, place / 'model')
-    if kind == 'student from files':
+    if kind in ('student from files', 'the second of two'):
         model_for(task, place / 'teacher')
     if kind == 'transferred':
         first_corpus(task, place / 'first')
@@ -223,6 +232,42 @@ def test_no_changed_file_is_read_under_the_old_name(task, kind, home):
     assert {name for name in CHANGES.keys() - unread if found[name] == 'used'} == set()
     assert {found[name] for name in SAME} == {'used'}
     assert all(found[name] == 'refused' for name in found if name.endswith(('torn', 'gone')))
+
+
+# what is read with another model's tokenizer, and would be read with its own in another way
+OTHERWISE = {
+    'tokenizer.json: two words': 'has another vocabulary',
+    'tokenizer_config.json: do_lower_case': 'changes or cuts texts in another way',
+}
+
+
+@pytest.mark.parametrize('task', one_of_each(SCORED))
+def test_no_changed_file_of_the_second_of_several_teachers_is_read_under_the_old_name(task, home):
+    found = table_of(task, 'the second of two', home)
+    texts = ('token', 'vocab', 'special', 'added')  # made by the first one's tokenizer
+    assert {name for name in CHANGES if found[name] == 'used' and not name.startswith(texts)} == set()
+    assert {name for name in OTHERWISE if found[name] != 'refused'} == set()
+    assert {found[name] for name in SAME} == {'used'}
+    for name, words in OTHERWISE.items():
+        folder = model_for(task, home / name[:12] / 'model')
+        model_for(task, home / name[:12] / 'teacher')
+        CHANGES[name](folder)
+        with pytest.raises(KdnotesError, match=words):
+            plan(asked(task, 'the second of two', folder.parent), ON)
+
+
+@pytest.mark.slow
+def test_a_student_of_several_teachers_is_made_anew_when_the_second_computes_otherwise(home, rank_here):
+    folder = model_for('answer_selection', home / 'model')
+    model_for('answer_selection', home / 'teacher')
+    given = flat(asked('answer_selection', 'the second of two', home), changed=True)
+    given |= dict(corpus=str(write_corpus(home / 'corpus')), max_length=64)
+    first = run(make_config(**given))
+    said('config.json', hidden_act='relu')(folder)
+    other = run(make_config(**given))
+    assert first['run_id'] != other['run_id'] and first['model_sha256'] != other['model_sha256']
+    its_plan = plan(make_config(**given))
+    assert its_plan.teachers['sha256'] == other['teachers']['sha256'] != first['teachers']['sha256']
 
 
 def kept_names(place: Path, corpus) -> tuple[str, set[str]]:

@@ -115,9 +115,9 @@ def test_a_student_that_is_better_than_its_teacher_is_told_first():
 
     said = in_use.headline(in_use.in_use(write_study(change=weak)))
     assert said[0] == (
-        'baseline, the teacher, is significantly worse than its student mixed_kd: train it longer, at another '
-        'learning rate (`kdnotes tune`), from other weights or on more texts, before anything is distilled '
-        'from it.'
+        'baseline, the teacher, is significantly worse than its student mixed_kd: train it longer, at '
+        'another learning rate (`kdnotes tune`), from other weights or on more texts, before anything is '
+        'distilled from it.'
     )
 
 
@@ -136,7 +136,9 @@ def test_a_share_covers_what_students_keep_where_they_keep_little():
             t=0.06 + rng.normal(0, 0.004, (5, 1)) + rng.normal(0, 0.1, 100) + rng.normal(0, 0.02, (5, 100)),
         )
         runs = iter(gains.values())
-        kept = in_use.kept_of_pairs([(record, record)], floor, lambda _: next(runs), crossed_interval)
+        kept = in_use.kept_of_pairs(
+            [(record, record)], floor, lambda _, runs=runs: next(runs), crossed_interval
+        )
         if kept.share is not None:
             shown += 1
             above += kept.code == 'kept'

@@ -172,9 +172,12 @@ def results(home: Path) -> dict[str, tuple[str, str]]:  # mode -> run_id, weight
 )
 def test_two_machines_leave_the_run_that_one_machine_leaves(machines, tmp_path, small_teacher, ranks, more):
     one = on_one_machine(tmp_path, 'mixed_kd', f'ranks={ranks}', f'teacher={small_teacher}', *more)
-    machines.start(*more, ranks=ranks)
+    temporary = tmp_path / 'temporary'
+    temporary.mkdir()
+    machines.start(*more, ranks=ranks, told=(dict(TMPDIR=str(temporary)),) * 2)
     ends = machines.ends()
     assert [code for code, _ in ends] == [0, 0], ends
+    assert not list(temporary.glob('torchelastic_*')), 'torchrun leaves none of its folders'
     for home in machines.homes:
         there = records(home)
         assert results(home) == one

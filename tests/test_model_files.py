@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import pytest
 from architectures import configs, write_teacher
 from kinds import one_of_each
@@ -311,3 +313,38 @@ def test_a_teacher_that_goes_away_during_a_training_has_its_time_in_the_record(h
     assert not list(home.glob('home/runs/files-smoke/baseline-*'))
     assert time['teacher_train_s'] == took
     assert time['total_s'] == pytest.approx(time['train_s'] + time['teacher_s'] + took)
+
+
+LIMITED = """
+import resource
+import numpy as np
+import psutil
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.files import file_errors
+from kdnotes.distill.models import load_model
+from kdnotes.distill.weights import MINILM, find_model, stored_tensors
+
+folder = find_model(MINILM)  # 91 MB
+load_model(folder, 'AutoModel', 0)
+held = psutil.Process().memory_info().vms
+resource.setrlimit(resource.RLIMIT_AS, (held + 2**24, -1))
+
+@file_errors()
+def large():
+    np.ones(2**27)
+
+for what in (lambda: stored_tensors(folder), lambda: load_model(folder, 'AutoModel', 0), large):
+    try:
+        what()
+    except KdnotesError as e:
+        print(e.cause, e)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_without_memory_for_a_model_does_not_say_that_its_folder_is_wrong(home):
+    done = subprocess.run([sys.executable, '-c', LIMITED], capture_output=True, text=True)
+    said = done.stdout.strip().splitlines()
+    assert done.returncode == 0 and len(said) == 3, done.stderr[-2000:]
+    assert all(line.startswith('memory ') and 'memory ran out; end other' in line for line in said), said
+    assert not any('save_pretrained' in line or 'torn' in line for line in said)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from handmade import make_record, write_run
 from notebooks import contents
+from kdnotes.core.files import at_home, with_evidence
 from kdnotes.analysis.compare import VERDICTS
 from kdnotes.analysis import figures as fg
 from kdnotes.analysis import report as rp
@@ -273,3 +274,13 @@ def test_texts_come_from_the_runs_own_corpus_only():
     assert tb.corpus_of(make_record() | dict(corpus_sha256=corpus.sha256)).splits == corpus.splits
     assert tb.corpus_of(make_record()) is None
     assert tb.corpus_of(make_record(corpus='embedded') | dict(corpus='/nowhere')) is None
+
+
+def test_questions_that_are_not_scored_are_counted_too(tmp_path, project):
+    "WikiQA has more questions than MAP is a mean of: in all others no order is better than another."
+    with at_home(with_evidence(tmp_path / 'home', project)):
+        said = rp.report('wikiqa').setting[-1]
+    assert said == (
+        'Scored on 122 questions of dev and 237 questions of test; 174 of dev and 396 of test have labels of '
+        'one kind alone, so that no order is better.'
+    )

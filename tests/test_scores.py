@@ -415,6 +415,26 @@ def test_scores_that_cannot_be_meant_are_a_sentence(split, value, given, words, 
     assert '\n' not in str(refused.value)
 
 
+def test_missing_scores_are_counted_in_the_rows_that_they_are_missing_in(tmp_path):
+    task = 'text_classification'
+    of = changed(with_scores(task), 'train', 2, '')
+    corpus = written(tmp_path / 'corpus', of)
+    rest = with_scores(task)['test'].drop(columns='label').astype({'score': object})
+    rest['text'] = 'Say of it: ' + rest['text']
+    rest.loc[[4, 7], 'score'] = ''
+    rest.to_csv(corpus / 'unlabelled.csv', index=False)
+    teacher = small(tmp_path / 'teacher', 2)
+    words = "row 3: 'score' is empty or nan, as it is in 1 of 64 rows of train and 2 of 40 rows of unlabelled"
+    with pytest.raises(KdnotesError, match=words):
+        plan(asked(corpus, teacher, task=task))
+    of['train'].loc[2, 'score'] = 0.5
+    of['train'].to_csv(corpus / 'train.csv', index=False)
+    with pytest.raises(
+        KdnotesError, match="unlabelled, example 4: 'score' is .* in 2 of 40 rows of unlabelled;"
+    ):
+        plan(asked(corpus, teacher, task=task))
+
+
 def test_probabilities_are_not_taken_for_logits(tmp_path):
     "As `CrossEncoder.predict` gives them when nobody asks for logits."
     found = with_scores('answer_selection')

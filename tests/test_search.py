@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 from dataclasses import replace
 from types import SimpleNamespace
 import nbformat
@@ -17,13 +18,25 @@ from kdnotes.records.store import records
 from kdnotes.search import driver
 from kdnotes.search.driver import search
 from kdnotes.search.found import load_found
-from kdnotes.search.goal import Asked, CurveRule, gains_of
+from kdnotes.search.goal import Asked, CurveRule, gains_of, ledger_of, resolved
 from kdnotes.search.front import Objective, front, pareto_with_seeds, with_means
 from kdnotes.search.spaces import Integer, OneOf, Real, space_of, written
-from kdnotes.search.summary import front_with_test, runs_of, save_search, search_lines, seed_values
+from kdnotes.search.summary import (
+    front_with_test,
+    runs_of,
+    save_search,
+    search_lines,
+    seed_values,
+    sentences,
+    weak_teacher,
+)
 from kdnotes.search.trials import SAMPLERS, Ledger, constraints_of, first_points
+from kdnotes.tasks.sources import corpus_of
+from kdnotes.telemetry.meters import NoMeter
+from handmade import make_record, write_run
 from kinds import one_of_each
 from notebooks import papermill
+from small_runs import write_corpus, write_model
 
 SCORE = Objective('score', 'dev score', True)
 SIZE = Objective('params', 'parameters', False)
@@ -41,7 +54,7 @@ def toy(params: dict) -> tuple[dict, list[str]]:
 SPACE = dict(layers=Integer(1, 8), heads=Integer(1, 12), learning_rate=Real(1e-6, 1e-2, log=True))
 
 
-def toy_search(path, sampler: str, n: int, seed: int = 0) -> Ledger:
+def toy_search(path, sampler: str, n: int, seed: int = 0, **more) -> Ledger:
     ledger = Ledger(
         'toy',
         path,
@@ -50,7 +63,8 @@ def toy_search(path, sampler: str, n: int, seed: int = 0) -> Ledger:
         dict(corpus='toy'),
         sampler=sampler,
         seed=seed,
-        first=first_points(sampler, SPACE, n, seed),
+        first=first_points(sampler, SPACE, max(n, 1), seed),
+        **more,
     )
     while len(ledger.trials()) < n:
         trial = ledger.ask()
@@ -139,6 +153,10 @@ def test_a_space_in_yaml(tmp_path):
     [
         (dict(workers=0), 'workers=0 must be a whole number, at least 1'),
         (dict(n_trials=0), 'n_trials=0'),
+        (dict(n_trials=99999999999), 'n_trials=99999999999 is more than the 10,000 that a search takes'),
+        (dict(workers=99999999999), 'workers=99999999999 is more than the 10,000'),
+        (dict(front_seeds=99999999999), 'front_seeds=99999999999 is more than the 1,000'),
+        (dict(seed=2**32 - 2, front_seeds=2), 'leaves no room for 2 more seeds of the front'),
         (dict(n_trials=True), 'n_trials=True'),
         (dict(budget_minutes=-1), 'budget_minutes=-1'),
         (dict(max_trial_minutes=float('nan')), 'max_trial_minutes'),
@@ -162,6 +180,14 @@ def test_a_search_that_cannot_be_meant_is_refused(home, given, told):
     with pytest.raises(ConfigError, match=told) as e:
         search(**dict(corpus='embedded', smoke=True, threshold=0.5) | given)
     assert '\n' not in str(e.value) and 'secret' not in str(e.value)
+    assert not list(home.glob('home/runs/*/*/record.json'))
+
+
+def test_an_objective_that_no_meter_measures_is_refused_before_anything_is_trained(home, monkeypatch):
+    meters = 'kdnotes.telemetry.meters.open_meter'
+    monkeypatch.setattr(meters, lambda device: NoMeter('the counters can be read by the superuser only'))
+    with pytest.raises(ConfigError, match='energy_j, which is not measured here: the counters can be read'):
+        search(corpus='embedded', smoke=True, threshold='none', objectives='score,energy_j')
     assert not list(home.glob('home/runs/*/*/record.json'))
 
 
@@ -240,7 +266,9 @@ def test_a_search_ends_goes_on_and_is_read_again(home, small_teacher, rank_here)
     shutil.rmtree(runs_path() / 'found-smoke' / lost)
     assert load_found('found-smoke').ship == whole.ship, 'what was told of it is known'
     again = small_search(small_teacher, say=said.append)
-    assert again == whole and f'its run {lost} is gone, and is made again' in ' '.join(said)
+    found, before = ([(t.run_id, t.state, t.values) for t in of.trials] for of in (again, whole))
+    assert found == before, 'what it took is that of the run that is there'
+    assert again.seeds == whole.seeds and f'its run {lost} is gone, and is made again' in ' '.join(said)
     assert (runs_path() / 'found-smoke' / lost / 'record.json').exists()
 
     with pytest.raises(ConfigError, match='a search with another space'):
@@ -250,6 +278,176 @@ def test_a_search_ends_goes_on_and_is_read_again(home, small_teacher, rank_here)
         pytest.raises(BusyError, match='running already'),
     ):
         small_search(small_teacher)
+
+
+def edited(path: Path, change) -> None:
+    "A file of JSON lines, or of one object, with a change in each."
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        change(line)
+    path.write_text(''.join(json.dumps(line) + '\n' for line in lines))
+
+
+@pytest.mark.slow
+def test_values_are_those_of_the_runs_and_not_of_the_list_of_trials(home, small_teacher, rank_here):
+    whole = small_search(small_teacher, n_trials=2, front_seeds=0)
+    folder = runs_path() / 'found-smoke'
+    journal = (folder / 'trials.journal').read_text()
+    worst = min(whole.trials, key=lambda t: t.values['score'])
+    its = worst.number
+
+    def better(line):
+        if line.get('trial_id') == its and 'told' in line.get('user_attr', {}):
+            line['user_attr']['told']['values']['score'] = 0.95
+        if line.get('trial_id') == its and line.get('values'):
+            line['values'][0] = 0.95
+
+    said = []
+    edited(folder / 'trials.journal', better)
+    again = small_search(small_teacher, n_trials=2, front_seeds=0, say=said.append)
+    assert again == whole == load_found('found-smoke')
+    assert f'trial {its}: dev MAP is {worst.values["score"]} by the record of {worst.run_id}' in ' '.join(
+        said
+    )
+
+    kept = json.loads((folder / 'search.json').read_text())
+    kept['trials'][its] |= dict(values=dict(score=0.95, params=1), state='complete')
+    (folder / 'search.json').write_text(json.dumps(kept))
+    assert load_found('found-smoke') == whole, 'the same of what is kept of a search'
+
+    def slower(line):
+        if line.get('trial_id') == its and line.get('param_name') == 'learning_rate':
+            line['param_value_internal'] *= 0.9
+
+    (folder / 'trials.journal').write_text(journal)
+    edited(folder / 'trials.journal', slower)
+    with pytest.raises(
+        ConfigError, match=f'trial {its} .* is said to be {worst.run_id}.* other learning_rate'
+    ):
+        small_search(small_teacher, n_trials=2, front_seeds=0)
+
+    (folder / 'trials.journal').write_text(journal)
+    other = whole.trials[1 - its].run_id
+    edited(
+        folder / 'trials.journal',
+        lambda line: (
+            its == line.get('trial_id')
+            and 'told' in line.get('user_attr', {})
+            and line['user_attr']['told'].update(run_id=other)
+        ),
+    )
+    with pytest.raises(ConfigError, match=f'trial {its} .* is said to be {other}'):
+        small_search(small_teacher, n_trials=2, front_seeds=0)
+
+
+# ---- a search is named by what its runs are made of ----
+
+
+def a_ledger(**given) -> Ledger:
+    "The trials of a search of which nothing is trained."
+    asked = Asked(space=dict(learning_rate=[1e-4, 1e-2, 'log']), threshold='none', n_trials=2)
+    common = dict(mode='full_kd', max_length=64, ranks=1, threads_per_rank=1, smoke=True, study='named')
+    return ledger_of(asked, resolved(asked, common | given), None)
+
+
+def test_a_search_with_another_hub_student_or_other_teachers_is_another_search(home):
+    teacher, model = write_model(home / 'teacher'), write_model(home / 'model')
+    hub = dict(teacher=str(teacher), teacher_mode='given', student_init='hub', student=str(model))
+    two = dict(teacher=str(teacher), teachers=f'{teacher},{model}', student_init='teacher_pretrained')
+    corpus = dict(corpus=str(write_corpus(home / 'corpus')))
+    for name, given in dict(hub=hub, two=two | dict(student_layers=(1,))).items():
+        a_ledger(**corpus, **given, study=name)
+        before = (model / 'config.json').read_text()
+        (model / 'config.json').write_text(before.replace('gelu', 'relu'))
+        with pytest.raises(ConfigError, match='is a search with another models'):
+            a_ledger(**corpus, **given, study=name)
+        (model / 'config.json').write_text(before)
+        a_ledger(**corpus, **given, study=name)
+
+
+def test_a_search_with_other_scores_is_another_search(home):
+    rows = ['text,label,one,other']
+    rows += [f'word {i} of {"ab"[i % 2]},{"ab"[i % 2]},{i % 2 * 2 - 1}.5,{i % 3}.5' for i in range(24)]
+    folder = home / 'corpus'
+    folder.mkdir()
+
+    def write(lines):
+        for n, split in enumerate(('train', 'dev', 'test')):
+            own = [line.replace('word', f'word {n}') for line in lines[1:]]
+            (folder / f'{split}.csv').write_text('\n'.join([lines[0], *own]))
+
+    write(rows)
+    given = dict(task='text_classification', corpus=str(folder), teacher=str(write_model(home / 'teacher')))
+    given |= dict(teacher_mode='scores', student_init='teacher_pretrained', student_layers=(1,))
+    columns = 'text=text,label=label,teacher='
+    a_ledger(**given, columns=f'{columns}one')
+    with pytest.raises(ConfigError, match='is a search with another models .teachers.'):
+        a_ledger(**given, columns=f'{columns}other')
+    write([line.replace(',-1.5', ',1.25') for line in rows])
+    with pytest.raises(ConfigError, match='is a search with another'):
+        a_ledger(**given, columns=f'{columns}one')
+    write([line.replace('one,other', 'uno,other') for line in rows])
+    a_ledger(**given, columns=f'{columns}uno')  # the column may be called anything
+
+
+def test_all_seeds_of_a_search_keep_the_labels_of_the_rows_that_their_teacher_knows(home):
+    model = write_model(home / 'teacher')
+    asked = Asked(space=dict(learning_rate=[1e-4, 1e-2, 'log']), threshold='none', n_trials=2)
+    given = dict(corpus=str(write_corpus(home / 'corpus')), teacher=str(model), labels=20, unlabelled='rest')
+    given |= dict(mode='full_kd', max_length=64, ranks=1, threads_per_rank=1, student_layers=(1,))
+    goal = resolved(asked, given)
+    plans = [plan(make_config(**goal.common | dict(learning_rate=1e-3, seed=seed))) for seed in (0, 1, 2)]
+    assert len({p.teacher.run_id for p in plans}) == 1 and len({p.run_id for p in plans}) == 3
+    assert len({json.dumps(corpus_of(p.config).splits['train']) for p in plans}) == 1
+    assert len({p.config.unlabelled_id for p in plans}) == 1
+    alone = plan(make_config(**given | dict(learning_rate=1e-3, seed=0)))
+    assert alone.run_id == plans[0].run_id, 'a trial is called as ever'
+
+
+# ---- databases ----
+
+
+def in_database(path: Path, n: int) -> Ledger:
+    return toy_search(None, 'tpe', n, url=f'sqlite:///{path}')
+
+
+@pytest.mark.slow
+def test_a_damaged_page_of_a_database_is_a_sentence(tmp_path):
+    whole = as_told(in_database(tmp_path / 'trials.db', 6))
+    content = (tmp_path / 'trials.db').read_bytes()
+    size = 4096
+    told = []
+    for page in range(1, len(content) // size):
+        path = tmp_path / f'{page}.db'
+        path.write_bytes(content[: page * size] + b'\x55' * size + content[(page + 1) * size :])
+        try:
+            assert as_told(in_database(path, 6)) == whole, page
+        except ConfigError as e:
+            assert str(path) in str(e) and '\n' not in str(e)
+            told.append(str(e))
+    assert len(told) > 5 and any('is damaged (' in text and 'malformed' in text for text in told)
+
+
+def test_two_searches_of_one_database_are_a_sentence(tmp_path, monkeypatch):
+    one, other = (in_database(tmp_path / 'trials.db', 0) for _ in range(2))
+    trial = one.ask()
+    [same] = other.running()
+    values = dict(score=0.5, params=10.0)
+    one.tell(trial, values, values, constraints_of([]))
+    with pytest.raises(ConfigError, match='was told by another search .*; give each of the two a study name'):
+        other.tell(same, values, values, constraints_of([]))
+    url = f'sqlite:///{tmp_path}/trials.db'
+    for home in ('a', 'b'):
+        monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / home))
+        if home == 'a':
+            alone = driver._alone('toy', url)
+            alone.__enter__()
+        else:
+            with pytest.raises(BusyError, match='is running in another home'):
+                driver._alone('toy', url).__enter__()
+    alone.__exit__(None, None, None)
+    with driver._alone('toy', url):
+        pass
 
 
 @pytest.mark.slow
@@ -324,6 +522,50 @@ def test_a_journal_that_a_kill_has_cut_goes_on_before_its_last_line(tmp_path):
     assert len(toy_search(path, 'random', 7).trials()) == 7  # what was written behind it can be read
 
 
+def as_told(ledger: Ledger) -> list[tuple]:
+    "What of trials is shown, and no time; one that is taken up again is told as it was."
+    for trial in ledger.running():
+        values, causes = toy(trial.params)
+        ledger.tell(trial, values, dict(score=0.0, params=200.0), constraints_of(causes), causes=causes)
+    return [(t.number, t.params, t.state, t.values, t.causes, t.constraints) for t in ledger.trials()]
+
+
+def test_whatever_line_of_a_journal_is_lost_is_noticed_or_changes_nothing(tmp_path):
+    whole = as_told(toy_search(tmp_path / 'journal', 'tpe', 6))
+    lines = (tmp_path / 'journal').read_text().splitlines(keepends=True)
+    became = []
+    for i in range(len(lines)):
+        path = tmp_path / f'without-{i}'
+        path.write_text(''.join(lines[:i] + lines[i + 1 :]))
+        try:
+            became.append(
+                'same' if as_told(toy_search(path, 'tpe', 6)) == whole else f'changed by {lines[i]}'
+            )
+        except ConfigError as e:
+            assert 'is damaged (' in str(e) and '\n' not in str(e)
+            became.append('noticed')
+    assert set(became) == {'same', 'noticed'} and became.count('noticed') > len(lines) / 2
+
+
+@pytest.mark.parametrize('name', ['values', 'constraints', 'state'])
+def test_a_journal_that_says_two_things_of_a_trial_is_refused(tmp_path, name):
+    toy_search(tmp_path / 'journal', 'tpe', 6)
+    lines = [json.loads(line) for line in (tmp_path / 'journal').read_text().splitlines()]
+    told = next(line for line in lines if 'told' in line.get('user_attr', {}))['user_attr']['told']
+    if name == 'values':
+        told['values']['params'] += 1
+    elif name == 'constraints':
+        told['constraints']['memory'] *= -1
+    else:
+        next(line for line in lines if line['op_code'] == 6 and line['state'] == 1)['values'][0] = 0.95
+    (tmp_path / 'journal').write_text(''.join(json.dumps(line) + '\n' for line in lines))
+    if name != 'state':
+        with pytest.raises(ConfigError, match='journal is damaged .trial 0: its '):
+            toy_search(tmp_path / 'journal', 'tpe', 6)
+    else:  # what is told of a trial without a score is not its score
+        toy_search(tmp_path / 'journal', 'tpe', 6)
+
+
 @pytest.mark.parametrize('line', [b'[1]\n', b'not json\n', b'\x00\xff\n', b'1\n'])
 def test_a_journal_with_a_line_that_is_none_is_a_sentence(tmp_path, line):
     toy_search(tmp_path / 'journal', 'random', 3)
@@ -394,3 +636,34 @@ def test_what_the_means_bring_to_the_front_gets_seeds_too(monkeypatch):
     means = with_means(found.trials, seed_values(believed, runs_of(believed)))
     others = [t for t in found.trials if t.run_id not in believed.seeds]
     assert all(t.run_id in believed.seeds for t in front([*means, *others], found.objectives))
+
+
+def test_a_search_says_first_that_its_teacher_is_worse_than_its_students(tmp_path, monkeypatch):
+    "And what its trials took, in shares of the whole."
+    found = load_found('embedded-search')
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    teacher, student = (
+        make_record(mode, 0, study='made', value=value)
+        for mode, value in (('baseline', 0.6), ('full_kd', 0.7))
+    )
+    teacher['metrics']['dev']['map'], student['metrics']['dev']['map'] = 0.485, 0.612
+    student['teacher_run_id'] = teacher['run_id']
+    for record in (teacher, student):
+        write_run(record)
+    one = next(t for t in found.trials if t.state == 'complete')
+    one = replace(
+        one, number=0, run_id=student['run_id'], values=one.values | dict(score=0.612), seconds=60.0
+    )
+    one = replace(one, started_s=100.0, ended_s=400.0, extra=dict(driver_s=30.0))
+    found = replace(found, study='made', trials=(one,), seeds={}, asked={})
+    values = seed_values(found, runs_of(found))
+    said = sentences(found, values)
+    assert said[0].startswith(
+        'The teacher scores less than its students: dev MAP 0.485 beside 0.612 of trial 0 (baseline). '
+    )
+    assert any(
+        '5 min of trials (20% training, 10% the search itself, 70% starting and waiting).' in s for s in said
+    )
+    assert repr(found).splitlines()[1] == said[0] and len(repr(found)) < 2000
+    assert len(found.table) == 0 and said[0].split(':')[0] in found._repr_html_()
+    assert weak_teacher(replace(found, trials=(replace(one, values=one.values | dict(score=0.4)),)), {}) == ''

@@ -12,7 +12,10 @@ from kdnotes.core.given import make_config
 from kdnotes.distill.models import load_model
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.teacher_cache import online_signal
+from kdnotes.experiment.export import export_model
+from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import make_task, plan
+from kdnotes.records.runs import RunFolder
 from kdnotes.tasks import sources
 from kdnotes.tasks.base import NO_LABEL
 from kdnotes.tasks.sources import CorpusError, corpus_of, load_corpus
@@ -323,3 +326,51 @@ def test_labels_are_drawn_by_the_seed_and_whole_questions(home):
     questions = {json.loads(row)['question_id'] for row in first}
     assert questions.isdisjoint(row['question_id'] for row in corpus.unlabelled)
     assert 100 <= len(first) < 120
+
+
+@pytest.mark.parametrize('shared', ['own', 'shared'])
+def test_a_teacher_with_another_seed_knows_the_labels_of_its_student_and_no_others(shared, home):
+    given = dict(task='answer_selection', corpus='embedded', mode='full_kd', labels=32, unlabelled='rest')
+    given |= dict(seed=3, teacher_setting=shared)
+
+    def rows(config) -> list[str]:
+        return [json.dumps(row) for row in corpus_of(config).splits['train']]
+
+    usual, other = (plan(make_config(**given, teacher_seed=seed), ON) for seed in (3, 5))
+    assert rows(other.config) == rows(other.teacher.config) == rows(usual.teacher.config)
+    assert other.teacher.config.seed == 5 and other.teacher.config.labels_seed == 3
+    assert usual.teacher.config.labels_seed is None, 'the usual teacher is called as ever'
+    known = {json.loads(row)['question_id'] for row in rows(other.teacher.config)}
+    assert known.isdisjoint(row['question_id'] for row in corpus_of(other.config).unlabelled)
+    drawn = [plan(make_config(**given | dict(seed=seed), labels_seed=7), ON) for seed in (0, 1)]
+    assert (
+        rows(drawn[0].config) == rows(drawn[1].config) == rows(drawn[0].teacher.config) != rows(usual.config)
+    )
+    with pytest.raises(KdnotesError, match='labels_seed=7 draws the rows that keep their labels'):
+        make_config(mode='full_kd', labels_seed=7)
+
+
+@pytest.mark.slow
+def test_a_run_that_names_a_file_from_its_folder_is_exported_from_any(
+    home, small_teacher, rank_here, monkeypatch
+):
+    "Also one that was made by an older version, whose configuration has the name as it was given."
+    folder = folder_of('text_classification', home / 'corpus', unlabelled=0)
+    rows = table_of(load_corpus('text_classification', 'embedded').splits['train'])[60:80]
+    rows[['text']].to_csv(home / 'more.csv', index=False)
+    monkeypatch.chdir(home)
+    given = dict(task='text_classification', corpus='corpus', mode='full_kd', unlabelled='more.csv')
+    given |= dict(teacher=str(small_teacher), student_init='teacher_pretrained', student_layers=(1,))
+    given |= dict(max_length=32, ranks=1, threads_per_rank=1, smoke=True)
+    record = run(make_config(**given))
+    its = RunFolder(record['study'], record['run_id'])
+    said = its.config()
+    assert said['config']['unlabelled'] == str(home / 'more.csv') and said['config']['corpus'] == str(folder)
+    (home / 'elsewhere').mkdir()
+    monkeypatch.chdir(home / 'elsewhere')
+    (its.path / 'config.json').write_text(
+        json.dumps(said | dict(config=said['config'] | dict(unlabelled='more.csv')))
+    )
+    pytest.importorskip('onnxruntime')
+    export_model(record['run_id'], 'exported', onnx=True, teacher=False)
+    assert (home / 'elsewhere/exported/onnx/model.onnx').is_file()

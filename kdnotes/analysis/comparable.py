@@ -419,7 +419,7 @@ def beside(
     runs: Sequence[dict],  # of one arm
 ) -> list[Floor]:  # in the same order
     "The baselines that have no more labels, and no fewer, than some runs."
-    labels = runs[0]['settings'].get('labels')
+    labels = runs[0].get('settings', {}).get('labels')
     return [floor for floor in found if not floor.labels or labels in floor.labels]
 
 

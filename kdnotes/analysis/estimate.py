@@ -19,8 +19,8 @@ __all__ = ['Work', 'work_of', 'work_planned', 'seconds_of', 'Estimate', 'estimat
 # settings that change what a step does, and not how long it takes
 _FREE = frozenset(
     'epochs learning_rate warmup_fraction warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon '
-    'temperature alpha teacher_seed tuning_id head_bias initializer_range max_grad_norm pruning_seed '
-    'teacher_mode signal_dtype'.split()
+    'temperature alpha teacher_seed labels_seed tuning_id head_bias initializer_range max_grad_norm '
+    'pruning_seed teacher_mode signal_dtype'.split()
 )
 
 
@@ -123,7 +123,8 @@ def in_words(found: Estimate) -> str:  # a clause; '': there is nothing to do
     if not found.told_by:
         return (
             f'not known: no run like the {runs} to be made was finished on this machine; the first run of '
-            'each arm will tell, and kdnotes doctor forecasts one beforehand'
+            'each arm will tell; what `kdnotes doctor` forecasts beforehand stands in its own lines and is '
+            'not kept'
         )
     told = f'{found.told_by} finished run{"s" * (found.told_by > 1)} on this machine'
     known = f'{found.known} of {runs}' if found.unknown else runs

@@ -133,8 +133,16 @@ def _scored_on(e: Evidence) -> list[str]:  # []: there are no units of the prima
     r = e.records[0]
     own = e.units[(e.units['run_id'] == r['run_id']) & (e.units['metric'] == r['primary']['metric'])]
     name = task_info(r['task']).unit_name[:-1]
-    parts = [f'{counted(n, name)} of {split}' for split, n in own.groupby('split')['unit'].nunique().items()]
-    return [' and '.join(parts)] if parts else []
+    counts = own.groupby('split')['unit'].nunique()
+    parts = [f'{counted(n, name)} of {split}' for split, n in counts.items()]
+    if not parts:
+        return []
+    every = e.units[e.units['run_id'] == r['run_id']].groupby('split')['unit'].nunique()[counts.index]
+    left = every - counts
+    if task_info(r['task']).rows_of is None or not left.any():
+        return [' and '.join(parts)]
+    others = ' and '.join(f'{n} of {split}' for split, n in left.items() if n)
+    return [f'{" and ".join(parts)}; {others} have labels of one kind alone, so that no order is better']
 
 
 def _about(study: str, found: Sequence[dict]) -> str:

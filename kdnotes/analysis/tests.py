@@ -21,7 +21,6 @@ from kdnotes.analysis.intervals import (
     crossed_interval,
     few_differ,
     no_interval,
-    number_texts,
     t_limit,
 )
 

@@ -437,6 +437,9 @@ class RunConfig(BaseModel):
     # training rows that keep their labels, drawn by the seed (whole questions, until there are so many); the
     # others are left out; None: all
     labels: int | None = parameter(None, ge=2, shared=True, training=True, younger=True)
+    # the seed that draws them; None: the run's own. A teacher that is trained for a student has the
+    # student's, so that it knows no label that the student's run leaves out
+    labels_seed: int | None = parameter(None, ge=0, lt=2**32, training=True, younger=True)
     # the search that chose the setting; None: what the setting says
     tuning_id: str | None = parameter(None, named=False, training=True)
     # a few steps on a few examples of the same corpus

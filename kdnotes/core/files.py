@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import resource
 import secrets
 import shutil
 import socket
@@ -26,11 +27,12 @@ import psutil
 from .config import KdnotesError, is_unicode, shown
 
 # %% auto #0
-__all__ = ['CACHE', 'FileError', 'BusyError', 'file_errors', 'atomic_write', 'sync', 'sync_tree', 'check_room', 'free_memory',
-           'sha256_file', 'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json', 'read_json', 'write_signed',
-           'read_signed', 'lock', 'is_named', 'root', 'checkout', 'runs_path', 'cache_path', 'figures_path',
-           'evidence_path', 'OwnFolder', 'own_folder', 'at_home', 'cached_at', 'with_evidence', 'own_home', 'own_disk',
-           'home_beside', 'link_folder', 'file_state', 'sha256_big_file', 'without_password']
+__all__ = ['MORE_MEMORY', 'CACHE', 'FileError', 'BusyError', 'lacks_memory', 'file_errors', 'atomic_write', 'sync', 'sync_tree',
+           'check_room', 'free_memory', 'sha256_file', 'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json',
+           'read_json', 'write_signed', 'read_signed', 'lock', 'is_named', 'root', 'checkout', 'runs_path',
+           'cache_path', 'figures_path', 'evidence_path', 'OwnFolder', 'own_folder', 'at_home', 'cached_at',
+           'with_evidence', 'own_home', 'own_disk', 'home_beside', 'link_folder', 'file_state', 'sha256_big_file',
+           'without_password']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -71,11 +73,35 @@ _ADVICE = {
 }
 
 
+_NO_MEMORY = re.compile(
+    "[Cc]annot allocate memory|can't allocate memory|not enough memory|std::bad_alloc|failed to map segment"
+)
+MORE_MEMORY = 'end other programs, raise the limit of this process (ulimit -v) if it has one'
+
+
+def lacks_memory(
+    error: BaseException,
+) -> bool:
+    "Does an error say that this process can have no more of the machine's memory, whoever raised it?"
+    if isinstance(error, SystemError):  # a library whose own failure to get memory goes unsaid
+        return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    full = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    return full or isinstance(error, MemoryError) or bool(_NO_MEMORY.search(str(error)))
+
+
 @contextmanager
 def file_errors() -> Iterator[None]:
-    "Errors of the file system as one sentence: path, what is wrong, what to do. A decorator, too."
+    """Errors of the file system as one sentence: path, what is wrong, what to do; and memory that ran out.
+    A decorator, too.
+    """
     try:
         yield
+    except MemoryError as e:
+        raise FileError(
+            f'memory ran out; {MORE_MEMORY}, or take a smaller model or corpus, and start the same command '
+            'again',
+            cause='memory',
+        ) from e
     except OSError as e:
         if e.errno not in _ADVICE:
             raise  # a broken pipe, a child that is gone: no matter of files

@@ -142,6 +142,11 @@ def _check_losses(config: RunConfig) -> None:
         raise ConfigError(
             "unlabelled='rest' are the training rows that labels=<n> leaves without a label; give labels too"
         )
+    if config.labels_seed is not None and config.labels is None:
+        raise ConfigError(
+            f'labels_seed={config.labels_seed} draws the rows that keep their labels, and all keep them; '
+            'give labels=<n> too, or leave it out'
+        )
     if not MODES[config.mode].kd:
         why = f'needs a teacher, and mode={config.mode!r} learns from none; use a KD mode'
         _refuse_given(config, NEED_TEACHER, why)

@@ -117,7 +117,10 @@ class Meeting:
         "Is this process a rank that somebody else has started?"
         return self.local_rank is not None
 
-    def agent(self) -> list[str]:  # of Python, before the module that the ranks run
+    def agent(
+        self,
+        folder: Path,  # for what torchrun leaves, which would make one of its own and never remove it
+    ) -> list[str]:  # of Python, before the module that the ranks run
         "What starts the ranks of this machine."
         if self.inherited:
             return []
@@ -127,7 +130,7 @@ class Meeting:
             *('--rdzv-backend', 'c10d', '--rdzv-endpoint', self.address, '--rdzv-id', self.name),
             # torch would guess the host by the machine's name
             *('--rdzv-conf', f'join_timeout={MEETING_TIMEOUT_S},is_host={self.is_first}'),
-            *('--local-addr', self._way[0], '--max-restarts', '0'),
+            *('--local-addr', self._way[0], '--max-restarts', '0', '--log-dir', str(folder)),
         ]
 
     def environment(self) -> dict[str, str]:
@@ -329,12 +332,13 @@ class Ranks:
         meeting: Meeting | None = None,  # of several machines; torchrun then starts the ranks of this one
     ):
         self.stopping = False  # was this launcher asked to stop?
-        self._command = [sys.executable, *(meeting.agent() if meeting else []), '-m', module, *map(str, args)]
+        self._folder = own_folder('ranks')
+        agent = meeting.agent(self._folder.path / 'torchrun') if meeting else []
+        self._command = [sys.executable, *agent, '-m', module, *map(str, args)]
         self._ranks = 1 if meeting else ranks  # processes that are watched here
         self._environment = process_environment(threads) | (meeting.environment() if meeting else {})
         self._restarts_left = restarts
         self._finished = finished
-        self._folder = own_folder('ranks')
         self._holds = (*holds, self._folder.descriptor)
         self._log = open(log, 'wb', buffering=0)
         self._processes = []

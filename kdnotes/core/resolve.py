@@ -313,6 +313,7 @@ def resolve(
         teacher_seed=(config.seed if config.teacher_seed is None else config.teacher_seed)
         if student and not reads_scores(config) and not config.teachers
         else None,
+        labels_seed=None if config.labels_seed == config.seed else config.labels_seed,
         **_teachers_own(config, corpus, transfer),
         **{k: setting[k] if given[k] in (None, 'auto') else given[k] for k in setting},
     )

@@ -18,6 +18,7 @@ import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from ..core.config import KdnotesError, RunConfig, shown
+from ..core.files import MORE_MEMORY, lacks_memory
 from .heads import as_configured, attention_width
 from .weights import ModelError, find_model, quiet_loading, read_config
 
@@ -85,6 +86,12 @@ def first_line(error: Exception) -> str:
 
 def not_loaded(folder: Path, what: str, error: Exception) -> ModelError:
     "An error of transformers as one sentence."
+    if lacks_memory(error):
+        return ModelError(
+            f'{folder} could not be loaded as {what}, since memory ran out; {MORE_MEMORY}, or give a smaller '
+            'model',
+            cause='memory',
+        )
     lines = str(error).strip().split('\n')
     reason = (
         ' '.join(line.strip() for line in lines[: 1 + lines[0].endswith(':')])[:200] or type(error).__name__

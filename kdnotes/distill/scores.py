@@ -20,7 +20,7 @@ from ..tasks.base import Task
 from ..tasks.batching import Batch, to_device
 from ..core.columns import Texts
 from ..tasks.rules import score_columns, score_key
-from ..tasks.sources import Corpus, CorpusError, place_of
+from ..tasks.sources import UNLABELLED, Corpus, CorpusError, place_of
 
 # %% auto #0
 __all__ = ['mean_logits', 'Teachers', 'Scores', 'read_scores', 'measured']
@@ -44,8 +44,15 @@ class _Column:
     split: str
     columns: tuple[str, ...]
 
+    @property
+    def labelled(self) -> int:
+        "How many rows have a label; of training rows those without one come behind them."
+        return len(self.task.rows[self.split]) - (self.task.unlabelled if self.split == 'train' else 0)
+
     def place(self, i: int) -> str:
         "Where a row of the task was read."
+        if i >= self.labelled:  # wherever these come from
+            return f'{self.corpus.name} {UNLABELLED}, example {i - self.labelled}'
         row = self.task.rows[self.split][i]
         rules = task_info(self.task.name).corpora
         # a setting may have left out rows before it
@@ -100,10 +107,11 @@ def _numbers(
     if not needed and all(empty):
         return None
     if any(empty):
+        parts = {column.split: empty[: column.labelled], UNLABELLED: empty[column.labelled :]}
+        said = [f'{sum(of):,} of {len(of):,} rows of {split}' for split, of in parts.items() if any(of)]
         raise column.error(
             empty.index(True),
-            f'is empty or nan, as it is in {sum(empty):,} of {len(rows):,} rows of {column.split}; fill it '
-            'in, or drop these rows',
+            f'is empty or nan, as it is in {" and ".join(said)}; fill it in, or drop these rows',
         )
     for i, row in enumerate(cells):
         _check_row(column, i, row)

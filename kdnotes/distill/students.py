@@ -17,6 +17,7 @@ import transformers
 from torch import Tensor, nn
 from ..core.arms import spread_layers
 from ..core.config import RunConfig, shown
+from ..core.files import lacks_memory
 from ..core.streams import stream, torch_seed
 from kdnotes.distill.architectures import (
     apply_settings,
@@ -193,6 +194,8 @@ def _cut(model: nn.Module, layers: tuple[int, ...]) -> tuple[nn.Module, tuple[st
         try:
             student = as_configured(type(model)(student_config(model.config, layers)))
         except Exception as e:  # an architecture whose config cannot have these layers
+            if lacks_memory(e):
+                raise
             raise ModelError(
                 f'{type(model).__name__} cannot be made of layers {list(layers)}: {first_line(e)}; '
                 'choose other student_layers'
@@ -222,6 +225,8 @@ def check_reload(
             )
         again = build_model(config, auto_class)
     except Exception as e:
+        if lacks_memory(e):
+            raise
         raise ModelError(
             f'a student of {name} cannot be saved and loaded again: {first_line(e)}; choose another teacher'
         ) from e

@@ -14,7 +14,7 @@ from torch import nn
 from transformers.models.auto import modeling_auto
 from ..core.arms import MODES
 from ..core.config import RunConfig, counted
-from ..core.files import sha256_text
+from ..core.files import lacks_memory, sha256_text
 from kdnotes.distill.architectures import (
     SIZES,
     build_model,
@@ -29,7 +29,8 @@ from .weights import ModelError, find_model, remembered, stored_tensors
 from ..tasks.batching import tells_two_texts, tokenizer_rules
 
 # %% auto #0
-__all__ = ['load_tokenizer', 'tokenizer_sha256', 'one_vocabulary', 'reads_as', 'longest_text', 'unknown_share', 'check_batches']
+__all__ = ['load_tokenizer', 'tokenizer_sha256', 'one_vocabulary', 'one_tokenizer', 'reads_as', 'longest_text', 'unknown_share',
+           'check_batches']
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #c997db07
 _VOCABULARIES = (
@@ -57,6 +58,8 @@ def load_tokenizer(
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as e:  # many kinds: torn or foreign files
+        if lacks_memory(e):
+            raise not_loaded(folder, 'a tokenizer', e) from None
         raise ModelError(
             f"{folder} has a tokenizer that cannot be read ({type(e).__name__}); "
             "save the model's tokenizer there with save_pretrained"
@@ -92,6 +95,25 @@ def _tokens_of(source: str | Path) -> tuple[list, dict]:
     "A tokenizer's tokens by their roles, and all of them with their ids."
     tokenizer = load_tokenizer(source)
     return [getattr(tokenizer, role) for role in _ROLES], tokenizer.get_vocab()
+
+
+def one_tokenizer(
+    source: str | Path,  # as for `find_model`
+    other: str | Path,  # of another model
+) -> bool:
+    "Do two models make the same ids of a text, and of two? How a long one is cut is not asked."
+    return source == other or (one_vocabulary(source, other) and _ways_of(source) == _ways_of(other))
+
+
+@remembered
+def _ways_of(source: str | Path) -> list:
+    "How a tokenizer changes and cuts texts, and what it puts around them."
+    tokenizer = load_tokenizer(source)
+    around = [tokenizer(*texts)['input_ids'] for texts in ('a', 'ab')]
+    if not tokenizer.is_fast:
+        return [type(tokenizer).__name__, around]
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    return [rules['normalizer'], rules['pre_tokenizer'], rules['model'], around]
 
 
 def reads_as(
@@ -163,7 +185,7 @@ def _check_runs(folder: Path, config, length: int) -> None:
     try:
         forward_anywhere(config, 'AutoModel', look, 'eager')
     except Exception as e:  # any field may be at fault
-        if len(tried) < 2:
+        if len(tried) < 2 or lacks_memory(e):
             raise not_loaded(folder, 'a model', e) from None
         raise ModelError(
             f'{folder} is a {config.model_type} that does not take batches of every length '

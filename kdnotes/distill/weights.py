@@ -21,8 +21,10 @@ from huggingface_hub import constants as hub_constants
 from safetensors import SafetensorError, safe_open
 from ..core.config import KdnotesError, counted, shown
 from kdnotes.core.files import (
+    MORE_MEMORY,
     FileError,
     file_state,
+    lacks_memory,
     read_json,
     sha256_big_file,
     sha256_bytes,
@@ -35,8 +37,8 @@ from ..core.hub import within
 # %% auto #0
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'MINILM_READING_SHA256', 'HUB_TIMEOUT_S', 'NOT_READ', 'ModelError',
            'weight_files', 'read_config', 'hub_answers', 'quiet_loading', 'find_model', 'remembered', 'source_sha256',
-           'config_sha256', 'vocabulary_sha256', 'reading_sha256', 'config_text', 'is_pinned', 'stored_tensors',
-           'weights_in_words']
+           'config_sha256', 'vocabulary_sha256', 'reading_sha256', 'config_text', 'is_pinned', 'content_of',
+           'stored_tensors', 'weights_in_words']
 
 # %% ../../nbs/distill/01_weights.ipynb #2ff42dfe
 class ModelError(KdnotesError):
@@ -377,6 +379,17 @@ def is_pinned(
     "Are these the project's own weights, read as they are meant to be?"
     return (weights, reading) == (MINILM_SHA256, MINILM_READING_SHA256)
 
+
+def content_of(
+    source: str | Path,  # as for `find_model`
+    tokenizer: str | Path | None = None,  # the model whose tokenizer makes its texts' tokens; None: its own
+) -> dict[str, str]:  # weights_sha256, and reading_sha256 where they are not the project's own
+    "A model's name by all that can change what it computes: its weights, and how they and texts are read."
+    weights = source_sha256(source)
+    reading = reading_sha256(source, tokenizer)
+    named = {} if is_pinned(weights, reading) else dict(reading_sha256=reading)
+    return dict(weights_sha256=weights) | named
+
 # %% ../../nbs/distill/01_weights.ipynb #1e76e648
 def stored_tensors(folder: Path) -> dict[str, tuple[Path, str, tuple[int, ...]]]:
     "The tensors that a folder's weights hold: name -> its file, type and shape; refuses torn files."
@@ -387,7 +400,13 @@ def stored_tensors(folder: Path) -> dict[str, tuple[Path, str, tuple[int, ...]]]
                 for name in weights.keys():
                     tensor = weights.get_slice(name)
                     found[name] = path, tensor.get_dtype(), tuple(tensor.get_shape())
-        except (SafetensorError, OSError) as e:
+        except (SafetensorError, OSError, RuntimeError, MemoryError) as e:
+            if lacks_memory(e):
+                raise ModelError(
+                    f'{path} could not be loaded, since memory ran out; {MORE_MEMORY}, or give a smaller '
+                    'model',
+                    cause='memory',
+                ) from None
             raise ModelError(
                 f'{path} could not be loaded: it is torn or of another kind '
                 f'({str(e).rstrip(".")}); copy or download it again'

@@ -32,6 +32,7 @@ from ..core.files import atomic_write
 from ..core.resolve import losses_in_words
 from ..records.runs import RunFolder
 from ..records.store import find_record
+from ..telemetry.summary import is_busy
 
 # %% auto #0
 __all__ = ['CardError', 'command', 'unit_interval', 'snippet', 'model_card', 'write_card', 'leave_card']
@@ -234,6 +235,8 @@ def _measured(record: dict, place: str, unit: str) -> str:
     "A number of a record, or why there is none."
     part, name = place.split('.')
     value = record.get(part, {}).get(name)
+    if part == 'latency' and value is not None and is_busy(record.get('machine') or {}):
+        return 'not measured (other programs used the machine while the run was made)'
     if value is None:
         reason = record['reasons'].get(place)
         return f'not measured ({reason})' if reason else 'not measured'

@@ -57,11 +57,9 @@ def _free_folder(to: str) -> Path:
     "The folder to write, which must not hold anything."
     folder = Path(os.path.expanduser(to)).absolute()
     if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ExportError(f'--to {shown(to)} is no new or empty folder; name another one')
+        raise ExportError(f'to {shown(to)} is no new or empty folder; name another one')
     if not folder.parent.is_dir():
-        raise ExportError(
-            f'--to {shown(to)} cannot be made, since {folder.parent} is no folder; make it first'
-        )
+        raise ExportError(f'to {shown(to)} cannot be made, since {folder.parent} is no folder; make it first')
     return folder
 
 # %% ../../nbs/experiment/14_export.ipynb #42740646
@@ -88,12 +86,13 @@ def _job(source: Source, run: RunFolder, say: Callable[[str], None]) -> _Job:
     from kdnotes.distill.tokenizers import load_tokenizer
     from kdnotes.train.distributed import alone
 
-    config = make_config(**run.config()['config'])
+    # rows without a label are only learnt from; an older version names them as they were seen from its folder
+    config = make_config(**run.config()['config']).model_copy(update=dict(unlabelled='none'))
     corpus = corpus_of(config)
     if corpus.sha256 != source.record['corpus_sha256']:
         raise ExportError(
             f'the corpus {corpus.name} is no longer that of {source.record["run_id"]}, so nothing can be '
-            'measured on it; restore it, or leave --onnx and --int8 out'
+            'measured on it; restore it, or leave onnx and int8 out'
         )
     task = make_task(config, corpus)
     task.encode(load_tokenizer(source.folder), cache_path() / 'tokens')
@@ -139,7 +138,7 @@ def _as_onnx(job: _Job, model: nn.Module, saved: Path, folder: Path) -> tuple[On
     if not apart <= TOLERANCE:
         raise ExportError(
             f'the ONNX file gives other outputs than the model (they differ by {apart:.2g}, and at most '
-            f'{TOLERANCE:g} is rounding); leave --onnx and --int8 out'
+            f'{TOLERANCE:g} is rounding); leave onnx and int8 out'
         )
     return made, apart
 
@@ -208,12 +207,12 @@ def _made_with() -> dict[str, str]:
 _FILES = dict(fp32_torch='model.safetensors', fp32_onnx='model.onnx', int8_onnx='model_int8.onnx')
 
 
-def _format_rows(name: str, found: dict) -> list[str]:
+def _format_rows(name: str, found: dict, busy: bool) -> list[str]:
     "Size and speed of a model in each format, as rows of a table."
 
     def row(kind: str, ms: dict) -> str:
         times = [ms['batch_1_ms'], ms['batch_32_ms']]
-        one, many = ('not measured' if time is None else f'{time:.3g}' for time in times)
+        one, many = ('not measured' if time is None or busy else f'{time:.3g}' for time in times)
         mib = found['bytes'][_FILES[kind]] / 2**20
         return f'| {name} | {kind.replace("_", ", ")} | {mib:.1f} | {one} | {many} |'
 
@@ -260,17 +259,18 @@ def export_lines(
     if 'int8' in found:
         lines.append(_INT8_BATCH)
     lines += ['', '| model | format | MiB | 1 example, ms | 32 examples, ms |', '|---|---|---:|---:|---:|']
-    lines += _format_rows('this one', found)
+    busy = found['load_average'] > 1.5 * found['threads']
+    lines += _format_rows('this one', found, busy)
     if teacher := found.get('teacher'):
-        lines += _format_rows(f'its teacher {teacher["run_id"]}', teacher)
+        lines += _format_rows(f'its teacher {teacher["run_id"]}', teacher, busy)
         if 'int8' in teacher:
             lines += ['', 'Its teacher:']
             lines += [_loss_line(found['task'], where, of) for where, of in teacher['int8'].items()]
     lines += ['', f'Measured on a CPU with {counted(found["threads"], "thread")}.']
-    if found['load_average'] > 1.5 * found['threads']:
+    if busy:
         lines.append(
-            f'The machine was busy with other work (load average {found["load_average"]:.1f}), so these '
-            'times are too long; export again on an idle one.'
+            f'The machine was busy with other work (load average {found["load_average"]:.1f}), so no time '
+            'could be measured; export again on an idle one.'
         )
     return lines
 
@@ -324,7 +324,8 @@ def _onnx_too(
     beside = teacher and run_id is not None and find_run_model(run_id) is not None
     if beside:
         say(
-            f'its teacher {run_id} is measured, too, for the card to compare with; --no-teacher leaves it out'
+            f'its teacher {run_id} is measured, too, for the card to compare with; '
+            '--no-teacher leaves it out (in Python teacher=False)'
         )
     of_each = 5 if int8 else 2
     job = _job(source, run, _in_turn(say, of_each * (1 + beside) + ranks))

@@ -4,6 +4,7 @@
 
 # %% ../../nbs/experiment/01_fit.ipynb #f06f0149
 from __future__ import annotations
+import json
 from itertools import islice
 import numpy as np
 from ..core.arms import MODES, PROFILES
@@ -26,8 +27,8 @@ from ..tasks.rules import score_columns
 from ..tasks.sources import Corpus
 
 # %% auto #0
-__all__ = ['make_task', 'source_of', 'teachers_of', 'check_given_teacher', 'head_in_words', 'check_reading', 'unknown_in_words',
-           'last_layer_in_words', 'teacher_depth', 'check_student', 'tokens_in_words']
+__all__ = ['make_task', 'source_of', 'teachers_of', 'teachers_sha256', 'check_given_teacher', 'head_in_words', 'check_reading',
+           'unknown_in_words', 'last_layer_in_words', 'teacher_depth', 'check_student', 'tokens_in_words']
 
 # %% ../../nbs/experiment/01_fit.ipynb #fd07477b
 def make_task(
@@ -53,7 +54,6 @@ def teachers_of(config: RunConfig, corpus: Corpus) -> tuple[RunConfig, dict]:  #
     if not config.teachers:
         return config, {}
     from kdnotes.distill.models import check_given
-    from kdnotes.distill.weights import source_sha256
 
     task = make_task(config, corpus)
     ranks = task_info(config.task).use.ranks_pairs
@@ -61,24 +61,38 @@ def teachers_of(config: RunConfig, corpus: Corpus) -> tuple[RunConfig, dict]:  #
     for source in found:
         check_given(source, task.auto_class, task.head_labels, ranks)
         _check_tokens_of(source, config)
+    changed = config.model_copy(update=dict(teachers=tuple(found)))
     known = dict(
         models=list(config.teachers),
         mean=config.teachers_mean,
         weights=list(config.teachers_weights) if config.teachers_weights else None,
-        sha256=sha256_text(*map(source_sha256, found)),
+        sha256=teachers_sha256(changed),
     )
-    return config.model_copy(update=dict(teachers=tuple(found))), known
+    return changed, known
+
+
+def teachers_sha256(
+    config: RunConfig,  # with the folders of several teachers
+) -> str:  # 64 hex digits
+    "What names several teachers: all that is read of each, and the tokenizer that makes the ids for them."
+    from kdnotes.distill.weights import content_of
+
+    named = [content_of(source, config.teacher) for source in config.teachers]
+    return sha256_text(*(json.dumps(of, sort_keys=True) for of in named))
 
 
 def _check_tokens_of(source: str, config: RunConfig) -> None:
     "Refuse one of several teachers that reads token ids in another way than they are made."
-    from kdnotes.distill.tokenizers import load_tokenizer
+    from kdnotes.distill.tokenizers import one_tokenizer, one_vocabulary
 
-    if load_tokenizer(source).get_vocab() != load_tokenizer(config.teacher).get_vocab():
-        raise ConfigError(
-            f'{source!r} of teachers has another vocabulary than teacher={config.teacher!r}, whose tokenizer '
-            'makes the token ids that all read; choose models of one vocabulary'
-        )
+    if one_tokenizer(source, config.teacher):
+        return
+    vocabularies = not one_vocabulary(source, config.teacher)
+    has = 'has another vocabulary' if vocabularies else 'changes or cuts texts in another way'
+    raise ConfigError(
+        f'{source!r} of teachers {has} than teacher={config.teacher!r}, whose tokenizer makes the token ids '
+        f'that all read; choose models of one {"vocabulary" if vocabularies else "tokenizer"}'
+    )
 
 
 def _scores(config: RunConfig, corpus: Corpus) -> dict:  # as of a `Plan`

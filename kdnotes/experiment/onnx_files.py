@@ -38,7 +38,7 @@ def check_installed() -> None:
     if missing:
         raise ExportError(
             f'ONNX needs {", ".join(_NEEDED)}, and {" and ".join(missing)} is not installed; run pip install '
-            '"kdnotes[export]", or leave --onnx and --int8 out'
+            '"kdnotes[export]", or leave onnx and int8 out'
         )
 
 # %% ../../nbs/experiment/12_onnx_files.ipynb #8d12dbd6
@@ -177,7 +177,7 @@ def write_onnx(
         reason = str(told).strip().split('\n')[0][:200] or type(told).__name__
         raise ExportError(
             f'{type(model).__name__} cannot be written as ONNX by torch {torch.__version__} ({reason}); '
-            'leave --onnx and --int8 out'
+            'leave onnx and int8 out'
         ) from e
 
 

@@ -72,7 +72,7 @@ from kdnotes.tasks.sources import (
 from ..records.schema import NAMING
 
 # %% auto #0
-__all__ = ['teacher_config', 'transfer_config', 'plan', 'plan_study', 'explain_study']
+__all__ = ['teacher_config', 'transfer_config', 'plan', 'on_other_ranks', 'plan_study', 'explain_study']
 
 # %% ../../nbs/experiment/03_plan.ipynb #28e16843
 def teacher_config(
@@ -95,6 +95,9 @@ def teacher_config(
         setting.pop('warmup_steps', None)
     setting |= {name: getattr(config, name) for name in where} | changes
     setting |= {to: flat(config)[name] for name, to in own.items()}
+    if config.labels is not None:
+        # one draw: the labels that the student's run leaves out, its teacher does not know, either
+        setting['labels_seed'] = config.seed if config.labels_seed is None else config.labels_seed
     if config.teacher_mode == 'given':
         unread = training_settings(config.task)
         setting = {name: value for name, value in setting.items() if name not in unread}
@@ -185,12 +188,10 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
     loses = check_student(config) if MODES[config.mode].network == 'student' else ''
     initial = _initial(config, teacher, first)
     config, teachers = teachers_of(config, corpus)
-    stands_on = initial | {'teacher': teacher.run_id if teacher else None}
-    stands_on |= {'teachers': teachers['sha256']} if teachers else {}
-    return Plan(
+    found = Plan(
         asked=asked,
         config=config,
-        run_id=run_id(config, corpus.sha256, stands_on, NAMING),
+        run_id='',  # its name follows from the rest
         corpus_sha256=corpus.sha256,
         initial=initial,
         reason=reason,
@@ -213,6 +214,17 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         labels=task_info(config.task).labels_in_words(corpus, config),
         clusters=_clusters(config, corpus),
     )
+    return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, NAMING))
+
+
+def on_other_ranks(
+    p: Plan,
+    ranks: int,
+    threads_per_rank: int | None,
+) -> Plan:  # with the name that it has there
+    "The same run on other ranks."
+    config = p.config.model_copy(update=dict(ranks=ranks, threads_per_rank=threads_per_rank))
+    return replace(p, config=config, run_id=run_id(config, p.corpus_sha256, p.stands_on, NAMING))
 
 
 def _as_read(asked: RunConfig) -> RunConfig:
@@ -296,12 +308,9 @@ def _all_layers(config: RunConfig) -> range:
 def _of_files(config: RunConfig) -> dict:
     "Weights from files, and what reads them where it is not what the project's own come with."
     from kdnotes.distill.tokenizers import reads_as
-    from kdnotes.distill.weights import is_pinned, reading_sha256, source_sha256
+    from kdnotes.distill.weights import content_of
 
-    weights = source_sha256(source_of(config))
-    reading = reading_sha256(source_of(config), reads_as(config))
-    named = {} if is_pinned(weights, reading) else dict(reading_sha256=reading)
-    return dict(weights_sha256=weights) | named
+    return content_of(source_of(config), reads_as(config))
 
 
 def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> dict:

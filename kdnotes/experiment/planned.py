@@ -171,6 +171,12 @@ class Plan:
         }
 
     @property
+    def stands_on(self) -> dict:
+        "Of its name what is no setting: what its weights start from, and whose outputs it learns."
+        teachers = {'teachers': self.teachers['sha256']} if self.teachers else {}
+        return self.initial | {'teacher': self.teacher.run_id if self.teacher else None} | teachers
+
+    @property
     def foundations(self) -> list[Plan]:
         "The runs that it stands on, and before each those that this one stands on."
         direct = [first for first in (self.teacher, self.transfer) if first]

@@ -208,7 +208,7 @@ def encode(
     if by == 'block':
         tokens = token_stream(tokenizer, [row['text'] for row in documents], cache)
         n_hidden = n_masked(length, Masking().share)
-        rows = cut_blocks(tokens, tokenizer, length, n_hidden, '--length')
+        rows = cut_blocks(tokens, tokenizer, length, n_hidden, 'length')
     else:
         lines = [(i, line) for i, row in enumerate(documents) for line in row['text'].split('\n')]
         lines = [(i, line.strip()) for i, line in lines if line.strip()]

@@ -134,9 +134,14 @@ def run_study(
             say(f'{"time":>13}: {told}')
         on_plans(plans)
         failed = make_runs(plans, make, say, jobs)
+    _score_baselines(plans, say)
+    return _compared(plans, failed)
+
+
+def _score_baselines(plans: Sequence[Plan], say: Callable[[str], None]) -> None:
+    "Have the trivial baselines of all runs of a study; says which cannot be had."
     for line in dict.fromkeys(line for p in plans for line in have_floors(p.config, p.corpus_sha256)):
         say(line)
-    return _compared(plans, failed)
 
 
 def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:

@@ -19,12 +19,13 @@ from .. import __version__
 from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, is_given, reads_scores, task_info
 from ..core.given import make_config
-from ..core.files import cache_path, file_errors, sha256_text
+from ..core.files import cache_path, file_errors
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.progress import ReportFile, reporting_to, silent
 from ..core.resolve import settings
 from ..core.streams import torch_seed
 from .attempt import RunError, stage_file
+from .fit import teachers_sha256
 from .plan import make_task, source_of
 from .record import Outcome, Rank, record_of
 from ..records.runs import RunFolder
@@ -326,13 +327,12 @@ def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its ca
 def _teachers(rank: Rank, task) -> Iterator:  # models
     "The teachers of a run, loaded as they are asked for."
     from kdnotes.distill.models import load_given
-    from kdnotes.distill.weights import source_sha256
 
     config = rank.config
     if not config.teachers:
         yield _model_of_run(task, rank.job['teacher_run_id'])
-    elif sha256_text(*map(source_sha256, config.teachers)) != rank.job['teachers']['sha256']:
-        raise RunError('the weights of teachers changed since the run was planned; start the run again')
+    elif teachers_sha256(config) != rank.job['teachers']['sha256']:
+        raise RunError('a model of teachers changed since the run was planned; start the run again')
     for source in config.teachers or ():
         yield load_given(source, task.auto_class, task.head_labels)
 

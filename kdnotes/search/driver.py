@@ -13,15 +13,16 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 import numpy as np
-from ..core.config import ConfigError, counted, task_info
+from ..core.config import ConfigError, counted, shown, task_info
+from ..core.resolve import settings
 from ..core.given import make_config
 from ..core.files import BusyError, file_errors, free_memory, lock, runs_path
 from ..core.processes import held_back
 from ..experiment.forecast import memory_of, size_of
 from ..experiment.launch import Limits, RunError, execute, stop_made
-from ..experiment.plan import Plan, plan
+from ..experiment.plan import Plan, on_other_ranks, plan
 from ..records.store import find_record, find_run_model
-from .found import Found, Threshold, runs_of, save_found, seed_values
+from .found import Found, Threshold, outcome_of, recorded, runs_of, save_found, seed_values
 from .front import Objective, Trial, front, losses, number_text, with_means
 from kdnotes.search.goal import (
     ENOUGH,
@@ -36,7 +37,7 @@ from kdnotes.search.goal import (
 )
 from .spaces import Integer, OneOf, Real, Space, baseline
 from .random import tried_again
-from .trials import Ledger, constraints_of, values_of
+from .trials import Ledger, constraints_of, file_of, values_of
 
 # %% auto #0
 __all__ = ['search']
@@ -78,9 +79,14 @@ class _Driver:
     def score(self) -> Objective | None:
         return next((o for o in self.goal.objectives if o.name == 'score'), None)
 
+    def trials(self) -> list[Trial]:
+        "All trials, with what the records of their runs say."
+        known = [(t, self.records.get(t.number)) for t in self.ledger.trials()]
+        return [recorded(t, r, self.goal.objectives, self.threshold) if r else t for t, r in known]
+
     def worst(self) -> dict[str, float]:
         "What is told of a trial whose value is not known, by objective."
-        known = losses(self.ledger.trials(), self.goal.objectives)
+        known = losses(self.trials(), self.goal.objectives)
         found = {}
         for i, o in enumerate(self.goal.objectives):
             column = known[:, i][np.isfinite(known[:, i])] if len(known) else np.array([])
@@ -247,7 +253,7 @@ def _rule(driver: _Driver, p: Plan, number: int) -> CurveRule | None:
     needed = [] if driver.threshold is None else [driver.threshold.value]
     if [o.name for o in driver.goal.objectives] == ['score', 'params']:
         size = driver.sizes[number][0]
-        for t in driver.ledger.trials():
+        for t in driver.trials():
             if t.state == 'complete' and t.values['params'] <= size:
                 needed.append(t.values['score'])
     if not needed:
@@ -306,30 +312,23 @@ def _after(driver: _Driver, trial, p: Plan, outcome: _Outcome) -> None:
     record = outcome.record
     values = values_of(record, driver.goal.objectives)
     _check_measured(values, record)
-    where = task_info(record['task']).tuning_set
-    extra |= {f'{where} {k}': v for k, v in record['metrics'][where].items() if v is not None}
-    extra['latency_ms'] = (record.get('latency') or {}).get('batch_1_ms')
-    causes = []
-    kept = {}
-    if driver.threshold is not None and driver.score is not None:
-        kept['threshold'] = driver.threshold.excess(values['score'], driver.score.higher_is_better)
-        causes += ['threshold'] * (kept['threshold'] > 0)
-    reason = f'not better than {driver.threshold.value:.4f}, {driver.threshold.words}' if causes else ''
+    found = outcome_of(record, driver.goal.objectives, driver.threshold)
     driver.records[trial.number] = record
     driver.ledger.tell(
         trial,
         values,
         driver.worst(),
-        constraints_of(causes, kept),
-        causes=causes,
-        reason=reason,
-        extra=extra,
+        constraints_of(found['causes'], found['kept']),
+        causes=found['causes'],
+        reason=found['reason'],
+        extra=extra | found['extra'],
         **more,
     )
     told = ', '.join(f'{o.label} {number_text(values[o.name])}' for o in driver.goal.objectives)
     seconds = record['time']['train_s'] or 0.0
     driver.say(
-        f'trial {trial.number}, {p.run_id}: {told}, trained in {seconds:.0f} s' + f'; {reason}' * bool(reason)
+        f'trial {trial.number}, {p.run_id}: {told}, trained in {seconds:.0f} s'
+        + f'; {found["reason"]}' * bool(found['reason'])
     )
 
 
@@ -393,6 +392,7 @@ def _have_runs(driver: _Driver, trials: Sequence[Trial]) -> None:
             outcome = _make(driver, driver.plan_of(t.params), Limits())
             if outcome.record is None:
                 raise RunError(f'{t.run_id} is gone, and could not be made again: {outcome.reason}')
+            driver.records[t.number] = outcome.record
 
 
 def _more_seeds(driver: _Driver, trials: Sequence[Trial]) -> dict[str, tuple[str, ...]]:
@@ -456,8 +456,24 @@ def _place(address: str) -> Iterator[Callable[..., dict]]:  # of `launch.execute
         cluster.close()
 
 
+def _check_meter(asked: Asked, goal: Goal) -> None:
+    "Refuse the energy as an objective where this machine does not measure it; others are asked by a trial."
+    from kdnotes.telemetry.meters import NoMeter, open_meter
+    from kdnotes.train.distributed import machine
+
+    if asked.ray_address or 'energy_j' not in {o.name for o in goal.objectives}:
+        return
+    meter = open_meter(machine().device)
+    if isinstance(meter, NoMeter):
+        raise ConfigError(
+            f'objectives={shown(asked.objectives)} names energy_j, which is not measured here: '
+            f'{meter.reasons["joules"]}; choose another objective'
+        )
+
+
 def _begin(asked: Asked, goal: Goal, say: Callable[[str], None]) -> _Driver:
     "A driver with its ledger, and with what earlier calls have found."
+    _check_meter(asked, goal)
     threshold = threshold_of(asked, goal)
     ledger = ledger_of(asked, goal, threshold)
     driver = _Driver(asked, goal, threshold, ledger, say, _memory_limit(asked, goal.space))
@@ -485,7 +501,7 @@ def _found(driver: _Driver) -> Found:
         space_name=driver.goal.space_name,
         objectives=tuple(driver.goal.objectives),
         threshold=driver.threshold,
-        trials=tuple(driver.ledger.trials()),
+        trials=tuple(driver.trials()),
         fixed={k: v for k, v in driver.goal.common.items() if k != 'study'},
         asked={k: v for k, v in asdict(driver.asked).items() if k not in ('space', 'storage', 'ray_address')},
     )
@@ -504,27 +520,37 @@ def search(
     asked = Asked(**{k: v for k, v in given.items() if k in names and v is not None})
     goal = resolved(asked, {k: v for k, v in given.items() if k not in names})
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_alone(goal.first.config.study))
+        stack.enter_context(_alone(goal.first.config.study, asked.storage))
         driver = _begin(asked, goal, say)
         driver.execute = stack.enter_context(_place(asked.ray_address))
         _foundations(driver)
         _loop(driver, lambda: on_found(_found(driver)))
+        save_found(_found(driver))  # a stop among the seeds leaves what the trials have found
+        _have_runs(driver, _found(driver).best)
         found = _found(driver)
-        save_found(found)  # a stop among the seeds leaves what the trials have found
-        if asked.front_seeds:
-            return _with_seeds(driver, found)
-        _have_runs(driver, found.best)
-        return found
+        save_found(found)
+        return _with_seeds(driver, found) if asked.front_seeds else found
 
 
 @contextlib.contextmanager
-def _alone(study: str) -> Iterator[None]:
-    "One driver a search."
-    try:
-        with lock(runs_path() / '.locks' / f'search-{study}.lock', wait_s=0):
-            yield
-    except BusyError:
-        raise BusyError(f'the search {study!r} is running already; wait for it to end, or stop it') from None
+def _alone(study: str, storage: str) -> Iterator[None]:
+    "One driver a search, also of several homes that keep their trials in one file."
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock(runs_path() / '.locks' / f'search-{study}.lock', wait_s=0))
+        except BusyError:
+            raise BusyError(
+                f'the search {study!r} is running already; wait for it to end, or stop it'
+            ) from None
+        if storage and (file := file_of(storage)) and file.parent.is_dir():
+            try:
+                stack.enter_context(lock(file.with_name(f'{file.name}-{study}.lock'), wait_s=0))
+            except BusyError:
+                raise BusyError(
+                    f'the search {study!r} is running in another home, with its trials in {file}, too; wait '
+                    'for it to end, or give this one another study name'
+                ) from None
+        yield
 
 
 def _take_up(driver: _Driver) -> None:
@@ -533,5 +559,28 @@ def _take_up(driver: _Driver) -> None:
         found = find_record(t.run_id) if t.run_id and t.state != 'running' else None
         if found is None:
             continue
+        p = driver.plan_of(t.params)
+        _check_run(driver, t, p, found[0])
         driver.records[t.number] = found[0]
-        driver.sizes[t.number] = size_of(driver.plan_of(t.params))
+        driver.sizes[t.number] = size_of(p)
+
+
+def _check_run(driver: _Driver, t: Trial, p: Plan, record: dict) -> None:
+    "Refuse a trial whose run is not that of its setting, and say where the record has another value."
+    of = record['settings']
+    here = on_other_ranks(p, of['ranks'], of['threads_per_rank'])
+    if here.run_id != t.run_id:
+        known = settings(here.config)
+        differs = sorted(name for name in known.keys() | of.keys() if known.get(name) != of.get(name))
+        raise ConfigError(
+            f'trial {t.number} of search {driver.ledger.name!r} is said to be {t.run_id}, whose record has '
+            f'other {", ".join(differs) or "models or texts"}: the list of trials is damaged, or what they '
+            'read has changed; give the search another study name, and runs that are done are found'
+        )
+    now = recorded(t, record, driver.goal.objectives, driver.threshold)
+    for o in driver.goal.objectives:
+        if t.values.get(o.name) != now.values[o.name]:
+            driver.say(
+                f'trial {t.number}: {o.label} is {now.values[o.name]} by the record of {t.run_id}, which '
+                f'counts, and {t.values.get(o.name)} in the list of trials'
+            )

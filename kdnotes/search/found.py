@@ -4,9 +4,10 @@
 
 # %% ../../nbs/search/04_found.ipynb #355faab4
 from __future__ import annotations
+import html
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from ..core.config import task_info
@@ -17,8 +18,8 @@ from .spaces import Space, space_of, written
 from .trials import values_of
 
 # %% auto #0
-__all__ = ['Threshold', 'Found', 'found_path', 'runs_of', 'seed_values', 'choice', 'save_found', 'load_found', 'keep_search',
-           'is_search']
+__all__ = ['Threshold', 'outcome_of', 'recorded', 'Found', 'found_path', 'runs_of', 'seed_values', 'choice', 'save_found',
+           'load_found', 'keep_search', 'is_search']
 
 # %% ../../nbs/search/04_found.ipynb #9af5e250
 @dataclass(frozen=True)
@@ -31,6 +32,51 @@ class Threshold:
     def excess(self, score: float, higher_is_better: bool) -> float:  # <= 0: it is kept
         "By how much a score misses it; to be equal is to miss it."
         return (self.value - score) * (1 if higher_is_better else -1) + 1e-9
+
+
+def outcome_of(
+    record: dict,  # of a trial's run
+    objectives: Sequence[Objective],
+    threshold: Threshold | None,
+) -> dict[str, Any]:  # values, kept, causes, reason, extra; {}: its score is not known
+    "What became of a trial that was trained to its end, by the record of its run."
+    values = values_of(record, objectives)
+    if values.get('score', 0.0) is None:
+        return {}
+    where = task_info(record['task']).tuning_set
+    extra = {f'{where} {k}': v for k, v in record['metrics'][where].items() if v is not None}
+    extra['latency_ms'] = (record.get('latency') or {}).get('batch_1_ms')
+    kept = {}
+    score = next((o for o in objectives if o.name == 'score'), None)
+    if threshold is not None and score is not None:
+        kept['threshold'] = threshold.excess(values['score'], score.higher_is_better)
+    causes = ['threshold'] if kept.get('threshold', 0.0) > 0 else []
+    reason = f'not better than {threshold.value:.4f}, {threshold.words}' if causes else ''
+    return dict(values=values, kept=kept, causes=causes, reason=reason, extra=extra)
+
+
+def recorded(
+    trial: Trial,
+    record: dict,  # of its run
+    objectives: Sequence[Objective],
+    threshold: Threshold | None,
+) -> Trial:
+    "A trial as its run's record has it: a ledger only says which run it is; unless it was ended early."
+    others = {name for name, value in trial.constraints.items() if value > 0} | set(trial.causes)
+    if trial.state == 'running' or others - {'threshold'}:
+        return trial
+    if not (found := outcome_of(record, objectives, threshold)):
+        return trial
+    return replace(
+        trial,
+        state='infeasible' if found['causes'] else 'complete',
+        values=found['values'],
+        causes=tuple(found['causes']),
+        constraints=trial.constraints | found['kept'],
+        seconds=record['time']['wall_s'] or trial.seconds,
+        extra=trial.extra | found['extra'],
+        reason=found['reason'],
+    )
 
 
 @dataclass(frozen=True)
@@ -76,6 +122,26 @@ class Found:
     def path(self) -> Path:
         "The file that it is kept in."
         return found_path(self.study)
+
+    @property
+    def table(self):  # a `pandas.DataFrame`
+        "The front over its seeds with its test scores, a row a student."
+        from kdnotes.search.summary import front_with_test
+
+        return front_with_test(self, runs_of(self))
+
+    def _said(self) -> list[str]:
+        from kdnotes.search.summary import sentences
+
+        return sentences(self, seed_values(self, runs_of(self)))
+
+    def __repr__(self) -> str:
+        of = f'{len(self.trials)} trials, {len(self.front)} on the front'
+        return '\n'.join([f'Search {self.study} ({self.task} on {self.corpus}): {of}', *self._said()])
+
+    def _repr_html_(self) -> str:
+        said = ''.join(f'<p>{html.escape(line)}</p>' for line in self._said())
+        return f'{said}{self.table.to_html(index=False)}'
 
 
 def found_path(study: str) -> Path:
@@ -127,7 +193,7 @@ def save_found(found: Found) -> Path:
 def load_found(
     study: str,
 ) -> Found:
-    "What a search has found, from its folder or its evidence."
+    "What a search has found, from its folder or its evidence; values are those of the runs' records."
     path = found_path(study)
     if not path.exists():
         path = evidence_path() / f'{study}.search.json'
@@ -139,7 +205,13 @@ def load_found(
         trials=tuple(Trial(**t | dict(causes=tuple(t['causes']))) for t in said['trials']),
         seeds={run_id: tuple(of) for run_id, of in said['seeds'].items()},
     )
-    return Found(**said)
+    found = Found(**said)
+    known = {r['run_id']: r for r in records(study)}
+    own = (known.get(t.run_id) for t in found.trials)
+    trials = [
+        recorded(t, r, found.objectives, found.threshold) if r else t for t, r in zip(found.trials, own)
+    ]
+    return replace(found, trials=tuple(trials))
 
 
 def keep_search(study: str) -> None:

@@ -12,12 +12,22 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 from ..core.arms import MODES
-from ..core.config import FIRST_TASK, ConfigError, counted, flat, result_parameters, shown, task_info
+from kdnotes.core.config import (
+    FIRST_TASK,
+    ConfigError,
+    RunConfig,
+    counted,
+    flat,
+    result_parameters,
+    shown,
+    task_info,
+)
 from ..core.given import make_config
 from ..core.files import runs_path
 from ..experiment.plan import Plan, make_task, named, plan
 from ..experiment.worker import floor_keys, have_floors
 from ..records.store import floors
+from .random import MOST_TRIALS
 from .found import Threshold
 from .front import Objective
 from .spaces import Space, baseline, check_space, space_of
@@ -54,6 +64,10 @@ def _primary(first: Plan):  # a `tasks.base.Primary`
     return make_task(first.config, corpus_of(first.config)).primary
 
 # %% ../../nbs/search/08_goal.ipynb #9af5e24f
+_MOST_WORKERS = 10_000
+_MOST_SEEDS = 1000  # as of a study
+
+
 @dataclass(frozen=True)
 class Asked:
     "A search as it was asked for."
@@ -75,10 +89,16 @@ class Asked:
     ray_address: str = ''  # of a Ray cluster, 'local' too; '': trials run here
 
     def __post_init__(self):
-        for name, least in (('n_trials', 1), ('workers', 1), ('front_seeds', 0)):
+        for name, least, most in (
+            ('n_trials', 1, MOST_TRIALS),
+            ('workers', 1, _MOST_WORKERS),
+            ('front_seeds', 0, _MOST_SEEDS),
+        ):
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ConfigError(f'{name}={shown(value)} must be a whole number, at least {least}')
+            if value > most:
+                raise ConfigError(f'{name}={shown(value)} is more than the {most:,} that a search takes')
         for name in ('budget_minutes', 'max_trial_minutes', 'memory_mib'):
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -134,6 +154,14 @@ class Goal:
     corpora: dict[str, Corpus]
 
 
+def _for_all_seeds(config: RunConfig, space: Space) -> dict[str, int]:
+    "One teacher for all, and one draw of labels: what is compared are its students."
+    found = {} if config.teacher_seed is None else dict(teacher_seed=config.teacher_seed)
+    if config.labels is None and 'labels' not in space:
+        return found
+    return found | dict(labels_seed=config.seed if config.labels_seed is None else config.labels_seed)
+
+
 def resolved(
     asked: Asked,
     given: Mapping[str, Any],  # parameters of a run
@@ -149,9 +177,12 @@ def resolved(
     check_space(space, common)
     corpora: dict[str, Corpus] = {}
     first = plan(make_config(**common), corpora=corpora)
-    # one teacher for all: what is compared are its students
-    teacher_seed = first.config.teacher_seed
-    common |= dict(seed=first.config.seed) | ({} if teacher_seed is None else dict(teacher_seed=teacher_seed))
+    common |= dict(seed=first.config.seed) | _for_all_seeds(first.config, space)
+    if common['seed'] + asked.front_seeds >= 2**32:
+        raise ConfigError(
+            f'seed={common["seed"]} leaves no room for {asked.front_seeds} more seeds of the front; use a '
+            'smaller one'
+        )
     primary = _primary(first)
     objectives = objectives_of(asked.objectives, first.config.task, primary.metric, primary.higher_is_better)
     return Goal(common, first, space, space_name, objectives, corpora)
@@ -171,7 +202,15 @@ def threshold_of(
 
 
 # parameters that say where, and not what, or how fast
-_NOT_ITS_OWN = {'study', 'corpus', 'columns', 'ranks', 'threads_per_rank'}
+_NOT_ITS_OWN = {'study', 'corpus', 'columns', 'unlabelled', 'ranks', 'threads_per_rank'}
+
+
+def _models_of(
+    first: Plan,  # of a trial with nothing drawn
+) -> dict[str, Any]:  # {}: the teacher's run names all there is
+    "What trials start from and learn, where this is no run of a teacher that is named besides."
+    own = {name: value for name, value in first.stands_on.items() if name not in ('layers', 'teacher')}
+    return {name: value for name, value in own.items() if name != 'teacher_run_id'}
 
 
 def ledger_of(
@@ -193,6 +232,7 @@ def ledger_of(
         threshold=None if threshold is None else threshold.value,
         settings={k: v for k, v in flat(config).items() if k in own and k not in goal.space},
     )
+    identity |= {'models': models} if (models := _models_of(goal.first)) else {}
     return Ledger(
         name=config.study,
         path=runs_path() / config.study / 'trials.journal',

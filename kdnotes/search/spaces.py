@@ -157,8 +157,8 @@ SPACES = {
 # what says which run it is, and not how it is trained
 NOT_DRAWN = frozenset(
     'mode task corpus columns transfer seed profile preset study arm teacher student teacher_seed '
-    'teacher_mode teacher_setting tuning_id smoke ranks threads_per_rank score_every score_epochs '
-    'checkpoint_minutes checkpoint_steps gradient_stats keep_checkpoints grid_g_per_kwh'.split()
+    'labels_seed teacher_mode teacher_setting tuning_id smoke ranks threads_per_rank score_every '
+    'score_epochs checkpoint_minutes checkpoint_steps gradient_stats keep_checkpoints grid_g_per_kwh'.split()
 )
 
 

@@ -16,14 +16,15 @@ from ..analysis.plotting import FigureFile
 from ..analysis.evidence import primary_interval
 from ..core.config import counted, score_name, task_info
 from ..core.files import atomic_write, figures_path, runs_path
-from ..records.store import units
+from ..records.store import find_record, units
 from .found import Found, choice, runs_of, seed_values
-from .front import Trial, losses, number_text, pareto_with_seeds, share_saved, trials_table
+from .front import losses, number_text, pareto_with_seeds, share_saved, trials_table
 from .pictures import Shown, draw_search
+from .trials import values_of
 
 # %% auto #0
-__all__ = ['front_with_test', 'settings_table', 'infeasible_table', 'sentences', 'shown_of', 'draw_found', 'trials_as_text',
-           'search_page', 'progress_in_words', 'search_lines', 'search_as_dict', 'save_search']
+__all__ = ['front_with_test', 'settings_table', 'infeasible_table', 'sentences', 'weak_teacher', 'shown_of', 'draw_found',
+           'trials_as_text', 'search_page', 'progress_in_words', 'search_lines', 'search_as_dict', 'save_search']
 
 # %% ../../nbs/search/06_summary.ipynb #7f39fe13
 def _mean(values: Sequence[float]) -> float:
@@ -131,23 +132,14 @@ def sentences(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]])
     "A search in a few sentences, the most important one first."
     chosen = choice(found, values)
     states = Counter(t.state for t in found.trials)
-    trained = [t for t in found.trials if t.seconds]
-    took = sum(t.seconds for t in trained)
-    own = [t.extra['driver_s'] for t in found.trials if 'driver_s' in t.extra]
-    said = [chosen.sentence + ' Smoke runs: these numbers mean nothing.' * _is_smoke(found)]
+    said = [weak_teacher(found, values)] if weak_teacher(found, values) else []
+    said.append(chosen.sentence + ' Smoke runs: these numbers mean nothing.' * _is_smoke(found))
     if chosen.trial is not None and chosen.trial.run_id:
         said.append(f'To have its weights in a folder: kdnotes export {chosen.trial.run_id} --to FOLDER')
     said.append(
         f'{counted(len(found.trials), "trial")} of the space {found.space_name!r}: '
         f'{states["complete"]} feasible, {states["infeasible"]} infeasible, {len(found.front)} on the front; '
-        f'{duration(took)} of training'
-        + (
-            f', and {sum(own) / max(took, 1e-9):.1%} of that time for the search itself'
-            if own and took
-            else ''
-        )
-        + _waited(trained, took)
-        + '.'
+        f'{_times(found)}.'
     )
     if found.threshold is not None:
         score = found.objectives[0]
@@ -158,15 +150,53 @@ def sentences(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]])
         )
     if not states['complete']:
         said.append(_nobody(found))
-    return said + _seeds_missing(found)
+    return said + _seeds_missing(found) + _one_draw(found)
 
 
-def _waited(trained: Sequence[Trial], took: float) -> str:
-    "What trials took besides: processes that start, and one that waits for another."
+def _one_draw(found: Found) -> list[str]:
+    "That the labels of all seeds are those of one draw, where only some rows keep theirs."
+    if 'labels_seed' not in found.fixed or not found.asked.get('front_seeds', 0):
+        return []
+    return [
+        'All seeds keep the labels of the same rows, as their teacher does: other rows would differ more.'
+    ]
+
+
+def _times(found: Found) -> str:
+    "What the trials took, and for what: shares of the whole, which add up to it."
+    trained = [t for t in found.trials if t.seconds]
+    took = sum(t.seconds for t in trained)
+    own = sum(t.extra.get('driver_s', 0.0) for t in trained)
     spans = [t.ended_s - t.started_s for t in trained if None not in (t.started_s, t.ended_s)]
-    besides = sum(spans) - took - sum(t.extra.get('driver_s', 0.0) for t in trained)
-    is_known = took and len(spans) == len(trained) and besides > 0  # a run can be older than its search
-    return f', {besides / took:.0%} for starting and waiting' if is_known else ''
+    besides = sum(spans) - took - own
+    if not took or len(spans) < len(trained) or besides < 0:  # a run can be older than its search
+        return f'{duration(took)} of training'
+    parts = {'training': took, 'the search itself': own, 'starting and waiting': besides}
+    shares = ', '.join(f'{part / sum(spans):.0%} {name}' for name, part in parts.items() if part)
+    return f'{duration(sum(spans))} of trials ({shares})'
+
+
+def weak_teacher(
+    found: Found,
+    values: Mapping[str, Mapping[str, Sequence[float]]],  # of `seed_values`
+) -> str:  # a sentence; '': it is better, or not known
+    "That the students of a search are better than who teaches them."
+    best = choice(found, values).trial
+    score = found.objectives[0]
+    record = find_record(best.run_id) if best and best.run_id and score.name == 'score' else None
+    teacher = find_record(record[0]['teacher_run_id']) if record and record[0]['teacher_run_id'] else None
+    if teacher is None:
+        return ''
+    own = _mean(values[best.run_id][score.name]) if best.run_id in values else best.values[score.name]
+    its = values_of(teacher[0], [score])[score.name]
+    if its is None or (its >= own if score.higher_is_better else its <= own):
+        return ''
+    return (
+        f'The teacher scores less than its students: {score.label} {number_text(its)} beside '
+        f'{number_text(own)} of {_title(best.number)}. Train it better first (other epochs, another learning '
+        'rate: `kdnotes tune --mode baseline` searches them), or give a better one: what distillation can do '
+        'is not seen here.'
+    )
 
 
 def _seeds_missing(found: Found) -> list[str]:
@@ -291,6 +321,7 @@ def search_as_dict(found: Found) -> dict:  # JSON-able
         study=found.study,
         ship=chosen.trial.run_id if chosen.trial else None,
         sentence=chosen.sentence,
+        weak_teacher=weak_teacher(found, seed_values(found, runs)),
         threshold=None if found.threshold is None else found.threshold.value,
         front=front_with_test(found, runs).to_dict('records'),
         trials=json.loads(trials_table(found.trials, found.objectives).to_json(orient='records')),

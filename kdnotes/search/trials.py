@@ -4,11 +4,12 @@
 
 # %% ../../nbs/search/03_trials.ipynb #1641033e
 from __future__ import annotations
+import functools
 import json
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from .spaces import Space
 
 # %% auto #0
 __all__ = ['MEASURED', 'CONSTRAINTS', 'SAMPLERS', 'objectives_of', 'values_of', 'constraints_of', 'make_sampler', 'first_points',
-           'Ledger']
+           'file_of', 'Ledger']
 
 # %% ../../nbs/search/03_trials.ipynb #b6b99517
 def _score_of(record: dict) -> float | None:
@@ -140,6 +141,21 @@ def first_points(
 
 # %% ../../nbs/search/03_trials.ipynb #b1c57d2a
 _ATTRIBUTES = ('run_id', 'causes', 'values', 'seconds', 'started_s', 'ended_s', 'extra', 'reason')
+_TOLD = 'told'  # a trial's attribute that has all of these and its constraints, of a trial that is over
+
+
+def file_of(
+    url: str,  # of a database
+) -> Path | None:  # None: it is no SQLite, or cannot be read as an address
+    "The file in which a database is kept."
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        of = make_url(url)
+    except ArgumentError:
+        return None
+    return Path(of.database).absolute() if of.get_backend_name() == 'sqlite' and of.database else None
 
 
 def _storage(path: Path, url: str):  # of Optuna
@@ -163,7 +179,7 @@ def _storage(path: Path, url: str):  # of Optuna
     try:
         return RDBStorage(url, engine_kwargs=dict(connect_args=timeout))
     except Exception as e:  # of SQLAlchemy, of a driver, or a driver that is missing
-        why = (str(e).strip() or type(e).__name__).splitlines()[0]
+        why = _first_line(e)
         no_driver = 'Failed to import DB access module' in why
         advice = (
             'install its driver, as with pip install psycopg2-binary' if no_driver else 'check the address'
@@ -174,18 +190,50 @@ def _storage(path: Path, url: str):  # of Optuna
         ) from None
 
 
+_MOVED = 'restore it, or move it away and give the same command: runs that are done are found'
+
+
 @contextmanager
-def _undamaged(path: Path) -> Iterator[None]:
+def _undamaged(path: Path, url: str) -> Iterator[None]:
+    "Inside, trials are read and written; what Optuna and a database say of damage becomes a sentence."
+    from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except UpdateFinishedTrialError as e:
+        raise ConfigError(
+            f'{_place(path, url)} was told by another search what became of a trial of this one '
+            f'({_first_line(e)}); give each of the two a study name or a storage of its own'
+        ) from None
+    except (StorageInternalError, SQLAlchemyError) as e:
+        raise _damaged(path, url, without_password(_first_line(e.__cause__ or e))[:200]) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise _damaged(path, url, str(e)) from None
+
+
+@contextmanager
+def _lines_of(path: Path) -> Iterator[None]:
     "Inside, Optuna reads a journal; what it says of a line that is none becomes a sentence."
     try:
         yield
-    except (json.JSONDecodeError, UnicodeDecodeError, AssertionError, TypeError, KeyError) as e:
+    except (AssertionError, TypeError, KeyError, IndexError) as e:
         if not path.exists():
             raise
-        raise ConfigError(
-            f'{path} is damaged ({str(e) or type(e).__name__}); restore it, or move it away and give the '
-            'same command: runs that are done are found'
-        ) from None
+        raise _damaged(path, '', str(e) or type(e).__name__) from None
+
+
+def _first_line(error: BaseException) -> str:
+    "What an error says, without its details."
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _place(path: Path, url: str) -> str:
+    return f'storage={without_password(url)!r}' if url else str(path)
+
+
+def _damaged(path: Path, url: str, why: str) -> ConfigError:
+    return ConfigError(f'{_place(path, url)} is damaged ({why}); {_MOVED}')
 
 
 def _end_with_a_line(path: Path) -> None:
@@ -198,6 +246,14 @@ def _end_with_a_line(path: Path) -> None:
             f.truncate(whole.rfind(b'\n') + 1)
 
 
+_STATE = 6  # Optuna's number of a line that says that a trial begins or ends
+
+
+def _is_begun(path: Path) -> bool:
+    "Has any trial of a journal begun, whatever else it says?"
+    return any(json.loads(line)['op_code'] == _STATE for line in path.read_text().splitlines())
+
+
 def _difference(name: str, known: Any, asked: Any) -> str:  # '': there is none
     "What differs, by name; of settings, which."
     if known == asked:
@@ -208,6 +264,17 @@ def _difference(name: str, known: Any, asked: Any) -> str:  # '': there is none
     shared = known.keys() & asked.keys() if name == 'settings' else {*known, *asked}
     others = [k for k in sorted(shared) if known.get(k) != asked.get(k)]
     return f'{name} ({", ".join(others)})' if others else ''
+
+
+def _in_words(method: Callable) -> Callable:
+    "A method of a ledger whose storage's errors are sentences."
+
+    @functools.wraps(method)
+    def kept(self, *given, **named):
+        with _undamaged(self.path, self.url):
+            return method(self, *given, **named)
+
+    return kept
 
 
 @dataclass
@@ -229,14 +296,19 @@ class Ledger:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with _undamaged(self.path):
-            self.study = optuna.create_study(
-                storage=_storage(self.path, self.url),
-                study_name=self.name,
-                directions=['maximize' if o.higher_is_better else 'minimize' for o in self.objectives],
-                load_if_exists=True,
-            )
         self._distributions = {name: of.distribution() for name, of in self.space.items()}
+        with _undamaged(self.path, self.url):
+            with _lines_of(self.path):
+                self.study = optuna.create_study(
+                    storage=_storage(self.path, self.url),
+                    study_name=self.name,
+                    directions=['maximize' if o.higher_is_better else 'minimize' for o in self.objectives],
+                    load_if_exists=True,
+                )
+            self._open()
+
+    def _open(self) -> None:
+        "Begin, or see that this is the search that was begun, and that nothing of it is lost."
         known = self.study.user_attrs.get('identity')
         if known is None:
             self._begin()
@@ -246,11 +318,43 @@ class Ledger:
                     f'study={self.name!r} is a search with another {" and ".join(filter(None, differs))}; '
                     'give this one another study name, or ask for the same'
                 )
+        if known is not None:
+            self._check_whole()
         if known is not None and self.sampler == 'sobol':  # of more trials than before
             self._enqueue()
 
+    def _check_whole(self) -> None:
+        "Refuse trials of which something is lost, or is said twice and otherwise."
+        trials = self.study.get_trials(deepcopy=False)
+        n = self.study.user_attrs.get('trials', 0)
+        if len(trials) < n:
+            raise _damaged(self.path, self.url, f'it has {len(trials)} trials of {n}')
+        for t in trials:
+            if t.state.is_finished() and (why := self._lost(t)):
+                raise _damaged(self.path, self.url, f'trial {t.number}: {why}')
+
+    def _lost(self, t) -> str:  # t: Optuna's, which is over; '': nothing
+        "What is missing of a trial, or contradicts itself."
+        if t.params.keys() != self._distributions.keys():
+            missing = sorted(self._distributions.keys() - t.params.keys())
+            return f'nothing says what was drawn for {" and ".join(missing) or "the space"}'
+        told = t.user_attrs.get(_TOLD) or t.user_attrs  # of a search that is older, each by itself
+        if 'values' not in told:
+            return 'nothing says what became of it'
+        values = [told['values'].get(o.name) for o in self.objectives]
+        if t.values is None or any(v is not None and v != known for v, known in zip(values, t.values)):
+            return f'its values are said to be {values} and {t.values}'
+        if told.get('constraints', t.constraints or {}) != (t.constraints or {}):
+            return 'its constraints are said twice, and differ'
+        return ''
+
     def _begin(self) -> None:
         "What a search has before its first trial; its identity last, so that a kill before it begins anew."
+        from optuna.trial import TrialState
+
+        begun = self.study.get_trials(deepcopy=False)
+        if any(t.state != TrialState.WAITING for t in begun) or not self.url and _is_begun(self.path):
+            raise _damaged(self.path, self.url, 'nothing says what is searched for')
         self.study.set_user_attr('began', time.time())
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')  # names of objectives, for a dashboard, are experimental
@@ -262,11 +366,20 @@ class Ledger:
         "Have the settings that are tried first proposed, each once."
         for setting in self.first:
             self.study.enqueue_trial(setting, skip_if_exists=True)
+        self._count()
+
+    def _count(self) -> None:
+        "Say how many trials there are, so that one that is lost is missed."
+        self.study.set_user_attr('trials', len(self.study.get_trials(deepcopy=False)))
 
     def clock(self) -> float:
         "Seconds since the search began."
-        return time.time() - self.study.user_attrs['began']
+        began = self.study.user_attrs.get('began')
+        if began is None:
+            raise _damaged(self.path, self.url, 'nothing says when it began')
+        return time.time() - began
 
+    @_in_words
     def ask(self):  # a trial of Optuna
         "The next trial, with all that is drawn."
         number = len(self.study.get_trials(deepcopy=False))
@@ -275,8 +388,10 @@ class Ledger:
             warnings.simplefilter('ignore')
             trial = self.study.ask(self._distributions)
         trial.set_user_attr('started_s', self.clock())
+        self._count()
         return trial
 
+    @_in_words
     def running(self) -> list:  # trials of Optuna
         "Those that were asked for and never told: a lost driver's."
         from optuna.trial import Trial as Open
@@ -289,6 +404,7 @@ class Ledger:
                 trial._suggest(name, distribution)
         return open_again
 
+    @_in_words
     def tell(
         self,
         trial,  # of `ask`
@@ -298,17 +414,17 @@ class Ledger:
         **attributes: Any,  # of _ATTRIBUTES
     ) -> None:
         "What became of a trial."
-        attributes |= dict(values=dict(values), ended_s=self.clock())
-        for name, value in attributes.items():
-            trial.set_user_attr(name, value)
-        for (
-            name,
-            value,
-        ) in constraints.items():  # the first that is told holds: nothing lies between it and the end
-            trial.set_constraint(name, float(value))
+        began = trial.user_attrs.get('started_s')
+        attributes |= dict(values=dict(values), started_s=began, ended_s=self.clock())
+        known = self.study._storage.get_trial(trial._trial_id).constraints or {}
+        for name in constraints.keys() - known.keys():  # of a kill before the end some may be there, and hold
+            trial.set_constraint(name, float(constraints[name]))
+        kept = {name: float(value) for name, value in constraints.items()} | known
+        trial.set_user_attr(_TOLD, attributes | dict(constraints=kept))
         told = [values.get(o.name) for o in self.objectives]
         self.study.tell(trial, [worst[o.name] if v is None else v for v, o in zip(told, self.objectives)])
 
+    @_in_words
     def trials(self) -> list[Trial]:
         "All trials that were asked for, in their order."
         from optuna.trial import TrialState
@@ -317,7 +433,8 @@ class Ledger:
         return [self._as_trial(t) for t in found if t.state in (TrialState.COMPLETE, TrialState.RUNNING)]
 
     def _as_trial(self, t) -> Trial:  # t: Optuna's
-        own = {name: t.user_attrs[name] for name in _ATTRIBUTES if name in t.user_attrs}
+        said = t.user_attrs | (t.user_attrs.get(_TOLD) or {})
+        own = {name: said[name] for name in _ATTRIBUTES if name in said}
         constraints = dict(t.constraints or {})
         state = 'running'
         if t.state.is_finished():

@@ -472,7 +472,9 @@ TASK = base.TaskInfo(
     check_tokens=check_tokens,
     batches_change=lambda config: config.task_settings.masks == 'dynamic',  # a later epoch hides others
     usual=usual,
-    unread=frozenset({'alpha', 'dialect', 'eval_batch_size', 'labels', 'unlabelled', 'unlabelled_share'}),
+    unread=frozenset(
+        {'alpha', 'dialect', 'eval_batch_size', 'labels', 'labels_seed', 'unlabelled', 'unlabelled_share'}
+    ),
     targets_in_words=targets_in_words,
     score_kind=lambda settings: 'right_only',
     use=USE,

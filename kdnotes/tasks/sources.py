@@ -600,7 +600,8 @@ def trained_on(
                 'it out, or name fewer'
             )
         of = info.rows_of[1] if info.rows_of else None
-        splits['train'], rest = _drawn(splits['train'], config.labels, of, stream(config.seed, 'labels'))
+        seed = config.seed if config.labels_seed is None else config.labels_seed
+        splits['train'], rest = _drawn(splits['train'], config.labels, of, stream(seed, 'labels'))
         info.corpora.check('train', splits['train'], f'{corpus.name}, labels={config.labels}')
     kept = dict(unlabelled_id=corpus.unlabelled_id, left_out=corpus.left_out) if learns else {}
     corpus = replace(corpus, splits=splits, **dict(unlabelled_id='', left_out=0) | kept)

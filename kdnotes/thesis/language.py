@@ -77,8 +77,8 @@ def recipe_values(found: Sequence[dict]) -> dict:
 
 # %% ../../nbs/thesis/04_language.ipynb #b9313402
 def kept_on(e: Evidence, where: str) -> dict[str, Interval | None]:
-    """What each arm keeps of its teacher's gain over the best trivial model, on any text: arm -> the share;
-    None: a model is not above the trivial one there.
+    """What each arm keeps of its teacher's gain over the best trivial baseline, on any text: arm -> the
+    share; None: its teacher gains nothing there.
     """
     metric = e.records[0]['primary']['metric']
     return in_use(replace(e, records=judged_by(e.records, where, metric))).shares
