@@ -664,6 +664,5 @@ def test_a_search_says_first_that_its_teacher_is_worse_than_its_students(tmp_pat
     assert any(
         '5 min of trials (20% training, 10% the search itself, 70% starting and waiting).' in s for s in said
     )
-    assert repr(found).splitlines()[1] == said[0] and len(repr(found)) < 2000
-    assert len(found.table) == 0 and said[0].split(':')[0] in found._repr_html_()
+    assert len(repr(found).splitlines()) == 2 and len(repr(found)) < 2000
     assert weak_teacher(replace(found, trials=(replace(one, values=one.values | dict(score=0.4)),)), {}) == ''

@@ -311,17 +311,22 @@ def labels_figure(e: Evidence) -> Figure:
         looks = _looks(its, trained)
         row = pt.mark(e.values[its.arm]['primary'], looks, unit.factor, hollow=its.role == 'alone')
         pt.put_marks(axes, [row | dict(at=x)], 'y', label=_named(its))
-    lowest = min(e.values[its.arm]['primary'].estimate for its in known)
-    higher = primary['higher_is_better']
-    shown = [floor for floor in e.trivial if not higher or floor.value >= lowest]
-    for floor, dashes in zip(shown, cycle(_FLOOR_DASHES)):
-        level = unit.factor * floor.value
-        axes.axhline(level, color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=floor.words, zorder=0)
+    _put_baselines(axes, e, known, unit.factor)
     pt.log_axis(axes, 'x', _numbers(known))
     axes.set_xlabel('rows with a label')
     axes.set_ylabel(metric_on(primary, task))
     _put_legend(figure, axes.get_legend_handles_labels()[1])
     return figure
+
+
+def _put_baselines(axes, e: Evidence, known: Sequence[Learner], factor: float) -> None:
+    "Lines of the trivial baselines that are not below all arms."
+    lowest = min(e.values[its.arm]['primary'].estimate for its in known)
+    higher = e.records[0]['primary']['higher_is_better']
+    shown = [floor for floor in e.trivial if not higher or floor.value >= lowest]
+    for floor, dashes in zip(shown, cycle(_FLOOR_DASHES)):
+        level = factor * floor.value
+        axes.axhline(level, color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=floor.words, zorder=0)
 
 
 def _put_legend(figure: Figure, labels: Sequence[str]) -> None:

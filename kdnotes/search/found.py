@@ -4,7 +4,6 @@
 
 # %% ../../nbs/search/04_found.ipynb #355faab4
 from __future__ import annotations
-import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -123,25 +122,10 @@ class Found:
         "The file that it is kept in."
         return found_path(self.study)
 
-    @property
-    def table(self):  # a `pandas.DataFrame`
-        "The front over its seeds with its test scores, a row a student."
-        from kdnotes.search.summary import front_with_test
-
-        return front_with_test(self, runs_of(self))
-
-    def _said(self) -> list[str]:
-        from kdnotes.search.summary import sentences
-
-        return sentences(self, seed_values(self, runs_of(self)))
-
     def __repr__(self) -> str:
         of = f'{len(self.trials)} trials, {len(self.front)} on the front'
-        return '\n'.join([f'Search {self.study} ({self.task} on {self.corpus}): {of}', *self._said()])
-
-    def _repr_html_(self) -> str:
-        said = ''.join(f'<p>{html.escape(line)}</p>' for line in self._said())
-        return f'{said}{self.table.to_html(index=False)}'
+        shipped = choice(self, seed_values(self, runs_of(self))).sentence
+        return f'Search {self.study} ({self.task} on {self.corpus}): {of}\n{shipped}'
 
 
 def found_path(study: str) -> Path:
