@@ -30,7 +30,12 @@ ONE_FACTOR = {
     ('mixed_student', 'mixed_kd'),
 }
 FEW = 15
-NAMES = {'map': 'MAP', 'nll': 'nats a hidden token', 'exact': 'exact match'}  # of metrics, in heads of tables
+NAMES = {
+    'map': 'MAP',
+    'nll': 'nats a hidden token',
+    'exact': 'exact match',
+    'accuracy': 'accuracy',
+}  # of metrics, in heads of tables
 
 
 def t_upper(t, df):
