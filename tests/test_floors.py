@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from kdnotes.core.config import TASKS, metric_name, task_info
+from kdnotes.core.files import cache_path
 from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine, resolve, settings
 from kdnotes.distill.tokenizers import load_tokenizer, reads_as
@@ -17,6 +18,8 @@ from kdnotes.analysis.comparable import floors_of
 from kdnotes.analysis.evidence import known_floors, unscored_starts
 from kdnotes.distill.encoder import FrozenEncoder
 from kdnotes.distill.weights import MINILM, find_model, reading_sha256, source_sha256
+from kdnotes.experiment import worker
+from kdnotes.experiment.clean import clean, leftovers
 from kdnotes.experiment.worker import floor_keys, have_floors
 from kdnotes.records.store import floors, records
 from kdnotes.tasks.base import FLOOR_COLUMNS, floor_table, floors_key
@@ -359,6 +362,19 @@ def test_a_frozen_encoder_that_cannot_be_had_is_left_out_with_its_reason(home, m
     [why] = have_floors(config, corpus_of(config).sha256)
     assert why.startswith("the frozen encoder was not scored: 'nobody/nothing' is neither a folder nor")
     assert set(floors('away')['floor']) == {'random_order', 'shared_words', 'bm25'}
+
+
+def test_embeddings_are_computed_once_and_cleaned_with_tokens(home, small_teacher, monkeypatch):
+    given = dict(smoke=True, teacher=str(small_teacher), max_length=64)
+    for study in ('one', 'other'):
+        config = config_of('answer_selection', study=study, **given)
+        have_floors(config, corpus_of(config).sha256)
+        # another process' encoder finds what is kept, and computes nothing
+        worker._encoder.cache_clear()
+        monkeypatch.setattr(FrozenEncoder, '_computed', lambda self, texts: pytest.fail('computed again'))
+    assert len(floors('one')) == len(floors('other'))
+    own = [leftover for leftover in leftovers() if leftover.kind == 'embeddings']
+    assert own and set(own) == set(clean(own)) and not list((cache_path() / 'embeddings').glob('*'))
 
 
 def test_each_pretrained_start_of_a_study_has_a_baseline_under_its_name(home, small_teacher, tmp_path):

@@ -111,15 +111,17 @@ def p_text(
         return '-'
     if p < 0.001:
         return '< 0.001'
-    text = f'{p:.3f}'
-    if text != f'{ALPHA:.3f}' or p == ALPHA:
-        return text
-    return f'{"<" if p < ALPHA else ">"} {text}'
+    for digits in (3, 4):
+        text = f'{p:.{digits}f}'
+        if float(text) != ALPHA or p == ALPHA:
+            return text
+    return f'{"<" if p < ALPHA else ">"} {ALPHA:.3f}'
 
 
 def p_words(p: float) -> str:
     "A p-value as sentences print it: `p = 0.034`."
-    return f'p {p_text(p)}' if p < 0.001 else f'p = {p_text(p)}'
+    text = p_text(p)
+    return f'p {text}' if text[0] in '<>' else f'p = {text}'
 
 # %% ../../nbs/analysis/02_tests.ipynb #c3bca187
 EXACT = 16  # so many values or fewer: all 2**n flips are counted

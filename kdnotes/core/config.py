@@ -182,8 +182,8 @@ def read_texts(
     fields: dict,  # a model's `model_fields`
 ) -> dict[str, Any]:
     """What a text cannot say by itself, as a terminal and papermill hand it over:
-    nothing (`none`), and a list (`1,3,5` or `[1, 3, 5]`). A list of one arrives as a number, and a folder
-    as a `Path` where Python gives it.
+    nothing (`none`), and a list (`1,3,5` or `[1, 3, 5]`). A list of one arrives as a number, as does a name
+    of digits from papermill (`-p study 2026`), and a folder as a `Path` where Python gives it.
     """
 
     def read(name, value):
@@ -191,6 +191,8 @@ def read_texts(
         is_list = 'tuple' in str(annotation)
         if is_list and type(value) is int:
             return [value]
+        if type(value) is int and annotation in (str, str | None):
+            return str(value)
         if isinstance(value, Path):
             return str(value)
         if not isinstance(value, str):

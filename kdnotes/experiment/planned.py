@@ -379,7 +379,7 @@ def named(
     config = make_config(**{k: v for k, v in parameters.items() if k in own or k == 'study' and v})
     with on_this_machine(config):
         corpus = resolve_corpus(config.task, config.corpus)
-    name = parameters.get('study') or study_name(corpus, task=config.task)
+    name = config.study if parameters.get('study') else study_name(corpus, task=config.task)
     return parameters | dict(corpus=corpus, study=smoke_name(name) if config.smoke else name)
 
 
