@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 import pandas as pd
+from kdnotes.analysis.comparable import beside, gain_interval, is_above
 from kdnotes.analysis.compare import Comparison, verdict_on
 from kdnotes.analysis.evidence import Evidence
-from kdnotes.analysis.labels import pays_sentences, what_pays
+from kdnotes.analysis.labels import Pays, pays_sentences, what_pays
 from kdnotes.analysis.tests import ALPHA, Family, holm, p_words
 from kdnotes.analysis.wording import better_words, difference_words, metric_on, unit_of
 from kdnotes.core.config import counted
@@ -91,6 +92,16 @@ def of_soft_targets(study: str) -> str | None:  # None: the thesis does not pool
     )
 
 
+def of_untrained(e: Evidence, p: Pays) -> str:  # '': the taught arm is better, or nothing was measured
+    "That what takes no training is as good as a taught arm: the first thing to say of it."
+    best = next(iter(beside(e.trivial, p.taught.runs)), None)
+    gained = best and gain_interval(p.taught.runs, best, e.units)
+    if best is None or is_above(gained):
+        return ''
+    score = unit_of(p.taught.runs[0]['task'], best.record['primary']['metric']).text(best.value)
+    return f'{p.taught.arm} is not better than {best.words}, a trivial baseline ({score}). '
+
+
 def of_variants(found: Sequence[Comparison]) -> str:
     "What settings of one's own do, beside the arm that has none."
     metric = metric_on(found[0].primary, found[0].task)
@@ -128,7 +139,8 @@ def finding(
             return of_rates(rates)
     if paid := what_pays(e):
         # what is taught with texts first: with labels alone a student may be at the floor
-        return pays_sentences(sorted(paid, key=lambda p: not p.taught.texts))[0]
+        first = min(paid, key=lambda p: not p.taught.texts)
+        return of_untrained(e, first) + pays_sentences([first])[0]
     known = [(kind, c) for kind, c in e.comparisons if c.difference]
     single = [c for _, c in known if c.attribution.factor in FACTORS]
     if single:

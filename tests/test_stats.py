@@ -23,6 +23,7 @@ from kdnotes.analysis.intervals import (
     variance_components,
     wilson_limits,
 )
+from kdnotes.analysis.tests import p_text, p_words
 
 
 def crossed(seeds, units, spread, seed=0, mean=0.0):
@@ -266,6 +267,12 @@ def test_a_printed_number_is_on_its_own_side(away, null, spec):
     assert not any(float(t) == 0 and t[0] in '+-' for t in texts), '0 has no sign'
     if spec.endswith('f'):
         assert len({len(t.partition('.')[2]) for t in texts}) == 1, 'as many digits for all'
+
+
+def test_a_p_that_reads_as_the_level_says_on_which_side_it_is():
+    values = (0.05003, 0.04997, 0.0496, 0.0504, 0.05, 0.0004)
+    assert [p_text(p) for p in values] == ['> 0.050', '< 0.050', '0.0496', '0.0504', '0.050', '< 0.001']
+    assert [p_words(p) for p in values[:3]] == ['p > 0.050', 'p < 0.050', 'p = 0.0496']
 
 
 def test_digits_are_added_only_where_they_are_needed():

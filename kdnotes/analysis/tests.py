@@ -111,10 +111,11 @@ def p_text(
         return '-'
     if p < 0.001:
         return '< 0.001'
-    text = f'{p:.3f}'
-    if text != f'{ALPHA:.3f}' or p == ALPHA:
-        return text
-    return f'{"<" if p < ALPHA else ">"} {text}'
+    for digits in (3, 4):
+        text = f'{p:.{digits}f}'
+        if float(text) != ALPHA or p == ALPHA:
+            return text
+    return f'{"<" if p < ALPHA else ">"} {ALPHA:.3f}'
 
 
 def p_words(p: float) -> str:
