@@ -2,6 +2,7 @@
 
 import re
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 from handmade import make_record, make_units, write_floors, write_run
@@ -9,7 +10,7 @@ from kdnotes.analysis import in_use
 from kdnotes.analysis.comparable import Floor
 from kdnotes.analysis.intervals import StatsError, crossed_interval
 from kdnotes.analysis.report import report, report_as_dict
-from kdnotes.analysis.evidence import evidence
+from kdnotes.analysis.evidence import evidence, primary_interval
 from kdnotes.core.arms import USUAL
 
 
@@ -374,3 +375,13 @@ def test_a_report_says_what_few_seeds_allow(seeds):
             'with 3 seeds little can be significant: where the seeds make most of the spread, a difference '
             f'must be {three} times its standard error; with 5 seeds {five} times'
         )
+
+
+@pytest.mark.parametrize('seeds', [1, 3])
+def test_an_arm_that_is_right_nearly_always_has_an_interval_on_its_scale(seeds):
+    """Wilson's of 40 texts: all right, the t interval would be [1, 1]."""
+    runs = [make_record('full_kd', seed, 1.0) for seed in range(seeds)]
+    all_right = [make_units(1.0, 0).assign(value=1.0, run_id=r['run_id']) for r in runs]
+    value = primary_interval(runs, pd.concat(all_right))
+    z2 = stats.norm.ppf(0.975) ** 2
+    assert (value.estimate, value.low, value.high) == (1.0, pytest.approx(40 / (40 + z2)), 1.0)
