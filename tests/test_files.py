@@ -8,11 +8,13 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+import psutil
 import pytest
 from kdnotes.core.files import (
     BusyError,
     FileError,
     atomic_write,
+    free_memory,
     lock,
     read_json,
     runs_path,
@@ -83,3 +85,38 @@ def test_runs_of_another_user_that_may_not_be_read_are_not_missing(monkeypatch):
         finally:
             os.seteuid(owner)
             runs.chmod(0o700)
+
+
+def group_of(folder: Path, version: int, limit: str, used: int, idle: int) -> None:
+    "A cgroup as the kernel shows it."
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {1: ('memory.limit_in_bytes', 'memory.usage_in_bytes'), 2: ('memory.max', 'memory.current')}
+    for name, value in zip(names[version], (limit, used)):
+        (folder / name).write_text(f'{value}\n')
+    (folder / 'memory.stat').write_text(f'anon 5\n{"total_" * (version == 1)}inactive_file {idle}\n')
+
+
+@pytest.mark.parametrize(
+    'version, line, folder',
+    [
+        (2, '0::/', ''),  # a container, which sees its own group as the top
+        (2, '0::/', 'unified'),
+        (2, '0::/user.slice/run-1.scope', 'user.slice/run-1.scope'),  # systemd-run, SLURM
+        (2, '0::/job/step', 'job'),  # the limit of a group around it
+        (1, '4:memory:/slurm/job_7', 'memory/slurm/job_7'),
+        (1, '4:cpu,memory:/docker/ab', 'memory'),
+    ],
+)
+def test_a_limit_of_memory_is_that_of_the_cgroup_of_the_process(tmp_path, version, line, folder):
+    (tmp_path / 'cgroup').write_text(f'5:freezer:/\n{line}\n1:name=systemd:/x\n')
+    group_of(tmp_path / 'fs' / folder, version, limit='2000', used=1500, idle=300)
+    assert free_memory(tmp_path / 'cgroup', tmp_path / 'fs') == 800
+    group_of(tmp_path / 'fs' / folder, version, limit='1000', used=1500, idle=300)  # lowered meanwhile
+    assert free_memory(tmp_path / 'cgroup', tmp_path / 'fs') == 0
+    group_of(tmp_path / 'fs' / folder, version, {1: 2**63 - 4096, 2: 'max'}[version], used=1500, idle=300)
+    free = free_memory(tmp_path / 'cgroup', tmp_path / 'fs')
+    assert abs(free - psutil.virtual_memory().available) < 2**31
+
+
+def test_a_system_without_cgroups_has_what_is_free(tmp_path):
+    assert free_memory(tmp_path / 'cgroup', tmp_path / 'fs') > 0

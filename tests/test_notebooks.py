@@ -1,5 +1,6 @@
 "Every notebook people run, through papermill as people run it; and what is left of a run that was stopped."
 
+import ast
 import base64
 import json
 import os
@@ -18,16 +19,18 @@ import torch
 import transformers
 from kdnotes.analysis.in_use import SMOKE_STUDY
 from kdnotes.core.arms import MODES, USUAL
+from kdnotes.core.config import ConfigError, flat
 from kdnotes.core.given import make_config
 from kdnotes.core.notebook_parameters import parameters_from
 from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.launch import execute
-from kdnotes.experiment.plan import plan, plan_study
+from kdnotes.experiment.plan import named, plan, plan_study
 from kdnotes.experiment.shown import SMOKE_RUN
 from kdnotes.distill.architectures import weights_sha256
 from kdnotes.records.runs import read_csv
+from papermill.cli import _resolve_type
 from papermill.inspection import inspect_notebook
 from notebooks import ROOT, command, contents, papermill, start_papermill, surroundings
 from processes import heard_of, listening, open_to_others, wait_for
@@ -273,6 +276,31 @@ def test_papermill_can_read_the_parameters(name, caplog):
     "A line that it cannot parse is a warning in the middle of each study."
     found = inspect_notebook(str(ROOT / f'nbs/{name}.ipynb'))
     assert len(found) > 3 and 'Unable to parse' not in caplog.text
+
+
+@pytest.mark.parametrize('name', ['run', 'study', 'search', 'tune', 'cluster'])
+def test_papermill_knows_the_parameters_that_people_give(name):
+    "One that it does not know is honoured, beside papermill's line that it was passed unknown."
+    found = inspect_notebook(str(ROOT / f'nbs/{name}.ipynb'))
+    usual = flat(make_config())
+    for of in ('teacher', 'student', 'labels', 'unlabelled', 'columns', 'corpus', 'study', 'task'):
+        assert of in found
+    for of in ('teacher', 'student', 'labels', 'unlabelled'):
+        assert ast.literal_eval(found[of]['default']) == usual[of]
+
+
+@pytest.mark.parametrize('given, expected', [('2026', '2026'), ('a', 'a'), ('7-b', '7-b'), ('0x1F', '0x1F')])
+def test_a_name_of_digits_is_a_name(given, expected):
+    "papermill makes a number of it."
+    value = _resolve_type(given)
+    assert make_config(study=value).study == make_config(arm=value).arm == expected
+    assert make_config(teacher=value, corpus=value, columns=value).teacher == expected
+    found = named(study=value, corpus='embedded', smoke=True)
+    assert found['study'] == f'{expected}-smoke'
+    assert {p.config.study for p in plan_study(1, 'usual', **found)} == {f'{expected}-smoke'}
+    for wrong in (True, 1.5, [7]):
+        with pytest.raises(ConfigError, match='study=.* is refused: input should be a valid string'):
+            make_config(study=wrong)
 
 
 # ---- one run ----

@@ -346,7 +346,7 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(model, tmp_path, capsys)
         'the name of the text is empty': [str(model), ''],
         "\\udcff.txt' is not written in UTF-8": [str(model), str(odd)],
         'is no ordinary file': [str(model), str(endless)],
-        'smaller --length': [str(model), str(short), '--length', '16'],
+        'smaller length': [str(model), str(short), '--length', '16'],
         'has ids up to 99': [str(gap), str(texts), '--length', '16'],
         'are not finite': [str(huge), str(texts), '--length', '16'],
         'is a gpt2, which was not made to guess hidden words': [str(left), str(texts), '--length', '16'],

@@ -664,5 +664,9 @@ def test_a_search_says_first_that_its_teacher_is_worse_than_its_students(tmp_pat
     assert any(
         '5 min of trials (20% training, 10% the search itself, 70% starting and waiting).' in s for s in said
     )
-    assert len(repr(found).splitlines()) == 2 and len(repr(found)) < 2000
+    assert repr(found).splitlines() == [
+        'Search made (answer_selection on embedded): 1 trial, 1 on the front',
+        said[1].removesuffix(' Smoke runs: these numbers mean nothing.'),
+    ]
+    assert list(found.table['number']) == [0] and '<td>' in found._repr_html_()
     assert weak_teacher(replace(found, trials=(replace(one, values=one.values | dict(score=0.4)),)), {}) == ''

@@ -173,16 +173,43 @@ def _gigabytes(n: float) -> str:
     return f'{n / 1e9:,.1f} GB' if n >= 1e8 else f'{n / 1e6:,.1f} MB'
 
 # %% ../../nbs/core/04_files.ipynb #0f221182
-def free_memory() -> int:  # bytes
-    "What this process could have beside what it holds."
+# of a cgroup: its limit, what it holds, and what of that is given back for the asking; version 2, and 1
+_GROUP_FILES = {
+    2: ('memory.max', 'memory.current', 'inactive_file'),
+    1: ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file'),
+}
+
+
+def _groups(
+    proc: Path,  # says which cgroups a process is in
+    mounted: Path,  # where they are files
+) -> Iterator[tuple[Path, tuple[str, str, str]]]:  # folders, and what their files are called
+    "The cgroups that limit this process: its own and those around it, as far as they can be seen."
+    lines = proc.read_text().splitlines() if proc.is_file() else []
+    for _, controllers, own in (line.split(':', 2) for line in lines):
+        version = 1 if 'memory' in controllers.split(',') else 2
+        if version == 2 and controllers:
+            continue
+        # beside version 1, version 2 is elsewhere
+        for top in (mounted / 'memory',) if version == 1 else (mounted, mounted / 'unified'):
+            # a container may see its own group as the top, whatever it is called outside
+            parts = own.strip('/').split('/')
+            for n in range(len(parts) + 1):
+                yield top.joinpath(*parts[:n]), _GROUP_FILES[version]
+
+
+def free_memory(
+    proc: Path = Path('/proc/self/cgroup'),
+    mounted: Path = Path('/sys/fs/cgroup'),
+) -> int:  # bytes
+    "What this process could have beside what it holds: what the machine has free, or what its cgroups allow."
     free = psutil.virtual_memory().available
-    group = Path('/sys/fs/cgroup')
-    with suppress(OSError, ValueError):  # a container's own limit; 'max' is none
-        held = dict(line.split() for line in (group / 'memory.stat').read_text().splitlines())
-        limit = int((group / 'memory.max').read_text())
-        used = int((group / 'memory.current').read_text()) - int(held['inactive_file'])
-        free = min(free, limit - used)
-    return free
+    for group, (limit_file, used_file, idle) in _groups(proc, mounted):
+        with suppress(OSError, ValueError, KeyError):  # 'max' is no limit
+            limit = int((group / limit_file).read_text())
+            held = dict(line.split() for line in (group / 'memory.stat').read_text().splitlines())
+            free = min(free, limit - int((group / used_file).read_text()) + int(held[idle]))
+    return max(0, free)
 
 # %% ../../nbs/core/04_files.ipynb #c1881b1b
 def sha256_file(

@@ -4,15 +4,16 @@
 
 # %% ../../nbs/search/04_found.ipynb #355faab4
 from __future__ import annotations
+import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from ..core.config import task_info
+from ..core.config import counted, task_info
 from ..core.files import atomic_write, evidence_path, read_json, runs_path, write_json
 from ..records.store import find_record, records
-from .front import Choice, Objective, Trial, front, ship
+from .front import Choice, Objective, Trial, front, ship, trials_table
 from .spaces import Space, space_of, written
 from .trials import values_of
 
@@ -122,10 +123,22 @@ class Found:
         "The file that it is kept in."
         return found_path(self.study)
 
+    @property
+    def table(self):  # a `pandas.DataFrame`
+        "The front and the baseline, a row each: values and what was drawn; the report has test scores."
+        return trials_table(self.best, self.objectives)
+
+    def _said(self) -> list[str]:
+        of = f'{counted(len(self.trials), "trial")}, {len(self.front)} on the front'
+        chosen = choice(self, seed_values(self, runs_of(self)))
+        return [f'Search {self.study} ({self.task} on {self.corpus}): {of}', chosen.sentence]
+
     def __repr__(self) -> str:
-        of = f'{len(self.trials)} trials, {len(self.front)} on the front'
-        shipped = choice(self, seed_values(self, runs_of(self))).sentence
-        return f'Search {self.study} ({self.task} on {self.corpus}): {of}\n{shipped}'
+        return '\n'.join(self._said())
+
+    def _repr_html_(self) -> str:
+        said = ''.join(f'<p>{html.escape(line)}</p>' for line in self._said())
+        return f'{said}{self.table.to_html(index=False)}'
 
 
 def found_path(study: str) -> Path:
