@@ -88,5 +88,7 @@ def _log_shares(x, labels, strength: float, others: np.ndarray, classes: int) ->
     if len(known) > 1:
         with warnings.catch_warnings(action='ignore'):  # where it stops, it is as good as it needs to be
             model = LogisticRegression(C=strength, max_iter=300).fit(x, labels)
-        found[:, known] = model.predict_log_proba(others)
+        # a probability that is too small to be written is no certainty
+        shares = np.maximum(model.predict_proba(others), np.finfo(np.float64).tiny)
+        found[:, known] = np.log(shares)
     return found
