@@ -199,6 +199,9 @@ def test_pairs_are_by_seed_and_teacher_and_the_rest_is_named():
     assert 'several teachers' in compare(arm('baseline', (0, 1)), two).reasons['comparison']
     assert compare(arm('full_student', (0, 1), teacher_seed=5), two).seeds == (0, 1)
     assert check_arm(arm('full_kd', teacher_seed=0)) is None
+    # a draw of one seed for all: the run of that seed records none
+    drawn = [make_record('full_kd', seed, labels=32, labels_seed=1) for seed in range(3)]
+    assert check_arm(drawn) is None
 
 
 def test_the_difference_uses_units_and_seeds_in_any_order():

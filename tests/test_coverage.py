@@ -100,10 +100,12 @@ MAIN = [s for s in SETTINGS if not s.name.startswith('edge')]
 def test_five_seeds_keep_the_promise(setting, seeds):
     """At least 93 and at most 6 percent, up to four standard errors of 1,500 trials (2.3 points)."""
     r = rates(setting, seeds, 122, np.random.default_rng(11), trials=1500, n_draws=0)
-    assert within(r['crossed covers'], 93, 100, 1500), r
+    of_seeds_alone = setting.name == 'seeds differ much'  # where it is nearly exact; elsewhere it is careful
+    assert within(r['crossed covers'], 93, 97 if of_seeds_alone else 100, 1500), r
     for name in ('crossed rejects', 'one-sided rejects', 'permutation rejects', 'seed flips reject'):
         if name in r:
-            assert within(r[name], 0 if name.startswith(('crossed', 'one')) else 4, 6, 1500), r
+            careful = name.startswith(('crossed', 'one')) and not of_seeds_alone
+            assert within(r[name], 0 if careful else 4, 6, 1500), r
     assert ('crossed rejects' in r) == (setting.truth() == 0)
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 from pathlib import Path
 import numpy as np
 import pytest
@@ -348,6 +349,9 @@ def test_baselines_that_read_labels_have_as_many_as_a_run(home, small_teacher):
         mean = np.mean([draw[name].metrics['test']['accuracy'] for draw in draws])
         assert found[name, 'accuracy'] == pytest.approx(mean, rel=1e-4)
     assert len({draw['frozen_encoder'].metrics['test']['accuracy'] for draw in draws}) > 1
+    # draws of their own also for runs that keep another seed's labels
+    have_floors(config_of('text_classification', seed=3, **given | dict(study='kept', labels_seed=7)), sha)
+    assert baselines('kept', config, sha) == found
     # the same for every seed, and others with all labels
     before = (home / 'home/runs/few/floors.csv.gz').read_bytes()
     have_floors(config_of('text_classification', seed=0, **given), sha)
@@ -418,6 +422,40 @@ def test_each_pretrained_start_of_a_study_has_a_baseline_under_its_name(home, sm
     assert {f'the frozen encoder of {Path(of).name}' for of in (small_teacher, other)} < set(words)
     alone = [floor.words for floor in floors_of(found[:1], known_floors('two', found[:1]))]
     assert 'the frozen encoder' in alone and unscored_starts(found, known_floors('two', found)) == []
+    # weights in folders that are called alike have a baseline each
+    namesake = small_model(tmp_path / 'elsewhere' / Path(small_teacher).name, seed=2)
+    third = config_of('answer_selection', teacher=str(namesake), **given)
+    assert have_floors(third, sha) == []
+    alike = [made(config, 'teacher', small_teacher), made(third, 'teacher', namesake)]
+    both = [f for f in floors_of(alike, known_floors('two', alike)) if f.name.startswith('frozen_encoder')]
+    assert len(both) == len({f.words for f in both}) == len({f.value for f in both}) == 2
     # other weights under the same name are another start
     changed = found[0] | dict(initial=dict(weights_sha256='0' * 64))
     assert unscored_starts([changed], known_floors('two', [changed])) == [str(small_teacher)]
+
+
+def test_an_encoder_that_failed_answers_the_same_texts_the_next_time(small_teacher, monkeypatch):
+    encoder = FrozenEncoder(small_teacher, 32)
+    first = encoder(['iron'])
+    with monkeypatch.context() as broken:
+        broken.setattr(FrozenEncoder, '_computed', lambda self, texts: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            encoder(['gold', 'iron'])
+    texts = ['gold', 'iron', 'copper']
+    assert encoder(texts) == pytest.approx(FrozenEncoder(small_teacher, 32)(texts), abs=1e-6)
+    assert encoder(['iron']) == pytest.approx(first)
+
+
+def test_weights_that_are_replaced_in_one_process_are_read_again(home, tmp_path):
+    sha = None
+    found = []
+    for seed in (1, 2):
+        folder = small_model(tmp_path / 'model', seed=seed)
+        config = config_of('answer_selection', smoke=True, study='same', max_length=64, teacher=str(folder))
+        sha = sha or corpus_of(config).sha256
+        assert have_floors(config, sha) == []
+        found.append(baselines('same', config, sha)['frozen_encoder', 'map'])
+        shutil.rmtree(folder)
+    alone = FrozenEncoder(small_model(tmp_path / 'other', seed=2), 64)
+    right = make_task(config, corpus_of(config)).encoder_floor(alone).metrics['test']['map']
+    assert found[1] == pytest.approx(right, rel=1e-4) != found[0]

@@ -285,6 +285,18 @@ def test_files_that_cannot_be_read_or_written_are_refused(model, tmp_path, capsy
             '--out',
             out,
         ],
+        "has a column 'note' already": [
+            '--file',
+            written('noted.csv', 'text,note\na,b\n'),
+            '--out',
+            out,
+        ],
+        'holds a tab or a line end': [
+            '--file',
+            written('lines.csv', 'text,n\na,"b\nc"\n'),
+            '--out',
+            str(tmp_path / 'lines.tsv'),
+        ],
         "columns='<key>=<your column>'": [
             '--file',
             good,

@@ -370,7 +370,7 @@ def test_where_a_student_starts_follows_who_teaches():
     assert start(**scores) == start(**scores, student_init=None) == 'teacher_pretrained'
     assert start(teachers='a,b') == start(teachers=('a', 'b'), student_init='none') == 'teacher_pretrained'
     assert start(**scores, student_init='hub', student='s') == 'hub'
-    assert start(teachers=None) == start(teachers='none') == 'teacher_finetuned'
+    assert start(teachers=None) == start(teachers='none') == start(teachers=[]) == 'teacher_finetuned'
     with pytest.raises(KdnotesError, match="teacher_mode='scores' has no model whose layers"):
         start(**scores, student_init='teacher_finetuned')
 

@@ -107,7 +107,8 @@ def _named(records: Sequence[dict], others: frozenset[str]) -> str:
 
 # %% ../../nbs/analysis/04_comparable.ipynb #7534fbad
 _IDENTITY = ('schema', 'task', 'corpus_sha256', 'seed', 'teacher_seed', 'teacher_run_id', 'initial')
-_BY_SEED = {'seed', 'teacher_seed', 'teacher_run_id', 'initial'}  # may differ between the seeds of an arm
+# may differ between the seeds of an arm
+_BY_SEED = {'seed', 'teacher_seed', 'teacher_run_id', 'initial', 'labels_seed'}
 
 
 def recorded(record: dict) -> dict[str, Any]:  # name -> value; factors and settings share names

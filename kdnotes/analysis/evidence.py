@@ -211,25 +211,34 @@ def known_floors(
 
 def _baselines(records: Sequence[dict]) -> dict[str, dict]:  # key -> labels, weights and homes
     "The tables of baselines that some runs may stand beside."
+    wanted: dict[str, dict] = {}
+    for r, own_encoders in zip(records, _encoders(records)):
+        info = task_info(r['task'])
+        settings = r['settings']
+        reads = (settings.get('labels'),) if 'labels' in info.floor_settings else ()
+        own = {floors_key(info, r['corpus_sha256'], settings): dict(labels=reads, weights='')}
+        for name, key in own_encoders.items():
+            own[key] = dict(labels=reads if info.probes else (), weights=name)
+        for key, about in own.items():
+            wanted.setdefault(key, about | dict(homes=[]))['homes'].append(r['study'])
+    return wanted
+
+
+def _encoders(records: Sequence[dict]) -> Iterator[dict[str, str]]:
+    "For each run: what its pretrained weights are called -> the key of what their frozen encoder scores."
     known = {r['run_id']: r for r in records}
 
     @cache
     def find(run_id: str) -> dict | None:
         return known.get(run_id) or (found[0] if (found := find_record(run_id)) else None)
 
-    wanted: dict[str, dict] = {}
     for r in records:
         info = task_info(r['task'])
-        settings = r['settings']
-        reads = (settings.get('labels'),) if 'labels' in info.floor_settings else ()
-        own = {floors_key(info, r['corpus_sha256'], settings): dict(labels=reads, weights='')}
-        if 'frozen_encoder' in info.floors:
-            for name, start in record_starts(r, find).items():
-                key = encoder_key(info, r['corpus_sha256'], settings, start or '')
-                own[key] = dict(labels=reads if info.probes else (), weights=name)
-        for key, about in own.items():
-            wanted.setdefault(key, about | dict(homes=[]))['homes'].append(r['study'])
-    return wanted
+        starts = record_starts(r, find) if 'frozen_encoder' in info.floors else {}
+        yield {
+            name: encoder_key(info, r['corpus_sha256'], r['settings'], start or '')
+            for name, start in starts.items()
+        }
 
 
 def _told_apart(
@@ -240,8 +249,8 @@ def _told_apart(
     every = [table.iloc[0] for table in found.values()]
     several_labels = len({about['labels'] for about in every if about['labels']}) > 1
     several_weights = len({about['weights'] for about in every if about['weights']}) > 1
-    seen = set()
-    for table in found.values():
+    seen: dict[str, list[float]] = {}
+    for key, table in found.items():
         about = table.iloc[0]
         labels = about['labels']
         n = '' if not labels else 'all labels' if labels[0] is None else counted(labels[0], 'label')
@@ -250,9 +259,12 @@ def _told_apart(
         more = f' on {n}' if probe else f' ({n})' if labels and several_labels else ''
         for name, own in table.groupby('floor', sort=False):
             called = name + of + (more if several_labels else '')
-            if called not in seen:  # the same weights under two names of their content
-                seen.add(called)
-                yield own.assign(floor=called, words=words.get(name, name) + of + more)
+            values = own['value'].tolist()
+            if seen.get(called) == values:  # the same weights under two names of their content
+                continue
+            apart = f' ({key})' if called in seen else ''  # other weights of the same name
+            seen[called + apart] = values
+            yield own.assign(floor=called + apart, words=words.get(name, name) + of + more + apart)
 
 
 def unscored_starts(
@@ -260,14 +272,9 @@ def unscored_starts(
     table: pd.DataFrame | None,  # of `known_floors`
 ) -> list[str]:  # what weights are called
     "The pretrained weights of some runs whose frozen encoder was not scored beside them."
-    names = (
-        name
-        for r in records
-        if 'frozen_encoder' in task_info(r['task']).floors
-        for name in record_starts(r, lambda _: None)
-    )
-    there = set() if table is None or 'weights' not in table else set(table['weights'])
-    return [name for name in dict.fromkeys(names) if name not in there]
+    scored = set() if table is None else set(table['key'])
+    names = (name for own in _encoders(records) for name, key in own.items() if key not in scored)
+    return list(dict.fromkeys(names))
 
 # %% ../../nbs/analysis/09_evidence.ipynb #c82b13bb
 def run_evidence(

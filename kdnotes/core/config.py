@@ -224,7 +224,9 @@ class TaskSettings(BaseModel):
 
 def _is_none(value: Any) -> bool:
     "Is nothing given, in Python or as a text?"
-    return value is None or value == () or (isinstance(value, str) and value.lower() in ('', 'none', 'null'))
+    if isinstance(value, (list, tuple)):
+        return not value
+    return value is None or (isinstance(value, str) and value.lower() in ('', 'none', 'null'))
 
 
 def student_start(

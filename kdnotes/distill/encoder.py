@@ -54,9 +54,10 @@ class FrozenEncoder:
         texts = list(texts)
         new = [text for text in dict.fromkeys(texts) if text not in self._rows]
         if new:
+            made = self._made(new)  # may fail: what is known before stays as it is
             start = len(self._rows)
             self._rows.update((text, start + i) for i, text in enumerate(new))
-            self._parts.append(self._made(new))
+            self._parts.append(made)
         whole = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
         self._parts = [whole]
         return whole[[self._rows[text] for text in texts]]

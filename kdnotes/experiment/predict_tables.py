@@ -171,7 +171,7 @@ def _answered(
     reader, _ = load_reader(asked.source, asked.info)
     n = sum(map(len, asked.rows))
     columns: dict[str, list] = {}
-    notes = [''] * n
+    notes = _column(columns, 'note', asked.table, n)
     begin = time.perf_counter()
     try:
         for index, answer in zip(asked.rows, answers_of(reader, asked.info, asked.questions)):
@@ -181,7 +181,7 @@ def _answered(
                     _column(columns, name, asked.table, n)[i] = cell
     except AskError as e:
         raise PredictError(f'{asked.table.place(asked.rows[e.at][0])}: {e}') from None
-    _column(columns, 'note', asked.table, n)[:] = notes
+    columns['note'] = columns.pop('note')  # the last one
     return columns, time.perf_counter() - begin
 
 
@@ -286,6 +286,16 @@ def as_file(
     return ''.join('\t'.join(map(_tsv_cell, row)) + '\n' for row in cells).encode()
 
 
+def _as_file(table: pd.DataFrame, source: Path, target: Path) -> bytes:
+    "The same, or a refusal that says where the cells are from."
+    try:
+        return as_file(table, target)
+    except ConfigError:
+        raise
+    except (ValueError, TypeError, ArithmeticError) as e:
+        raise PredictError(f'{target} cannot hold what is in {source} ({reason(e)}); name a .jsonl') from None
+
+
 def _is_nan(cell: Any) -> bool:
     return isinstance(cell, float) and cell != cell
 
@@ -327,15 +337,10 @@ def predict_file(
     table, kept = read_file(path)
     check_out(path, target, overwrite)
     asked = _asked(model, table, columns)
+    _as_file(kept, path, target)  # may refuse, before hours are spent
     found, seconds = _answered(asked)
-    try:
-        added = pd.DataFrame(found, index=kept.index, dtype=object)
-        data = as_file(pd.concat([kept, added], axis=1), target)
-    except (ValueError, TypeError, ArithmeticError) as e:
-        if isinstance(e, ConfigError):
-            raise
-        raise PredictError(f'{target} cannot hold what is in {path} ({reason(e)}); name a .jsonl') from None
-    atomic_write(target, data)
+    added = pd.DataFrame(found, index=kept.index, dtype=object)
+    atomic_write(target, _as_file(pd.concat([kept, added], axis=1), path, target))
     return FilePrediction(
         model=model,
         run_id=(asked.source.record or {}).get('run_id'),

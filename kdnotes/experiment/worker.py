@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 import pandas as pd
 from .. import __version__
@@ -20,6 +20,7 @@ from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, is_given, reads_scores, task_info
 from ..core.given import make_config
 from ..core.files import cache_path, file_errors
+from ..core.tables import reason
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.progress import ReportFile, reporting_to, silent
 from ..core.resolve import settings
@@ -504,7 +505,7 @@ def have_floors(
         key = encoder_key(info, corpus_sha256, settings(config), start)
         if key in known:
             continue
-        encoder = _encoder(name, config.max_length, device)
+        encoder = _encoder(name, start, config.max_length, device)
         tables = []
         try:
             for task in _floor_tasks(config, corpus_sha256, few and info.probes):
@@ -553,8 +554,13 @@ def _starts(
         yield name, start_text(weights, '' if is_pinned(weights, reading) else reading)
 
 
-@cache
-def _encoder(name: str, max_length: int, device: str):  # () -> a `distill.encoder.FrozenEncoder`
+@lru_cache(maxsize=2)  # a student's and a teacher's weights: those of earlier studies are let go
+def _encoder(
+    name: str,
+    start: str,  # of `start_text`: other weights under the same name are another encoder
+    max_length: int,
+    device: str,
+):  # () -> a `distill.encoder.FrozenEncoder`
     "One encoder for all that is asked of it."
 
     @cache
@@ -578,7 +584,7 @@ def _floor_tasks(
     from kdnotes.distill.tokenizers import load_tokenizer
 
     info = task_info(config.task)
-    alone = dict(unlabelled='none', labels=config.labels if few else None)
+    alone = dict(unlabelled='none', labels=config.labels if few else None, labels_seed=None)
     known = {}
     found = []
     for seed in range(DRAWS) if few else [config.seed]:
@@ -611,8 +617,8 @@ def _score_baselines(rank: Rank) -> None:
     "The trivial baselines of a run that is done, whatever becomes of them."
     try:
         left_out = have_floors(rank.config, rank.corpus.sha256, rank.runtime.device.type)
-    except KdnotesError as e:
-        left_out = [str(e)]
+    except Exception as e:  # the record is written: nothing that happens here makes the run a failed one
+        left_out = [f'the trivial baselines were not scored: {reason(e)}']
     for line in left_out:
         print(line, flush=True)  # into the run's log
 

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 import pandas as pd
 from ..analysis.estimate import duration
-from ..analysis.intervals import Interval
+from ..analysis.comparable import is_above, unit_matrix
+from ..analysis.intervals import Interval, mean_interval
 from ..analysis.page import Page, Part, SavedReport, Table, save_page
 from ..analysis.plotting import FigureFile
 from ..analysis.evidence import primary_interval
 from ..core.config import counted, score_name, task_info
 from ..core.files import atomic_write, figures_path, runs_path
+from ..records.schema import RecordError
 from ..records.store import find_record, units
 from .found import Found, choice, runs_of, seed_values
 from .front import losses, number_text, pareto_with_seeds, share_saved, trials_table
@@ -132,7 +134,7 @@ def sentences(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]])
     "A search in a few sentences, the most important one first."
     chosen = choice(found, values)
     states = Counter(t.state for t in found.trials)
-    said = [weak_teacher(found, values)] if weak_teacher(found, values) else []
+    said = list(filter(None, [weak_teacher(found, values)]))
     said.append(chosen.sentence + ' Smoke runs: these numbers mean nothing.' * _is_smoke(found))
     if chosen.trial is not None and chosen.trial.run_id:
         said.append(f'To have its weights in a folder: kdnotes export {chosen.trial.run_id} --to FOLDER')
@@ -176,6 +178,23 @@ def _times(found: Found) -> str:
     return f'{duration(sum(spans))} of trials ({shares})'
 
 
+def _is_better(student: dict, teacher: dict) -> bool:  # records
+    "Is the student significantly better on the set that chose it? Where units are gone, any mean counts."
+    tuning = task_info(student['task']).tuning_set
+    pair = [
+        r | dict(primary=r['primary'] | dict(set=tuning, value=r['metrics'][tuning][r['primary']['metric']]))
+        for r in (student, teacher)
+    ]
+    try:
+        matrix = unit_matrix(pair, pd.concat([units(r['study'], [r['run_id']]) for r in pair]))
+    except RecordError:
+        matrix = None
+    if matrix is None or matrix.isna().any(axis=None):
+        return True
+    gained = (matrix.iloc[0] - matrix.iloc[1]).to_numpy()
+    return is_above(mean_interval(gained if student['primary']['higher_is_better'] else -gained))
+
+
 def weak_teacher(
     found: Found,
     values: Mapping[str, Mapping[str, Sequence[float]]],  # of `seed_values`
@@ -190,6 +209,8 @@ def weak_teacher(
     own = _mean(values[best.run_id][score.name]) if best.run_id in values else best.values[score.name]
     its = values_of(teacher[0], [score])[score.name]
     if its is None or (its >= own if score.higher_is_better else its <= own):
+        return ''
+    if not _is_better(record[0], teacher[0]):
         return ''
     return (
         f'The teacher scores less than its students: {score.label} {number_text(its)} beside '

@@ -151,7 +151,11 @@ def _untrained(its: Learner, e: Evidence) -> dict | None:
     return dict(words=best.words, value=best.value, difference=gained, verdict=side_of(gained))
 
 
-def _values(of: Beside, e: Evidence) -> dict:
+def _values(
+    of: Beside,
+    e: Evidence,
+    kept: dict[str, dict[str, Interval | None]],  # baseline -> arm -> the share of the teacher's gain over it
+) -> dict:
     "What chapters say of one taught arm beside one without distillation."
     taught, alone = of.pays.taught, of.alone
     both = dict(taught=taught, alone=alone)
@@ -165,9 +169,9 @@ def _values(of: Beside, e: Evidence) -> dict:
         verdict=verdict(of.result),
         closed=_closed(of, e),
         starts='alike' if of.starts_alike else 'elsewhere',
-        kept=in_use(e).shares[taught.arm],
+        kept=kept['best'][taught.arm],
         untrained=_untrained(taught, e),
-        kept_words=shares_over(e, 'shared_words').get(taught.arm),
+        kept_words=kept['shared_words'].get(taught.arm),
         worth=str(of.pays.worth) if of.pays.worth and of.pays.worth.is_told else None,
     )
 
@@ -191,16 +195,18 @@ def labels_values(e: Evidence) -> dict:
     values['tables']['variants'] = variants_table(e, varied)
     plain = [of for of in main if of.pays.taught.labels == taught.labels and not of.pays.taught.texts]
 
+    kept = dict(best=in_use(e).shares, shared_words=shares_over(e, 'shared_words'))
+
     def same_start(main_one: Beside) -> dict | None:
         arm = main_one.pays.taught.arm
         pairs = [of for of in found if of.pays.taught.arm == arm and of.starts_alike]
-        return _values(pairs[0], e) if pairs else None
+        return _values(pairs[0], e, kept) if pairs else None
 
     run = taught.runs[0]
     return values | dict(
-        texts=_values(chosen, e),
+        texts=_values(chosen, e, kept),
         same_start=same_start(chosen),
-        labelled_only=_values(plain[0], e) if plain else None,
+        labelled_only=_values(plain[0], e, kept) if plain else None,
         labelled_same_start=same_start(plain[0]) if plain else None,
         variants={
             of.taught.arm: dict(

@@ -95,7 +95,9 @@ ABOUT_EQUAL = 0.05  # of the parameters, relatively: what counts as the same siz
 
 
 def _judged(points: Sequence[Beside], reproduced) -> dict:
-    "The point that the development set prefers, and whether it shows what is claimed."
+    """The point that the development set prefers, and whether it shows what is claimed. A search of few
+    trials can show that such a student exists; finding none does not show that there is none.
+    """
     p = max(points, key=lambda p: (p.gain, p.saved))
     if p.difference is None or p.difference.low is None:
         return dict(verdict='not_comparable')

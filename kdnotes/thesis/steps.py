@@ -228,7 +228,6 @@ def soft_target_gains(arms: dict[str, list[dict]], its_units: pd.DataFrame, wher
 
 def pooled_soft_targets(
     studies: Sequence[tuple[dict[str, list[dict]], pd.DataFrame]],  # arms and units, on the same questions
-    higher_is_better: bool = True,
 ) -> dict:
     """What soft targets add over several studies, on the set that is scored, the one that chose settings and
     both: test, dev and everywhere -> difference, p (uncorrected), verdict; sets: do the two sets have the

@@ -184,7 +184,8 @@ def side_of(gained: Interval | None) -> str:
 
 
 def beside_floor(e: Evidence, name: str) -> dict:
-    """Each arm beside the best trivial model of a kind: arms: arm -> difference (positive is better),
+    """Each arm beside the best trivial baseline of a kind, also one with more labels than the arm: arms: arm
+    -> difference (positive is better),
     verdict: 'above' | 'below' | 'open'; shares: arm -> what it keeps of its teacher's gain over it; second:
     the next one of its kind, of other weights; {}: none was scored.
     """
