@@ -228,7 +228,7 @@ def test_a_runs_folder_is_held_to_its_record_as_its_run_id_is(small_run, tmp_pat
     'key, value, words',
     [
         *(
-            ('max_length', value, "'settings.max_length' is not a whole number above 0")
+            ('max_length', value, "'settings.max_length': input should be")
             for value in ('64', -5, 12.5, [1], True)
         ),
         ('set', 'nowhere', "'primary.set' is none of metrics"),

@@ -274,7 +274,7 @@ def test_co2_without_an_energy_needs_its_reason(home):
 
     record = make_record()
     record['energy'] |= dict(grid_g_per_kwh=400.0, co2_g='much')
-    with pytest.raises(RecordError, match="'energy.co2_g' is not a finite number or null"):
+    with pytest.raises(RecordError, match="'energy.co2_g': input should be a valid number"):
         check_record(record)
     record['energy']['co2_g'] = None
     check_record(json.loads(json.dumps(record)))

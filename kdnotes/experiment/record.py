@@ -12,7 +12,7 @@ from typing import Any
 from ..core.arms import MODES
 from ..core.config import RunConfig, counted, is_given, reads_scores
 from ..core.resolve import factors, settings
-from ..records.schema import LATER, SCHEMA, SHARED_MASKS
+from ..records.schema import SCHEMA, SHARED_MASKS, Best, Operations, keys_of
 from ..records.runs import RunFolder
 from ..tasks.sources import Corpus
 from ..telemetry.summary import carbon, environment, together, without_sums
@@ -69,7 +69,7 @@ def _operations(config: RunConfig, task, model, result) -> dict:
     lengths = task.lengths('train')
     forward = forward_flops(model.config, lengths) + task.head_flops(model.config, lengths)
     if is_given(config) or math.isnan(forward):
-        return dict.fromkeys(LATER['operations'])
+        return dict.fromkeys(keys_of(Operations))
     whole = why_trained_whole(config, model.config, task.auto_class)
     left_out = 0.0 if whole else left_out_flops(model.config, lengths, device=model.device.type)
     # the backward costs twice the forward: Kaplan et al. 2020, arXiv 2001.08361, table 1
@@ -263,7 +263,7 @@ def record_of(
         curve=result.curve,
     )
     if result.kept:
-        record['kept'] = {name: result.kept[name] for name in LATER['kept']}
+        record['kept'] = {name: result.kept[name] for name in keys_of(Best)}
     reasons = _reasons(rank.config, record, used['reasons'] | unmeasured)
     return record | dict(reasons=reasons | _lost_rows(rows, result))
 

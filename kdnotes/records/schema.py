@@ -5,16 +5,27 @@
 # %% ../../nbs/records/01_schema.ipynb #de1758f2
 from __future__ import annotations
 import math
-import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 from ..core.arms import MODES
 from ..core.config import KdnotesError
 
 # %% auto #0
-__all__ = ['SCHEMA', 'NAMING', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'ROW_KEYS', 'RECORD_KEYS', 'NEEDS_REASON', 'LATER',
-           'SHARED_MASKS', 'OWN_MASKS', 'RecordError', 'of_this_schema', 'wrong', 'make_row', 'check_row',
+__all__ = ['SCHEMA', 'NAMING', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number', 'Numbers',
+           'ROW_KEYS', 'RECORD_KEYS', 'SHARED_MASKS', 'OWN_MASKS', 'RecordError', 'of_this_schema', 'Part',
+           'NumberPart', 'Explained', 'Point', 'first_error', 'make_row', 'Row', 'check_row', 'Factors', 'Settings',
+           'Parallel', 'Environment', 'Models', 'Primary', 'Time', 'Throughput', 'Memory', 'Energy', 'Amp',
+           'Utilisation', 'MachineLoad', 'Sampling', 'Latency', 'Operations', 'Best', 'Record', 'keys_of',
            'made_on_cpu', 'dropout_masks', 'check_record', 'check_read', 'widened']
 
 # %% ../../nbs/records/01_schema.ipynb #ad03554c
@@ -82,59 +93,63 @@ def of_this_schema(
     )
 
 # %% ../../nbs/records/01_schema.ipynb #63da1fc6
-_KINDS: dict[str, Callable[[Any], bool]] = {  # what a value is -> whether a value read from JSON is that
-    'a text': lambda v: isinstance(v, str),
-    'a name': lambda v: isinstance(v, str) and v.isprintable(),
-    'a mode': lambda v: isinstance(v, str) and v in MODES,
-    'true or false': lambda v: isinstance(v, bool),
-    'a finite number': lambda v: (
-        isinstance(v, (int, float)) and not isinstance(v, bool) and abs(v) <= sys.float_info.max
-    ),
-    'a whole number': lambda v: isinstance(v, int) and not isinstance(v, bool) and abs(v) < 2**63,
-    'a whole number above 0': lambda v: _is(v, 'a whole number') and v > 0,
-    'an object': lambda v: isinstance(v, dict),
-    'a list of objects': lambda v: isinstance(v, list) and all(isinstance(x, dict) for x in v),
-    'texts by name': lambda v: isinstance(v, dict) and all(_is(x, 'a text') for x in v.values()),
-    'numbers by name': lambda v: (
-        isinstance(v, dict) and all(_is(x, 'a finite number or null') for x in v.values())
-    ),
-    'numbers by set and name': lambda v: (
-        isinstance(v, dict) and all(_is(x, 'numbers by name') for x in v.values())
-    ),
-    'whole numbers by layer': lambda v: (
-        isinstance(v, list)
-        and all(isinstance(x, list) and all(_is(n, 'a whole number') for n in x) for x in v)
-    ),
-    'a list of points': lambda v: (
-        isinstance(v, list) and all(isinstance(p, dict) and 'step' in p and not wrong(p, _POINT) for p in v)
-    ),
-}
-# of a curve
-_POINT = {
-    'step': 'a whole number',
-    'loss': 'a finite number or null',
-    'value': 'a finite number or null',
-    'set': 'a name or null',
-    'metrics': 'numbers by name',
-}
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError('a name has printable characters only')
+    return text
 
 
-def _is(value: Any, kind: str) -> bool:
-    return value is None and kind.endswith(' or null') or _KINDS[kind.removesuffix(' or null')](value)
+def _mode(name: str) -> str:
+    if name not in MODES:
+        raise ValueError(f"the modes are {', '.join(MODES)}")
+    return name
 
 
-def wrong(
-    obj: dict,
-    kinds: dict[str, str],  # key, or two with a dot between -> kind
-) -> str:  # why the object cannot be believed, or ''
-    "The first of these keys whose value is of another kind; a key that is not there is none."
-    for key, kind in kinds.items():
-        outer, _, inner = key.rpartition('.')
-        place, name = (obj.get(outer, {}), inner) if outer else (obj, key)
-        if not isinstance(place, dict):
-            return f'{outer!r} is not an object'
-        if name in place and not _is(place[name], kind):
-            return f'{key!r} is not {kind}'
+Name = Annotated[str, AfterValidator(_printable)]
+Mode = Annotated[str, AfterValidator(_mode)]
+Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
+Positive = Annotated[int, Field(gt=0, lt=2**63)]
+Number = float | None
+Numbers = dict[str, Number]
+
+
+class Part(BaseModel):
+    "Some keys of a row or a record; what it does not name may hold anything that JSON can say."
+
+    model_config = ConfigDict(extra='allow', strict=True, allow_inf_nan=False)
+    __pydantic_extra__: dict[str, JsonValue]
+
+
+class NumberPart(Part):
+    "The same, where every value is a number or null."
+
+    __pydantic_extra__: dict[str, Number]
+
+
+class Explained:
+    "Marks a part of a record in which a null of a required key is explained in `reasons`."
+
+
+class Point(Part):
+    "A point of a training curve: a loss, or what a set of examples scored."
+
+    step: Whole
+    loss: Number = None
+    value: Number = None
+    set: Name | None = None
+    metrics: Numbers = Field(default_factory=dict)
+
+
+def first_error(model: type[BaseModel], obj: Any) -> str:  # "'primary.value': input should be ..."; '': valid
+    "What pydantic says first of an object that a model cannot hold."
+    try:
+        model.model_validate(obj)
+    except ValidationError as e:
+        error = e.errors(include_url=False)[0]
+        message = error['msg'].removeprefix('Value error, ')
+        message = message[:1].lower() + message[1:]
+        where = '.'.join(map(str, error['loc']))
+        return f'{where!r}: {message}' if where else message
     return ''
 
 # %% ../../nbs/records/01_schema.ipynb #ecbc36d0
@@ -186,27 +201,28 @@ def make_row(
     return dict(schema=SCHEMA, kind=kind, at_s=time.time(), **_plain(values))
 
 
-_ROW_KINDS = {
-    'step': 'a whole number',
-    'steps': 'a whole number',
-    'loss': 'a finite number or null',
-    'losses': 'numbers by name',
-    'metrics': 'numbers by name',
-    'set': 'a name',
-}
+class Row(Part):
+    "The keys of rows whose values are read again."
+
+    kind: Literal[tuple(ROW_KEYS)]
+    step: Whole = 0
+    steps: Whole = 0
+    loss: Number = None
+    losses: Numbers = Field(default_factory=dict)
+    metrics: Numbers = Field(default_factory=dict)
+    set: Name = ''
 
 
 def check_row(row: dict, where: str) -> dict:
     "A row as read, of this schema and with the keys of its kind."
     row = of_this_schema(row, where)
-    kind = row.get('kind')
-    if not isinstance(kind, str) or kind not in ROW_KEYS:
-        why = f"it is of no kind there is ({', '.join(ROW_KEYS)})"
-    elif lacks := [k for k in ROW_KEYS[kind] if k not in row]:
-        why = f"a row of kind {kind!r} has {', '.join(ROW_KEYS[kind])}, and it lacks {', '.join(lacks)}"
-    elif not (why := wrong(row, _ROW_KINDS)):
-        return row
-    raise RecordError(f'{where} is no row, since {why}; restore the file, or move it away')
+    why = first_error(Row, row)
+    if not why and (lacks := [k for k in ROW_KEYS[row['kind']] if k not in row]):
+        every = ', '.join(ROW_KEYS[row['kind']])
+        why = f"a row of kind {row['kind']!r} has {every}, and it lacks {', '.join(lacks)}"
+    if why:
+        raise RecordError(f'{where} is no row, since {why}; restore the file, or move it away')
+    return row
 
 
 def _plain(value: Any) -> Any:
@@ -220,46 +236,245 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 # %% ../../nbs/records/01_schema.ipynb #a5e27a70
+class Factors(Part):
+    "What arms may differ in."
+
+    network: JsonValue
+    precision: JsonValue
+    kd: JsonValue
+    ranks: JsonValue
+    init: JsonValue
+    signal_dtype: JsonValue
+    transfer: JsonValue
+
+
+class Settings(Part):
+    "Parameters as the run had them."
+
+    max_length: Positive | None = None
+    stride: Positive | None = None
+    answer_length: Positive | None = None
+
+
+class Parallel(Part):
+    "Processes, and why there were so many."
+
+    ranks: Whole
+    threads_per_rank: Whole | None
+    backend: JsonValue
+    streams: JsonValue
+    graphs: JsonValue
+    reason: JsonValue
+
+
+class Environment(Part):
+    "Where the run was made; `load_average` and `cpu_steal` are the machine's at its start."
+
+    torch: str | None
+    transformers: JsonValue
+    python: JsonValue
+    device: str | None
+    cpu: str | None
+    git: str | None
+    load_average: JsonValue
+    cpu_steal: JsonValue
+
+
+class Models(Part):
+    "What the run's pretrained weights are called, and what read them."
+
+    reading_sha256: Name | None = None
+
+
+class Primary(Part, Explained):
+    "The task's primary metric: a copy of one of `metrics`."
+
+    set: Name
+    metric: Name
+    higher_is_better: bool
+    value: Number
+
+
+class Time(NumberPart):
+    "Seconds."
+
+    train_s: Number
+    teacher_s: Number
+    teacher_train_s: Number
+    total_s: Number
+    wall_s: Number
+
+
+class Throughput(NumberPart, Explained):
+    "Of the training."
+
+    examples_per_s: Number
+    tokens_per_s: Number
+    useful_flops_per_s: Number
+
+
+class Memory(NumberPart, Explained):
+    "Peaks of all ranks, MiB."
+
+    peak_device_mib: Number
+    peak_host_mib: Number
+
+
+class Energy(Part, Explained):
+    "J and W of the devices; grams of CO2 where the grid's are given."
+
+    device_j: Number
+    mean_w: Number
+    idle_w: Number
+    source: str | None
+    co2_g: Number = None
+    grid_g_per_kwh: Number = None
+
+
+class Amp(NumberPart, Explained):
+    "Of fp16's loss scaling."
+
+    overflow_steps: Number
+    final_scale: Number
+
+
+class Utilisation(NumberPart, Explained):
+    "Percent; 100 is one core, or one GPU."
+
+    cpu_percent: Number
+    gpu_percent: Number
+
+
+class MachineLoad(NumberPart, Explained):
+    "The work of others on the machine."
+
+    load_average_mean: Number
+    busy_share: Number
+    cpu_steal: Number
+
+
+class Sampling(NumberPart, Explained):
+    "What the telemetry took."
+
+    interval_s: Number
+    samples: Number
+    overhead_share: Number
+
+
+class Latency(NumberPart, Explained):
+    "One forward of a batch, ms, and its number of tokens."
+
+    batch_1_ms: Number
+    batch_32_ms: Number
+    batch_1_tokens: Number
+    batch_32_tokens: Number
+
+
+class Operations(NumberPart, Explained):
+    "Floating point operations."
+
+    model_flops_per_example: Number
+    executed_flops_per_example: Number
+    executed_flops_per_s: Number
+
+
+class Best(Part, Explained):
+    "Of a run that keeps its best model: after how many steps, what it scored, and the steps planned."
+
+    step: Whole | None
+    set: Name
+    metric: Name
+    value: Number
+    planned: Whole
+
+
+class Record(Part):
+    "What a run leaves when it is finished."
+
+    schema_: Whole = Field(alias='schema')
+    run_id: Name
+    study: Name
+    task: Name
+    mode: Mode
+    arm: Name
+    factors: Factors
+    settings: Settings
+    initial: dict[str, JsonValue]
+    parallel: Parallel
+    seed: Whole
+    teacher_seed: Whole | None
+    teacher_run_id: Name | None
+    corpus: str
+    corpus_sha256: Name
+    precision: str
+    precision_reason: str
+    environment: Environment
+    params_total: Whole
+    model_sha256: str
+    primary: Primary
+    metrics: dict[str, Numbers]  # set -> metric
+    time: Time
+    throughput: Throughput
+    memory: Memory
+    energy: Energy
+    amp: Amp
+    losses: Numbers
+    reasons: dict[str, str]  # dotted name of a null -> why it is null
+    tuning_id: Name | None
+    phases: dict[str, Numbers] | None
+    devices: list[dict[str, JsonValue]] | None
+    timeline: list[dict[str, JsonValue]] | None
+    gradients: list[dict[str, JsonValue]] | None
+    utilisation: Utilisation
+    machine: MachineLoad
+    sampling: Sampling
+    params_trainable: Whole = 0
+    models: Models = Models()
+    curve: list[Point] = []
+    kept_heads: list[list[Whole]] = []  # of each layer
+    overlap: Numbers = {}
+    trained_rows: Numbers = {}
+    widened: bool = False
+    dropout_masks: Name = ''
+    latency: Latency | None = None
+    operations: Operations | None = None
+    kept: Best | None = None
+
+    @model_validator(mode='after')
+    def _holds_together(self) -> Record:
+        "Nulls are explained, and the primary metric is the copy of one of `metrics`."
+        for name, part in self:
+            if isinstance(part, Explained):
+                _check_explained(name, part, self.reasons)
+        p = self.primary
+        if self.metrics and p.set not in self.metrics:
+            raise ValueError(f"'primary.set' is none of metrics ({', '.join(self.metrics)})")
+        if p.value is not None and p.value != self.metrics.get(p.set, {}).get(p.metric):
+            raise ValueError(f"'primary.value' is not metrics[{p.set!r}][{p.metric!r}]; copy it from there")
+        return self
+
+
+def _check_explained(name: str, part: BaseModel, reasons: dict[str, str]) -> None:
+    "Refuse a null without a reason."
+    for key in keys_of(type(part)):
+        if getattr(part, key) is None and not reasons.get(f'{name}.{key}'):
+            raise ValueError(f"'{name}.{key}' is null without a reason; give one in reasons['{name}.{key}']")
+
+
+def keys_of(model: type[BaseModel]) -> tuple[str, ...]:
+    "The keys that a part of a record must have."
+    return tuple(f.alias or name for name, f in model.model_fields.items() if f.is_required())
+
+
+def _inner_keys(field: Any) -> tuple[str, ...]:
+    model = field.annotation
+    return keys_of(model) if isinstance(model, type) and issubclass(model, Part) else ()
+
+
 RECORD_KEYS = {  # key -> the keys it must hold
-    'schema': (),
-    'run_id': (),
-    'study': (),
-    'task': (),
-    'mode': (),
-    'arm': (),
-    'factors': ('network', 'precision', 'kd', 'ranks', 'init', 'signal_dtype', 'transfer'),
-    'settings': (),
-    'initial': (),
-    'parallel': ('ranks', 'threads_per_rank', 'backend', 'streams', 'graphs', 'reason'),
-    'seed': (),
-    'teacher_seed': (),
-    'teacher_run_id': (),
-    'corpus': (),
-    'corpus_sha256': (),
-    'precision': (),
-    'precision_reason': (),
-    'environment': ('torch', 'transformers', 'python', 'device', 'cpu', 'git', 'load_average', 'cpu_steal'),
-    'params_total': (),
-    'model_sha256': (),
-    'primary': ('set', 'metric', 'higher_is_better', 'value'),
-    'metrics': (),
-    'time': ('train_s', 'teacher_s', 'teacher_train_s', 'total_s', 'wall_s'),
-    'throughput': ('examples_per_s', 'tokens_per_s', 'useful_flops_per_s'),
-    'memory': ('peak_device_mib', 'peak_host_mib'),
-    'energy': ('device_j', 'mean_w', 'idle_w', 'source'),
-    'amp': ('overflow_steps', 'final_scale'),
-    'losses': (),
-    'reasons': (),
-    **ADDED,
-}
-# a null in these is explained in `reasons`
-NEEDS_REASON = ('primary', 'throughput', 'memory', 'energy', 'amp', 'utilisation', 'machine', 'sampling')
-# keys that records have since they are measured, and what these hold; older ones are without them
-LATER = {
-    'latency': ('batch_1_ms', 'batch_32_ms', 'batch_1_tokens', 'batch_32_tokens'),
-    'operations': ('model_flops_per_example', 'executed_flops_per_example', 'executed_flops_per_s'),
-    # of a run that keeps its best model: after how many steps it was, what it scored, and the steps planned
-    'kept': ('step', 'set', 'metric', 'value', 'planned'),
+    field.alias or name: _inner_keys(field)
+    for name, field in Record.model_fields.items()
+    if field.is_required()
 }
 # the `dropout_masks` of a record: are they those of the same run in another number format?
 SHARED_MASKS = 'shared'
@@ -280,112 +495,13 @@ def dropout_masks(
     "Whether a run drew the masks that runs in other formats draw; older records of a GPU did not."
     return record.get('dropout_masks') or (SHARED_MASKS if made_on_cpu(record) else OWN_MASKS)
 
-
-_RECORD_KINDS = {
-    key: kind
-    for kind, keys in {
-        'a mode': ['mode'],
-        'a name': [
-            'run_id',
-            'study',
-            'task',
-            'arm',
-            'corpus_sha256',
-            'primary.set',
-            'primary.metric',
-            'dropout_masks',
-            'kept.set',
-            'kept.metric',
-        ],
-        'a name or null': ['teacher_run_id', 'tuning_id', 'models.reading_sha256'],
-        'a text': ['corpus', 'precision', 'precision_reason', 'model_sha256'],
-        'a text or null': [
-            'environment.torch',
-            'environment.device',
-            'environment.cpu',
-            'environment.git',
-            'energy.source',
-        ],
-        'a whole number': ['seed', 'params_total', 'params_trainable', 'parallel.ranks', 'kept.planned'],
-        'a whole number or null': ['teacher_seed', 'parallel.threads_per_rank', 'kept.step'],
-        'a finite number or null': [
-            'primary.value',
-            'kept.value',
-            'energy.device_j',
-            'energy.mean_w',
-            'energy.idle_w',
-            'energy.co2_g',
-            'energy.grid_g_per_kwh',
-        ],
-        'true or false': ['primary.higher_is_better', 'widened'],
-        'a whole number above 0 or null': [
-            'settings.max_length',
-            'settings.stride',
-            'settings.answer_length',
-        ],
-        'an object': ['settings', 'initial', 'models'],
-        'texts by name': ['reasons'],
-        'numbers by name': [
-            'overlap',
-            'trained_rows',
-            'time',
-            'throughput',
-            'memory',
-            'utilisation',
-            'amp',
-            'losses',
-            'machine',
-            'sampling',
-            'latency',
-            'operations',
-        ],
-        'numbers by set and name': ['metrics'],
-        'numbers by set and name or null': ['phases'],
-        'a list of objects or null': ['devices', 'timeline', 'gradients'],
-        'a list of points': ['curve'],
-        'whole numbers by layer': ['kept_heads'],
-    }.items()
-    for key in keys
-}
-
 # %% ../../nbs/records/01_schema.ipynb #003ded8a
-def _fault(record: dict) -> tuple[str, str]:
-    "What is wrong with a record and what its writer can do about it, or two empty texts."
-    for key, inner in RECORD_KEYS.items():
-        if key not in record:
-            return f'it has no {key!r}', f'every record has {", ".join(RECORD_KEYS)}'
-        for name in inner:
-            if not isinstance(record[key], dict) or name not in record[key]:
-                return f"it has no '{key}.{name}'", f"{key!r} holds {', '.join(inner)}"
-    if name := _not_finite(record):
-        return f'{name!r} is not a finite number', 'give null and a reason'
-    if why := wrong(record, _RECORD_KINDS):
-        return why, 'give one'
-    for key, inner in LATER.items():
-        if lacks := [name for name in inner if key in record and name not in record[key]]:
-            return f"it has no '{key}.{lacks[0]}'", f"{key!r} holds {', '.join(inner)}"
-    explained = {key: RECORD_KEYS[key] for key in NEEDS_REASON} | {
-        k: v for k, v in LATER.items() if k in record
-    }
-    for key, inner in explained.items():
-        for name in inner:
-            if record[key][name] is None and not record['reasons'].get(f'{key}.{name}'):
-                return f"'{key}.{name}' is null without a reason", f"give one in reasons['{key}.{name}']"
-    p = record['primary']
-    if record['metrics'] and p['set'] not in record['metrics']:
-        return f"'primary.set' is none of metrics ({', '.join(record['metrics'])})", 'name one'
-    if p['value'] is not None and p['value'] != record['metrics'].get(p['set'], {}).get(p['metric']):
-        return f"'primary.value' is not metrics[{p['set']!r}][{p['metric']!r}]", 'copy it from there'
-    return '', ''
-
-
 def check_record(
     record: dict,
 ) -> None:
     "Refuse to write a record that lacks a key, a reason for a null, or a number."
-    why, advice = _fault(record)
-    if why:
-        raise RecordError(f"the record of run {record.get('run_id')!r} is not written, since {why}; {advice}")
+    if why := first_error(Record, record):
+        raise RecordError(f"the record of run {record.get('run_id')!r} is not written, since {why}")
 
 
 def check_read(
@@ -395,7 +511,7 @@ def check_read(
 ) -> dict:  # of this schema
     "A record as read, or a `RecordError` that says why it cannot be believed."
     record = of_this_schema(record, where)
-    if why := _fault(record)[0]:
+    if why := first_error(Record, record):
         raise RecordError(
             f'{where} is no record of a run, since {why}; restore it, or have the run made again with '
             '`kdnotes forget`'
@@ -406,15 +522,6 @@ def check_read(
                 f'{where} says {key}={record[key]!r} and is in the folder of {key}={value!r}; move it back'
             )
     return record
-
-
-def _not_finite(value: Any, name: str = '') -> str:
-    "The dotted name of the first NaN or infinity, or ''."
-    if isinstance(value, list):
-        value = dict(enumerate(value))
-    if isinstance(value, dict):
-        return next(filter(None, (_not_finite(v, f'{name}.{k}'.lstrip('.')) for k, v in value.items())), '')
-    return name if isinstance(value, float) and not math.isfinite(value) else ''
 
 # %% ../../nbs/records/01_schema.ipynb #4d7f60b2
 # in the `precision_reason` of records that have no `widened`
