@@ -16,7 +16,7 @@ import pandas as pd
 from .analysis.compare import Comparison
 from .analysis.compare import compare as compare_records
 from .core.arms import MODES
-from .core.config import ConfigError, counted, score_name, shown, task_info, taught_by
+from .core.config import ConfigError, KdnotesError, counted, score_name, shown, task_info, taught_by
 from .core.given import make_config
 from .core.tables import n_rows
 from .records.runs import RunFolder
@@ -344,10 +344,7 @@ def _given(data: Data, parameters: dict) -> dict:
     return own | parameters | models
 
 
-def _made(
-    data: Data, mode: str, say: Callable[[str], None], on_row: Callable[[dict], None], parameters: dict
-) -> Run:
-    from kdnotes.experiment.cluster import make_run
+def _planned(data: Data, mode: str, parameters: dict):  # an `experiment.planned.Plan`
     from kdnotes.experiment.plan import plan
 
     _check_data(data)
@@ -356,7 +353,31 @@ def _made(
     given = _given(data, parameters)
     if not MODES[mode].kd and 'unlabelled' not in parameters:
         given.pop('unlabelled', None)  # it has no teacher to learn from
-    return Run(make_run(plan(make_config(mode=mode, **given)), on_row, say))
+    return plan(make_config(mode=mode, **given))
+
+
+def _taught_by(teacher: Run | str | Path, data: Data, mode: str, parameters: dict) -> dict:
+    "A run that a student's plan would make is its teacher by name; any other model is given."
+    given = dict(teacher=_folder_of(teacher), teacher_mode='given') | parameters
+    if not isinstance(teacher, Run) or given['teacher_mode'] != 'given':
+        return given
+    record = teacher.record
+    named = dict(
+        teacher=record['models']['teacher'], teacher_mode=record['mode'], teacher_seed=record['seed']
+    )
+    try:
+        usual = _planned(data, mode, parameters | named).teacher
+    except KdnotesError:  # it was trained on other data, or in a mode that teaches as a given model alone
+        return given
+    return parameters | named if usual and usual.run_id == teacher.run_id else given
+
+
+def _made(
+    data: Data, mode: str, say: Callable[[str], None], on_row: Callable[[dict], None], parameters: dict
+) -> Run:
+    from kdnotes.experiment.cluster import make_run
+
+    return Run(make_run(_planned(data, mode, parameters), on_row, say))
 
 
 @_explained("teacher = kd.finetune(data, 'bert-base-uncased', epochs=2)")
@@ -391,9 +412,9 @@ def distil(
     **parameters: Any,  # of a run: layers, heads, temperature, alpha, epochs, ...
 ) -> Run:
     "Train a student of a teacher."
-    if teacher is not None:
-        parameters = dict(teacher=_folder_of(teacher), teacher_mode='given') | parameters
     mode = f"{'mixed' if mixed else 'full'}_{'kd' if taught else 'student'}"
+    if teacher is not None:
+        parameters = _taught_by(teacher, data, mode, parameters)
     return _made(data, mode, say, on_row, parameters)
 
 # %% ../nbs/89_api.ipynb #d4fcdb14

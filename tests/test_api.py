@@ -239,6 +239,13 @@ def test_from_a_table_to_a_student_that_answers(small_teacher, rank_here, tmp_pa
     assert student.run_id in student._repr_html_() and student.run_id in repr(student)
     c = kd.compare(alone, student)
     assert (c.n_seeds, c.attribution.factor) == (1, 'kd')
+    # its teacher is the run itself, under one name; trained otherwise, it is a model that is given
+    assert student.record['teacher_run_id'] == alone.record['teacher_run_id'] == teacher.run_id
+    longer = kd.finetune(data, small_teacher, **small | dict(epochs=2))
+    other = kd.distil(data, longer, **small | dict(study='elsewhere'))
+    assert other.record['settings']['teacher_mode'] == 'given'
+    here = kd.distil(data, teacher, **small | dict(study='elsewhere'))
+    assert here.record['teacher_run_id'] == teacher.run_id
 
 
 def test_a_run_that_is_not_there_is_refused():
