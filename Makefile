@@ -221,7 +221,7 @@ gpu-check:  ## check a GPU machine in ten minutes: correctness, memory, speed, e
 	@$(PYTHON) -m bench.gpu_check $(ARGS)
 
 thesis: setup ## make values, figures and thesis/thesis.pdf again from the committed evidence alone: offline, in a minute, the same bytes
-	python -m kdnotes.thesis
+	python -m thesis
 
 docs: setup   ## build the docs site in _docs/ from notebooks, modules and evidence: offline, in two minutes
 	@python -m docs

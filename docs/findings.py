@@ -11,8 +11,8 @@ from kdnotes.analysis.tests import ALPHA, Family, holm, p_words
 from kdnotes.analysis.wording import better_words, difference_words, metric_on, unit_of
 from kdnotes.core.config import counted
 from kdnotes.core.files import read_json
-from kdnotes.thesis.build import KD_PARTS
-from kdnotes.thesis.rates import AtRate, at_rates
+from thesis.build import KD_PARTS
+from thesis.rates import AtRate, at_rates
 
 # factor -> what it does, the most asked one first
 FACTORS = {

@@ -15,7 +15,7 @@ from kdnotes.records.store import predictions, records
 from kdnotes.search.found import is_search, load_found, runs_of, seed_values
 from kdnotes.search.pictures import PICTURES
 from kdnotes.search.summary import search_page, shown_of
-from kdnotes.thesis.questions import QUESTION_FIGURES
+from thesis.questions import QUESTION_FIGURES
 
 
 @dataclass(frozen=True)

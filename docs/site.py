@@ -27,7 +27,6 @@ ORDER = (
     'experiment',
     'search',
     'checks',
-    'thesis',
 )
 TEXTS = {'CHANGELOG.md': 'changelog', 'LOG.md': 'log', 'SECURITY.md': 'security'}
 
@@ -318,7 +317,7 @@ def write_made(site: Site) -> None:
     from docs.commands import commands_page
     from docs.parameters import parameters_page
     from docs.peers import peers_page
-    from kdnotes.thesis.build import evidence_alone
+    from thesis.build import evidence_alone
 
     site.write('reference/parameters.md', parameters_page())
     site.write('reference/commands.md', commands_page())

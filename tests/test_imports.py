@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import subprocess
+import re
 import sys
 from pathlib import Path
 import pytest
@@ -27,7 +28,6 @@ LEVELS = [
     ['experiment'],
     ['search'],
     ['checks'],
-    ['thesis'],
     ['api'],
     ['commands'],
     ['cli'],
@@ -38,7 +38,6 @@ LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in 
 STRANGERS = {
     'train': {'records', 'telemetry'},
     'analysis': {'distill', 'train'},
-    'thesis': {'distill', 'train', 'experiment'},
 }
 
 
@@ -238,6 +237,15 @@ def imported_alone(*modules: str) -> dict[str, str]:
 
 
 @pytest.mark.exhaustive
+def test_the_library_knows_nothing_of_the_thesis():
+    named = [
+        name
+        for name, path in SOURCES.items()
+        if re.search(r'^\s*(from|import) thesis\b', path.read_text(), re.M)
+    ]
+    assert not named
+
+
 def test_a_module_imports_alone():
     "And one that does not is named, with the reason."
     done = python(ALONE, *(f'kdnotes.{module}' for module in MODULES), 'kdnotes.no_such_module')

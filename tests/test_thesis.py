@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
-from kdnotes.thesis import build as th
-from kdnotes.thesis.measured import gpu_facts
+from thesis import build as th
+from thesis.measured import gpu_facts
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.given import make_config
 from kdnotes.core.files import read_json, sha256_file, write_json

@@ -6,8 +6,8 @@ import pytest
 from kdnotes.analysis.evidence import evidence
 from kdnotes.analysis.labels import learners, what_pays
 from kdnotes.core.files import at_home, root, with_evidence
-from kdnotes.thesis.labels import held_against, labels_values
-from kdnotes.thesis.steps import verdict
+from thesis.labels import held_against, labels_values
+from thesis.steps import verdict
 
 STUDY = 'wikiqa-labels'
 

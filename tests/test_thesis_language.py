@@ -10,7 +10,7 @@ from kdnotes.core.config import task_info
 from kdnotes.records.schema import of_this_schema
 from kdnotes.records.runs import RunFolder
 from kdnotes.records.store import export, keep_floors, records, units
-from kdnotes.thesis.language import batch_values, claims_values, language_values, of_one_rank
+from thesis.language import batch_values, claims_values, language_values, of_one_rank
 from kdnotes.tasks.base import Evaluation, floor_table, floors_key
 
 SETS = ('dev', 'wikitext2', 'imdb')

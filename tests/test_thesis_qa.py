@@ -10,8 +10,8 @@ from kdnotes.records.runs import RunFolder
 from kdnotes.records.store import export
 from kdnotes.tasks.passages import SQUAD2_SHA256
 from kdnotes.tasks.span_metrics import UNIT_METRICS
-from kdnotes.thesis.language import of_one_rank
-from kdnotes.thesis.questions import progress_figure, question_values, way_of
+from thesis.language import of_one_rank
+from thesis.questions import progress_figure, question_values, way_of
 
 ARTICLES = dict(dev=6, test=11)
 EACH = 20  # questions of an article, every second one with an answer

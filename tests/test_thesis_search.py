@@ -11,9 +11,9 @@ from kdnotes.search.found import Found, Threshold, keep_search, load_found, save
 from kdnotes.search.front import Objective, Trial
 from kdnotes.search.spaces import STUDENT
 from kdnotes.search.summary import runs_of
-from kdnotes.thesis import build as th
-from kdnotes.thesis.facts import flat
-from kdnotes.thesis.search import search_values
+from thesis import build as th
+from thesis.facts import flat
+from thesis.search import search_values
 
 STUDY = 'tried-search'
 CORPUS = dict(corpus='/somewhere/facts-2000', task='answer_selection')

@@ -13,7 +13,7 @@ from kdnotes.tasks.ranking_metrics import counts
 from kdnotes.tasks.candidates import WIKIQA_SHA256
 from kdnotes.tasks import sources
 from kdnotes.tasks.sources import load_by_rules, load_corpus, local_copy
-from kdnotes.thesis.measured import drawn_labels
+from thesis.measured import drawn_labels
 
 PUBLISHED = {  # Yang et al. 2015, table 1, and the clean sets of later work
     'train': dict(pairs=20360, positives=1040, questions=2118, answered=873, clean=857),
