@@ -7,6 +7,7 @@ name. It prints one line per run: equal, or what differs first. The exit status 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -25,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 OBSERVER = ROOT / 'tools' / 'observer'
 LENGTHS = dict(answer_selection=64, text_classification=32, masked_lm=32, extractive_qa=96, sentence_pairs=64)
-MODES = ('baseline', 'full_kd', 'mixed_kd')
+TEACHER = 'baseline'
 STUDENTS = ('full_kd', 'mixed_kd')
 MISSING = 'nothing'
 
@@ -37,37 +38,38 @@ Observation = tuple[str, str, str]
 
 
 def arguments(
-    study: str, task: str, mode: str, model: Path, corpus: str = 'embedded', **given: Any
+    task: str, mode: str, study: str, model: Path, corpus: str = 'embedded', **given: Any
 ) -> list[str]:
     "Of `kdnotes`: a few steps on a CPU."
-    of_run = dict(ranks=1, threads_per_rank=1, max_length=LENGTHS[task])
+    of_run = dict(ranks=1, max_length=LENGTHS[task])
     if task == 'extractive_qa':
         of_run |= dict(stride=32)
     if mode in STUDENTS:
         of_run |= dict(student_layers=1)
-    parameters = [word for name, value in (of_run | given).items() for word in ('-p', f'{name}={value}')]
     named = ['--task', task, '--mode', mode, '--corpus', corpus, '--teacher', str(model), '--study', study]
-    return ['run', *named, '--smoke', *parameters]
+    typed = [f'{name}={value}' for name, value in (of_run | given).items()]
+    return ['run', *named, '--smoke', *(word for text in typed for word in ('-p', text))]
 
 
 def all_runs(shared: Path) -> dict[str, list[str]]:  # name -> arguments
     "Each task with and without distillation, and some special cases; a teacher comes before its students."
     model = shared / 'model'
-    found = {}
-
-    def add(name: str, task: str, mode: str, **given: Any) -> None:
-        found[name] = arguments(name, task, mode, model, **given)
-
-    for task in LENGTHS:
-        for mode in MODES:
-            add(f'{task}-{mode}', task, mode)
-    task = 'text_classification'
+    found = {
+        f'{task}-{mode}': arguments(task, mode, task, model)
+        for task in LENGTHS
+        for mode in (TEACHER, *STUDENTS)
+    }
     columns = 'text=text,label=label'
-    add('unlabelled', task, 'full_kd', corpus=str(shared / 'texts'), columns=columns)
-    scored = dict(corpus=str(shared / 'scored'), columns=f'{columns},teacher=score', teacher_mode='scores')
-    add('scores', task, 'full_kd', **scored)
-    add('keep-best', task, 'full_kd', keep='best', score_every=2, learning_rate=0.01)
-    add('two-ranks', task, 'parallel_baseline', ranks=2, micro_batch_tokens=256)
+    of_scores = dict(columns=f'{columns},teacher=score', teacher_mode='scores')
+    best = dict(keep='best', score_every=2, learning_rate=0.01)
+    special = {  # name -> mode, parameters
+        'unlabelled': ('full_kd', dict(corpus=str(shared / 'texts'), columns=columns)),
+        'scores': ('full_kd', dict(corpus=str(shared / 'scored'), **of_scores)),
+        'keep-best': ('full_kd', best),
+        'two-ranks': ('parallel_baseline', dict(ranks=2, micro_batch_tokens=256)),
+    }
+    for name, (mode, given) in special.items():
+        found[name] = arguments('text_classification', mode, name, model, **given)
     return found
 
 
@@ -124,6 +126,7 @@ def write_texts(folder: Path, scored: bool) -> None:
 
 def write_shared(folder: Path) -> None:
     "What the runs of both trees read."
+    folder.mkdir()
     write_model(folder / 'model')
     write_texts(folder / 'texts', scored=False)
     write_texts(folder / 'scored', scored=True)
@@ -156,11 +159,15 @@ def git(*arguments: str) -> str:  # '' where it fails
 
 
 @contextmanager
-def training(tree: Path, shared: Path, where: Path, runs: dict[str, list[str]]) -> Iterator[subprocess.Popen]:
+def training(
+    tree: Path, shared: Path, where: Path, core: int, runs: dict[str, list[str]]
+) -> Iterator[subprocess.Popen]:
     "The process that trains all runs with the kdnotes of a tree, in a home of its own."
     where.mkdir()
     (where / 'runs.json').write_text(json.dumps(runs))
-    environment = {name: of for name, of in os.environ.items() if not name.startswith('KDNOTES_')} | dict(
+    # modules are compiled once, not by each of many processes
+    left_out = ('KDNOTES_', 'PYTHONDONTWRITEBYTECODE')
+    environment = {name: of for name, of in os.environ.items() if not name.startswith(left_out)} | dict(
         PYTHONPATH=os.pathsep.join([str(tree), str(OBSERVER)]),
         KDNOTES_HOME=str(where / 'home'),
         KDNOTES_DATA=str(shared / 'corpora'),
@@ -169,17 +176,15 @@ def training(tree: Path, shared: Path, where: Path, runs: dict[str, list[str]]) 
         OMP_WAIT_POLICY='passive',
         CUDA_VISIBLE_DEVICES='',
     )
-    command = [sys.executable, str(OBSERVER / 'train_all.py'), str(where)]
-    process = subprocess.Popen(command, cwd=tree, env=environment)
+    command = [sys.executable, str(OBSERVER / 'train_all.py'), str(where), str(core)]
+    # in a session of its own, so that all that it starts can be killed together
+    process = subprocess.Popen(command, cwd=tree, env=environment, start_new_session=True)
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def wait_for(name: str, where: Path, process: subprocess.Popen) -> None:
@@ -230,7 +235,7 @@ def of_record(record: dict) -> Iterator[Observation]:
     for point in record['curve']:
         for name in ('loss', 'value'):
             if name in point:
-                yield f'curve {name}', f'step {point["step"]}', repr(point[name])
+                yield f'curve {point.get("set", "")} {name}', f'step {point["step"]}', repr(point[name])
     for split, metrics in record['metrics'].items():
         for metric, value in metrics.items():
             yield f'{split} {metric}', '', repr(value)
@@ -245,17 +250,19 @@ def observed(name: str, where: Path) -> list[Observation]:
     for i, lines in enumerate(trainings, 1):
         several = f'training {i} of {len(trainings)}: ' * (len(trainings) > 1)
         seen += of_training(several, lines)
-    run = next(f.parent for f in (where / 'home' / 'runs' / name).glob('*/record.json') if is_of(f, name))
+    run = folder_of(name, where)
     seen += of_rows(read_lines(run / 'rows.jsonl'))
     seen += of_record(json.loads((run / 'record.json').read_text()))
     return seen
 
 
-def is_of(record: Path, name: str) -> bool:
-    "Is this the run that was asked for, and not the teacher that it trained first?"
-    folder = record.parents[3]
-    asked = json.loads((folder.parent / 'runs.json').read_text())[name]
-    return json.loads(record.read_text())['mode'] == asked[asked.index('--mode') + 1]
+def folder_of(name: str, where: Path) -> Path:
+    "The folder of a run: the one of its mode in its study, where its teacher may be besides."
+    typed = json.loads((where / 'runs.json').read_text())[name]
+    study, mode = (typed[typed.index(option) + 1] for option in ('--study', '--mode'))
+    records = (where / 'home' / 'runs' / study).glob('*/record.json')
+    (found,) = (file.parent for file in records if json.loads(file.read_text())['mode'] == mode)
+    return found
 
 
 # ---- the comparison ----
@@ -291,42 +298,60 @@ def compare(name: str, base: Path, here: Path) -> tuple[bool, str]:  # are they 
     return True, f'equal: {len(of_here)} values'
 
 
+def chosen_runs(shared: Path, only: list[str]) -> dict[str, list[str]]:  # only: [] chooses all
+    "The runs that are asked for."
+    runs = all_runs(shared)
+    chosen = {name: of for name, of in runs.items() if not only or any(text in name for text in only)}
+    if not chosen:
+        sys.exit(f'no run has {" or ".join(only)} in its name; the runs are {", ".join(runs)}')
+    return chosen
+
+
+def cores() -> tuple[int, int]:
+    "A core for each tree; the same one where there is no other."
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else [0]
+    return usable[0], usable[-1]
+
+
+def compare_all(base: str, only: list[str]) -> int:  # how many runs differ
+    "Train the runs in both trees at the same time, and print a line for each as soon as both have it."
+    with ExitStack() as stack:
+        cleaned = tempfile.TemporaryDirectory(prefix='same-', ignore_cleanup_errors=True)
+        scratch = Path(stack.enter_context(cleaned))
+        shared = scratch / 'shared'
+        runs = chosen_runs(shared, only)
+        trees = dict(base=stack.enter_context(worktree_of(base)), here=ROOT)
+        write_shared(shared)
+        processes = {
+            side: stack.enter_context(training(tree, shared, scratch / side, core, runs))
+            for (side, tree), core in zip(trees.items(), cores())
+        }
+        different = 0
+        for name in runs:
+            for side, process in processes.items():
+                wait_for(name, scratch / side, process)
+            equal, line = compare(name, scratch / 'base', scratch / 'here')
+            different += not equal
+            print(f'{name}: {line}', flush=True)
+    print(f'{len(runs)} runs compared, {different} differ')
+    return different
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('base', help='a commit: its hash, a branch, HEAD')
     parser.add_argument(
-        '--only', metavar='TEXT', action='append', help='runs whose name has TEXT in it; may be repeated'
+        '--only',
+        metavar='TEXT',
+        action='append',
+        default=[],
+        help='runs with TEXT in their name; may be repeated',
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix='same-')))
-        shared = scratch / 'shared'
-        shared.mkdir()
-        runs = all_runs(shared)
-        if options.only:
-            runs = {name: of for name, of in runs.items() if any(text in name for text in options.only)}
-        if not runs:
-            sys.exit(
-                f'no run has {" or ".join(options.only)} in its name: they are {", ".join(all_runs(shared))}'
-            )
-        trees = dict(base=stack.enter_context(worktree_of(options.base)), here=ROOT)
-        write_shared(shared)
-        processes = {
-            side: stack.enter_context(training(tree, shared, scratch / side, runs))
-            for side, tree in trees.items()
-        }
-        n_different = 0
-        for name in runs:
-            for side, process in processes.items():
-                wait_for(name, scratch / side, process)
-            equal, line = compare(name, scratch / 'base', scratch / 'here')
-            n_different += not equal
-            print(f'{name}: {line}', flush=True)
-    print(f'{len(runs)} runs: {n_different or "none"} differ{"s" * (n_different == 1)}')
-    return int(n_different > 0)
+    return int(compare_all(options.base, options.only) > 0)
 
 
 if __name__ == '__main__':

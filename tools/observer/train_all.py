@@ -1,5 +1,8 @@
-"""Train runs one after the other with the kdnotes that is on the path: `train_all.py FOLDER`, which holds
-runs.json, name -> arguments of `kdnotes run`. What it prints and how it ends is kept in FOLDER by name.
+"""Train runs one after the other with the kdnotes on PYTHONPATH: `train_all.py FOLDER CORE`.
+
+FOLDER/runs.json has the arguments of `kdnotes` by the run's name; FOLDER/NAME.log and FOLDER/NAME.code get
+its output and exit code. On Linux all of it stays on one core, so that every rank has one thread and two
+trees do not disturb each other.
 """
 
 import contextlib
@@ -39,5 +42,7 @@ def train(name: str, arguments: list[str], folder: Path) -> None:
 
 if __name__ == '__main__':
     where = Path(sys.argv[1])
+    if hasattr(os, 'sched_setaffinity'):
+        os.sched_setaffinity(0, [int(sys.argv[2])])
     for name, arguments in json.loads((where / 'runs.json').read_text()).items():
         train(name, arguments, where)
