@@ -432,7 +432,9 @@ def test_a_signal_is_the_same_whoever_made_it(kind, tmp_path):
         assert max(tokens) - min(tokens) <= 2 * 24
         for index in orders:
             batch = task.batch('train', index)
-            assert close(shared(batch), alone(batch), dict(relative=1e-5, absolute=1e-5))
+            # the states of tokens are logits times ids of up to 30,000, and other batches round otherwise
+            bound = dict(relative=1e-5, absolute=1e-5 if kind is Pairs else 1e-3)
+            assert close(shared(batch), alone(batch), bound)
         # nobody of another number of ranks makes it again
         again = counted(2)
         assert by_ranks(task, tmp_path / str(ranks), 2, again)[1].meta == shared.meta

@@ -466,7 +466,7 @@ class Cluster:
             if several or not files:
                 _say_why(folder, error)
             raise error
-        for key, table in answers[source].floors.groupby('key'):
+        for key, table in answers[source].floors.groupby('key', sort=False):
             keep_floors(folder.study, str(key), table.drop(columns='key'))
 
     @contextmanager
