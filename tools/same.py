@@ -350,7 +350,8 @@ def main() -> int:
         help='runs with TEXT in their name; may be repeated',
     )
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     return int(compare_all(options.base, options.only) > 0)
 
 
