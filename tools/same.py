@@ -66,7 +66,7 @@ def all_runs(shared: Path) -> dict[str, list[str]]:  # name -> arguments
         'unlabelled': ('full_kd', dict(corpus=str(shared / 'texts'), columns=columns)),
         'scores': ('full_kd', dict(corpus=str(shared / 'scored'), **of_scores)),
         'keep-best': ('full_kd', best),
-        'two-ranks': ('parallel_baseline', dict(ranks=2, micro_batch_tokens=256)),
+        'two-ranks': ('parallel_baseline', dict(ranks=2, micro_batch_tokens=128)),
     }
     for name, (mode, given) in special.items():
         found[name] = arguments('text_classification', mode, name, model, **given)
@@ -248,8 +248,9 @@ def observed(name: str, where: Path) -> list[Observation]:
     trainings.sort(key=lambda lines: (lines[0]['ranks'], lines[0]['rank']))
     seen = []
     for i, lines in enumerate(trainings, 1):
-        several = f'training {i} of {len(trainings)}: ' * (len(trainings) > 1)
-        seen += of_training(several, lines)
+        start = lines[0]
+        place = f'training {i} of {len(trainings)}: ' if start['ranks'] == 1 else f'rank {start["rank"]}: '
+        seen += of_training(place * (len(trainings) > 1), lines)
     run = folder_of(name, where)
     seen += of_rows(read_lines(run / 'rows.jsonl'))
     seen += of_record(json.loads((run / 'record.json').read_text()))
