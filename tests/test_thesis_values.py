@@ -337,51 +337,6 @@ def test_steps():
 def test_values():
     from thesis.values import aim_values, effects_table, transfer_seconds
     from fastcore.test import test_eq
-    from kdnotes.core.arms import MODES
-    from kdnotes.core.given import make_config
-    from kdnotes.core.resolve import Machine, factors, resolve, settings
-
-    def _record(mode='full_kd', seed=0, value=0.7, git='c0'):
-        "The parts of a record that this lesson needs, with made-up numbers."
-        c = resolve(make_config(mode=mode, seed=seed), Machine('cpu', cores=2), 'wikiqa')
-        return dict(
-            study='lesson',
-            task='answer_selection',
-            run_id=f'{mode}-s{seed}',
-            mode=mode,
-            arm=mode,
-            seed=seed,
-            teacher_seed=c.teacher_seed,
-            corpus='wikiqa',
-            corpus_sha256='0' * 64,
-            factors=factors(c),
-            settings=settings(c),
-            precision=factors(c)['precision'],
-            precision_reason='made up',
-            parallel=dict(ranks=c.ranks, threads_per_rank=c.threads_per_rank),
-            params_total=17e6 if MODES[mode].network == 'student' else 23e6,
-            primary=dict(set='test', metric='map', value=value),
-            initial={},
-            amp=dict(final_scale=None, overflow_steps=None),
-            environment=dict(
-                git=git,
-                cpu='a cpu',
-                device='a cpu',
-                torch='2',
-                transformers='5',
-                python='3',
-                load_average=[0.5],
-                cpu_steal=0.2,
-            ),
-            throughput=dict(examples_per_s=50.0),
-            energy=dict(device_j=None),
-            reasons={'energy.device_j': 'no counter'},
-            time=dict(train_s=100.0 * (seed + 1), teacher_s=10.0, transfer_s=None),
-            teacher_run_id=f'baseline-s{seed}' if MODES[mode].network == 'student' else None,
-            phases=None,
-        )
-
-    _study = [_record(mode, seed) for mode in ('baseline', 'full_kd', 'mixed_kd') for seed in (0, 1)]
 
     test_eq(
         transfer_seconds(
