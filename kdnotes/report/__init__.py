@@ -1,0 +1,1 @@
+"Sentences, tables, figures and pages, from codes and numbers."
