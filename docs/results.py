@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 from docs.findings import finding
 from docs.markdown import code, comment, directive, escaped, table
-from kdnotes.analysis.figures import FIGURES, draw_evidence
-from kdnotes.analysis.page import Page, Part, Table, page_of, runs_table
+from kdnotes.report.figures import FIGURES, draw_evidence
+from kdnotes.report.page import Page, Part, Table, page_of, runs_table
 from kdnotes.analysis.plotting import FigureFile
 from kdnotes.analysis.evidence import Evidence, ReportError, evidence
 from kdnotes.records.store import predictions, records

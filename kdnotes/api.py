@@ -471,7 +471,7 @@ def search(
 def compare(
     a: Run | Sequence[Run],  # runs of one arm, a seed each
     b: Run | Sequence[Run],  # of another, of the same seeds
-) -> Comparison:  # b - a; `analysis.wording.explain` puts it into sentences
+) -> Comparison:  # b - a; `str` of it is a paragraph
     "Two arms on the same seeds and test examples, with intervals."
     sides = [[side] if isinstance(side, Run) else list(side) for side in (a, b)]
     if not all(sides) or not all(isinstance(r, Run) for side in sides for r in side):

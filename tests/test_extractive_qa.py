@@ -25,7 +25,7 @@ from handmade import make_record
 from small_runs import write_model
 from kdnotes.api import load_data
 from kdnotes.analysis.compare import study_comparisons
-from kdnotes.analysis.report import _about
+from kdnotes.report.report import _about
 from kdnotes.analysis.evidence import arm_values
 from kdnotes.analysis.tables import arms_table, comparison_table, metrics_table
 from kdnotes.core.given import make_config

@@ -16,12 +16,12 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from handmade import make_record, units_of
-from kdnotes.analysis import figures as fg
+from kdnotes.report import figures as fg
 from kdnotes.analysis import evidence as ev
 from kdnotes.analysis import plotting as pt
 from kdnotes.analysis import tables as tb
 from kdnotes.analysis.intervals import mean_interval
-from kdnotes.analysis.report import report_of
+from kdnotes.report.report import report_of
 from kdnotes.core.arms import MODES
 from kdnotes.core.files import evidence_path, figures_path, read_json, sha256_file
 from kdnotes.records.schema import of_this_schema
@@ -122,7 +122,7 @@ def test_a_rebuild_elsewhere_is_the_same_to_the_last_byte(tmp_path):
     code = (
         'import matplotlib, pathlib; '
         "matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\n"
-        'from kdnotes.analysis.figures import draw_evidence\n'
+        'from kdnotes.report.figures import draw_evidence\n'
         'from kdnotes.analysis.evidence import evidence\n'
         f"draw_evidence(evidence('made', {some[::-1]}), pathlib.Path({str(folder)!r}))"
     )

@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, event, example, given, settings, strategies as st
 from kdnotes.analysis import evidence
 from kdnotes.analysis import overview
-from kdnotes.analysis import report
+from kdnotes.report import report
 from kdnotes.tasks.candidates import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.train.checkpoint import (

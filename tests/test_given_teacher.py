@@ -17,7 +17,7 @@ from handmade import make_record, write_run
 from kdnotes import cli
 from kdnotes.analysis.comparable import differences
 from kdnotes.analysis.compare import compare
-from kdnotes.analysis.report import report
+from kdnotes.report.report import report
 from kdnotes.analysis.wording import explain, sentence
 from kdnotes.checks.doctor import doctor
 from kdnotes.core.config import KdnotesError

@@ -25,6 +25,7 @@ LEVELS = [
     ['distill'],
     ['train'],
     ['analysis'],
+    ['report'],
     ['experiment'],
     ['search'],
     ['checks'],
@@ -38,6 +39,7 @@ LEVEL = {package: level for level, packages in enumerate(LEVELS) for package in 
 STRANGERS = {
     'train': {'records', 'telemetry'},
     'analysis': {'distill', 'train'},
+    'report': {'distill', 'train'},
 }
 
 

@@ -9,7 +9,7 @@ from handmade import make_record, make_units, write_floors, write_run
 from kdnotes.analysis import in_use
 from kdnotes.analysis.comparable import Floor
 from kdnotes.analysis.intervals import StatsError, crossed_interval
-from kdnotes.analysis.report import report, report_as_dict
+from kdnotes.report.report import report, report_as_dict
 from kdnotes.analysis.evidence import evidence, primary_interval
 from kdnotes.core.arms import USUAL
 

@@ -150,7 +150,7 @@ def test_it_is_part_of_a_run_only_where_it_is_asked_for():
 @pytest.mark.parametrize('task', one_of_each(['text_classification', 'masked_lm']))
 def test_a_run_says_what_it_has_kept(task, tmp_path, monkeypatch):
     from kdnotes.experiment.card import model_card
-    from kdnotes.analysis.report import report
+    from kdnotes.report.report import report
 
     more = dict(
         task=task,

@@ -19,7 +19,7 @@ from kdnotes.analysis.plotting import NotDrawn
 from kdnotes.analysis import labels as lb
 from kdnotes.analysis import plotting as pt
 from kdnotes.analysis.comparable import check_arm
-from kdnotes.analysis.report import _trained_on
+from kdnotes.report.report import _trained_on
 from kdnotes.analysis.evidence import Evidence, evidence
 from kdnotes.experiment.study import run_study
 from small_runs import small_model, train_here

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from handmade import make_record, write_run
 from kdnotes import cli
-from kdnotes.analysis.page import as_html, save_report
+from kdnotes.report.page import as_html, save_report
 from kdnotes.analysis.evidence import ReportError
 from kdnotes.core.arms import USUAL
 

@@ -13,8 +13,8 @@ from handmade import make_record, write_run
 from notebooks import contents
 from kdnotes.core.files import at_home, with_evidence
 from kdnotes.analysis.compare import VERDICTS
-from kdnotes.analysis import figures as fg
-from kdnotes.analysis import report as rp
+from kdnotes.report import figures as fg
+from kdnotes.report import report as rp
 from kdnotes.analysis import evidence as ev
 from kdnotes.analysis import tables as tb
 from kdnotes.core.arms import MODES, PROCEDURES
@@ -84,7 +84,7 @@ def test_evidence_alone_makes_the_same_bytes_in_a_process_with_another_hash_seed
     shutil.rmtree(runs_path() / 'made')
     code = (
         "import matplotlib; matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False})\n"
-        "from kdnotes.analysis.report import report; print(report('made'))"
+        "from kdnotes.report.report import report; print(report('made'))"
     )
     env = {**os.environ, 'PYTHONHASHSEED': '77', 'TZ': 'Asia/Tokyo'}
     done = subprocess.run([sys.executable, '-c', code], check=True, env=env, capture_output=True, text=True)
@@ -103,7 +103,7 @@ def test_figures_change_with_their_numbers_and_the_manifest_binds_them_to_runs()
     for name, entry in manifest.items():
         assert entry['sha256'] == sha256_file(figures_path('made') / name)
     assert manifest['curves.svg']['run_ids'] == sorted(r['run_id'] for r in study())
-    assert manifest['curves.svg']['producer'] == 'kdnotes.analysis.figures.curves_figure'
+    assert manifest['curves.svg']['producer'] == 'kdnotes.report.figures.curves_figure'
     first = svgs(found)
     write_all(study(('full_student',)))
     second = svgs(rp.report('made'))

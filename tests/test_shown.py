@@ -11,9 +11,9 @@ import pytest
 from jupyter_core.utils import run_sync
 from handmade import make_record, write_floors, write_run
 from kdnotes.analysis import estimate as es
-from kdnotes.analysis.figures import FIGURES, draw_evidence, run_curves
+from kdnotes.report.figures import FIGURES, draw_evidence, run_curves
 from kdnotes.analysis.plotting import SMOKE_MARK, figure_bytes, mark_smoke
-from kdnotes.analysis.report import report
+from kdnotes.report.report import report
 from kdnotes.analysis.evidence import evidence
 from kdnotes.analysis.overview import run_table
 from kdnotes.core.given import make_config

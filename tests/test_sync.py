@@ -172,9 +172,9 @@ def test_whoever_reads_promises_alone_finds_where_a_missing_column_is_refused_an
     elsewhere = {
         'tasks.rules': ('core.columns', 'core.tables', 'commands.refusals'),
         'core.given': ('commands.refusals',),
-        'core.tables': ('analysis.tables',),
-        'analysis.page': ('analysis.report',),
-        'analysis.report': ('analysis.page',),
+        'core.tables': ('report.tables',),
+        'report.page': ('report.report',),
+        'report.report': ('report.page',),
     }
     for name, neighbours in elsewhere.items():
         assert all(f'`{name}`' in named[neighbour] for neighbour in neighbours), name

@@ -18,7 +18,7 @@ from kdnotes.analysis.coverage import ENOUGH_SEEDS
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.files import at_home, read_json, root, with_evidence, write_json
 from kdnotes.analysis.plotting import FigureFile, arms_of
-from kdnotes.analysis.figures import draw_evidence
+from kdnotes.report.figures import draw_evidence
 from kdnotes.analysis.evidence import Evidence, evidence
 from kdnotes.records.store import predictions, records, units
 from kdnotes.tasks.squad import answer_sentences

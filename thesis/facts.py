@@ -11,7 +11,7 @@ from kdnotes.analysis.comparable import timed
 from kdnotes.analysis.intervals import Interval
 from kdnotes.analysis.plotting import arms_of
 from kdnotes.analysis.evidence import pooled_gradients
-from kdnotes.analysis.tests import p_text
+from kdnotes.core.render import p_text
 from kdnotes.core.arms import MODES
 from kdnotes.search.random import SPACES, as_judged, from_the_best
 

@@ -15,7 +15,7 @@ from kdnotes.analysis import plotting as pt
 from kdnotes.analysis.intervals import Interval, scaled
 from kdnotes.analysis.evidence import Evidence, curve_of, curve_set, primary_interval
 from kdnotes.analysis.tables import set_interval
-from kdnotes.analysis.wording import PERCENT
+from kdnotes.core.render import PERCENT
 from kdnotes.core.config import metric_name, task_info
 from .facts import given, table
 from .language import one_rank_values

@@ -14,10 +14,10 @@ from kdnotes.analysis.compare import (
     unit_matrix,
     verdict_on,
 )
-from kdnotes.analysis.wording import epochs_words, times_as
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.analysis.tables import judged_by
-from kdnotes.analysis.tests import ALPHA, Family, crossed_test, holm, interval_test, p_text
+from kdnotes.analysis.tests import Family, crossed_test, holm, interval_test
+from kdnotes.core.render import ALPHA, p_text, phrase
 from kdnotes.analysis.intervals import (
     Interval,
     crossed_interval,
@@ -118,7 +118,7 @@ def step_values(
         train_ratio=c.speedup.get('train_s'),
         train_p_holm=c.p_times_holm.get('train_s'),
         total_p_holm=c.p_times_holm.get('total_s'),
-        took={key: f'{times_as(ratio)}{epochs_words(c)}' for key, ratio in c.speedup.items()},
+        took={key: phrase('comparison.jinja', 'times_and_epochs', c, ratio) for key, ratio in c.speedup.items()},
     )
 
 
@@ -134,7 +134,7 @@ def one_format(arms: dict[str, list[dict]], its_units: pd.DataFrame) -> dict:
         return {}
     c = compare(arms[a], arms[b], its_units)
     ratio = c.speedup.get('train_s')
-    said = {} if ratio is None else dict(train=f'{times_as(ratio)}{epochs_words(c)}', seeds=ratio.n)
+    said = {} if ratio is None else dict(train=phrase('comparison.jinja', 'times_and_epochs', c, ratio), seeds=ratio.n)
     return dict(a=a, b=b, difference=c.difference) | said
 
 

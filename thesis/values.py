@@ -15,8 +15,9 @@ from kdnotes.analysis.intervals import Interval
 from kdnotes.analysis.in_use import in_use
 from kdnotes.analysis.plotting import arms_of
 from kdnotes.analysis.evidence import Evidence
-from kdnotes.analysis.tables import arms_table, epochs_cell, nearer_to_teacher, pareto_front, score_kind
-from kdnotes.analysis.tests import p_text
+from kdnotes.analysis.tables import nearer_to_teacher, pareto_front, score_kind
+from kdnotes.core.render import p_text
+from kdnotes.report.tables import arms_table, epochs_cell
 from kdnotes.core.config import task_info
 from kdnotes.records.store import RecordError, predictions
 from .facts import about_values, amp_values, gradient_values, seeds_made_again, table

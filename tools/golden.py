@@ -115,23 +115,26 @@ def studies() -> list[str]:
 
 def study_tables(study: str) -> dict[str, str]:  # file name -> CSV; {}: the study is refused
     "What `kdnotes study` writes beside its table: the comparisons of a study, and the settings that differ."
-    from kdnotes.analysis.evidence import ReportError, chain_table, difference_table, evidence
+    from kdnotes.analysis.evidence import ReportError, difference_table, evidence
+    from kdnotes.analysis.in_use import in_use
+    from kdnotes.analysis.labels import what_pays
+    from kdnotes.analysis.results import results_table
     from kdnotes.experiment.study import all_differences
 
     try:
-        comparisons = evidence(study).comparisons
+        e = evidence(study)
     except ReportError:  # of trials: their arms mix settings
         return {}
-    by_pair = {f'{c.a} -> {c.b}': difference_table(c) for _, c in comparisons}
+    by_pair = {f'{c.a} -> {c.b}': difference_table(c) for _, c in e.comparisons}
     differences = all_differences(SimpleNamespace(differences=by_pair))
     return {
-        'comparisons.csv': chain_table(comparisons).to_csv(index=False),
+        'comparisons.csv': results_table(e, in_use(e), what_pays(e)).to_csv(index=False),
         'differences.csv': differences.to_csv(index=False),
     }
 
 
 # how the rows of each table are told apart
-ROW_KEYS = {'comparisons.csv': ('kind', 'a', 'b'), 'differences.csv': ('comparison', 'setting')}
+ROW_KEYS = {'comparisons.csv': ('kind', 'a', 'b', 'quantity', 'method'), 'differences.csv': ('comparison', 'setting')}
 
 
 def read_table(name: str, text: str) -> dict[str, Any]:  # 'row, column' -> number or text

@@ -11,14 +11,15 @@ import numpy as np
 import pandas as pd
 from .intervals import Interval, difference_interval, mean_interval
 from ..core.config import primary_name, task_info
+from ..core.render import Reason, reason
 from ..core.resolve import factor_settings, training_settings
 from ..records.schema import dropout_masks
 
 # %% auto #0
 __all__ = ['HARDWARE', 'SEED', 'trained', 'Timed', 'timed', 'of_one_machine', 'recorded', 'differences', 'Attribution',
-           'attribute', 'label', 'check_arm', 'commits', 'mixed', 'refusal', 'matched', 'matched_pairs', 'lacks',
-           'by_cluster', 'unit_matrix', 'units_alike', 'independent_name', 'Floor', 'floors_of', 'beside', 'reach_of',
-           'gain', 'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells', 'neighbours']
+           'attribute', 'check_arm', 'commits', 'mixed', 'refusal', 'matched', 'matched_pairs', 'lacks', 'by_cluster',
+           'unit_matrix', 'units_alike', 'independent_name', 'Floor', 'floors_of', 'beside', 'reach_of', 'gain',
+           'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells', 'neighbours']
 
 # %% ../../nbs/analysis/04_comparable.ipynb #af490aa1
 def trained(record: dict) -> bool:
@@ -36,7 +37,7 @@ class Timed:
 
     runs: tuple[dict, ...]  # records of one machine
     excluded: frozenset[str] = frozenset()  # run_ids of the others
-    note: str | None = None  # what is excluded and why; None: nothing
+    notes: tuple[Reason, ...] = ()  # what is excluded and why
 
     def has(self, record: dict, key: str) -> bool:
         "May this quantity of a run be used? A given model has no training to be timed."
@@ -54,11 +55,8 @@ def timed(
     if not crowd:
         return of_one_machine(records)
     found = of_one_machine([r for r in records if r['run_id'] not in crowd])
-    said = (
-        f"times, memory and energy of {len(crowd)} of {len(records)} runs are excluded, since others of the "
-        "study were made at the same time (machine.jobs in their records)"
-    )
-    return Timed(found.runs, found.excluded | crowd, '; '.join(filter(None, (said, found.note))))
+    crowded = reason('concurrent_jobs', n=len(crowd), of=len(records))
+    return Timed(found.runs, found.excluded | crowd, (crowded, *found.notes))
 
 
 def of_one_machine(records: Sequence[dict]) -> Timed:
@@ -70,40 +68,27 @@ def of_one_machine(records: Sequence[dict]) -> Timed:
         return Timed(tuple(records))
     differ = [(i, name) for i, name in enumerate(HARDWARE) if len({on[i] for on in made}) > 1]
 
-    def words(on):
-        return ', '.join(dict.fromkeys(f'torch {on[i]}' if name == 'torch' else on[i] for i, name in differ))
+    def machine(on) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(f'torch {on[i]}' if name == 'torch' else on[i] for i, name in differ))
 
     def ids(runs):
         return frozenset(r['run_id'] for r in runs)
 
     most, second = sorted(made, key=lambda on: -len(made[on]))[:2]
     if len(made[most]) == len(made[second]):
-        return Timed(
-            (),
-            ids(records),
-            f'times are excluded, since as many runs were made with {words(most)} as with {words(second)}',
-        )
+        return Timed((), ids(records), (reason('equal_machines', a=machine(most), b=machine(second)),))
     others = ids(r for on, runs in made.items() if on != most for r in runs)
-    return Timed(
-        tuple(made[most]),
-        others,
-        (
-            f'times, memory and energy are of the {len(made[most])} runs made with {words(most)}; excluded: '
-            f'{_named(records, others)}'
-        ),
+    seeds = tuple(sorted({r['seed'] for r in records if r['run_id'] in others and 'seed' in r}))
+    # where the others are all there are of some seeds, their seeds say it shorter
+    whole = len(others) > 1 and all((r.get('seed') in seeds) == (r['run_id'] in others) for r in records)
+    why = reason(
+        'other_machines',
+        n=len(made[most]),
+        machine=machine(most),
+        excluded=tuple(sorted(others)),
+        seeds=seeds if whole else (),
     )
-
-
-def _named(records: Sequence[dict], others: frozenset[str]) -> str:
-    "These runs by name; where they are all there are of some seeds, by seed."
-    seeds = sorted({r['seed'] for r in records if r['run_id'] in others and 'seed' in r})
-    if (
-        seeds
-        and len(others) > 1
-        and all((r.get('seed') in seeds) == (r['run_id'] in others) for r in records)
-    ):
-        return f"all {len(others)} runs of seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    return ', '.join(sorted(others))
+    return Timed(tuple(made[most]), others, (why,))
 
 # %% ../../nbs/analysis/04_comparable.ipynb #7534fbad
 _IDENTITY = ('schema', 'task', 'corpus_sha256', 'seed', 'teacher_seed', 'teacher_run_id', 'initial')
@@ -151,6 +136,15 @@ class Attribution:
     others: dict[str, tuple]  # name -> (a, b): what differs besides
     part_of: dict[str, tuple[str, ...]]  # of each setting in `belongs`: its factors
 
+    @property
+    def code(self) -> str:  # one_factor | several_factors | not_alone | no_factor | nothing
+        "What the difference may be attributed to."
+        if self.factor:
+            return 'one_factor'
+        if self.factors:
+            return 'several_factors' if len(self.factors) > 1 else 'not_alone'
+        return 'no_factor' if self.others else 'nothing'
+
 
 def attribute(
     *pairs: tuple[dict, dict],  # runs of two arms
@@ -177,33 +171,13 @@ def attribute(
     only = names[0] if len(names) == 1 and not others else None
     return Attribution(only, {factor: differ[factor] for factor in names}, belongs, others, part_of)
 
-
-def label(
-    attribution: Attribution,
-    single: bool = False,  # of one seed only
-) -> str:  # a few words, for a table
-    "What a difference may be called."
-    a = attribution
-    if a.factor:
-        return f'one seed, in which only {a.factor} differs' if single else f'effect of {a.factor}'
-    others = ', '.join(a.others)
-    if len(a.factors) > 1:
-        return f"not one factor: {', '.join(a.factors)} differ" + (f', and {others}' if others else '')
-    if a.factors:
-        return f'not {next(iter(a.factors))} alone: {others} differ too'
-    if 'teacher_run_id' in a.others and (
-        rest := [k for k in a.others if k not in ('teacher_run_id', 'initial')]
-    ):
-        others = f'{", ".join(rest)}, and the teacher'  # as where it was trained in the same setting
-    return f'no factor differs, but: {others}' if others else 'nothing recorded differs'
-
 # %% ../../nbs/analysis/04_comparable.ipynb #22dd63e8
 def check_arm(
     records: Sequence[dict],  # of one arm
-) -> str | None:  # why they are not one arm; None: they are
+) -> Reason | None:  # why they are not one arm; None: they are
     "Whether runs differ in nothing but their seeds."
     if not records:
-        return 'there are no runs of this arm'
+        return reason('no_runs')
     arm = records[0]['arm']
     values = [recorded(r) for r in records]
     # seeds may come from several machines, whose masks may be of another kind; pairs tell that apart
@@ -214,14 +188,10 @@ def check_arm(
     names = sorted(set().union(*values) - by_seed - {'dropout_masks', *HARDWARE})
     differ = [k for k in names if any(v.get(k) != values[0].get(k) for v in values)]
     if differ:
-        kinds = ', '.join(differ)
-        return f'arm {arm!r} mixes runs that differ in {kinds}; give each kind an arm name of its own'
+        return reason('arm_mixes', arm=arm, names=tuple(differ))
     seeds = [(r['seed'], r['teacher_seed']) for r in records]
     twice = sorted({str(s[0]) for s in seeds if seeds.count(s) > 1})
-    if not twice:
-        return None
-    named = f"seed{'s' * (len(twice) > 1)} {', '.join(twice)}"
-    return f'arm {arm!r} has {named} more than once; keep one run a seed'
+    return reason('seed_twice', arm=arm, seeds=tuple(twice)) if twice else None
 
 
 def commits(
@@ -256,19 +226,19 @@ def mixed(
 def refusal(
     a: Sequence[dict],  # the runs of one arm
     b: Sequence[dict],  # of another
-) -> str | None:  # None: they can be compared
+) -> Reason | None:  # None: they can be compared
     "Why two arms cannot be compared at all."
     for kind, values in mixed([*a, *b]).items():
         if kind == 'smoke':
-            return 'smoke runs and full runs do not mix; exclude the smoke runs'
-        return f"they have different {kind}: {' and '.join(values)}"
+            return reason('smoke_mixed')
+        return reason('different', kind=kind, values=tuple(values))
     return check_arm(a) or check_arm(b)
 
 # %% ../../nbs/analysis/04_comparable.ipynb #cd65c326
 def matched(
     arms: Sequence[Sequence[dict]],  # the runs of each
     usable: Callable[[dict], bool] = lambda r: True,
-) -> tuple[list[tuple[dict, ...]], dict[str, tuple], str | None]:
+) -> tuple[list[tuple[dict, ...]], dict[str, tuple], Reason | None]:
     """One run of each arm, of the same seed and, where all arms have teachers, of the same teacher's seed;
     the seeds without a partner by arm; why that cannot be.
     """
@@ -279,8 +249,7 @@ def matched(
 
     keyed = [{key(r): r for r in runs} for runs in arms]
     if torn := next((runs[0]['arm'] for runs, found in zip(arms, keyed) if len(found) < len(runs)), None):
-        why = f'arm {torn!r} has seeds with several teachers and its partner has none to tell them apart'
-        return [], {}, f'{why}; compare one teacher seed at a time'
+        return [], {}, reason('several_teachers', arm=torn)
     common = sorted(set.intersection(*({k for k, r in found.items() if usable(r)} for found in keyed)))
     left = {
         runs[0]['arm']: tuple(sorted(k[0] for k in found.keys() - set(common)))
@@ -292,24 +261,22 @@ def matched(
 
 def matched_pairs(
     a: Sequence[dict], b: Sequence[dict]
-) -> tuple[list[tuple[dict, dict]], dict[str, tuple], str | None]:
+) -> tuple[list[tuple[dict, dict]], dict[str, tuple], Reason | None]:
     "Pairs sorted by seed, the seeds without a partner by arm, and why there are no pairs."
     pairs, left, why = matched((a, b))
     if not pairs and not why:
-        seeds = f"{left[a[0]['arm']]} and {left[b[0]['arm']]}"
-        why = f'they have no seed in common: {seeds}; run the same seeds in both'
+        why = reason('no_common_seed', a=left[a[0]['arm']], b=left[b[0]['arm']])
     return pairs, left, why
 
 # %% ../../nbs/analysis/04_comparable.ipynb #65d754d2
 def lacks(
     runs: Sequence[dict],  # that have no such value; at least one
     place: str = 'primary.value',  # in a record
-) -> str:  # a clause
+) -> Reason:
     "That runs have no value, and why."
     name = primary_name(runs[0]) if place == 'primary.value' else place.rpartition('.')[2]
-    why = dict.fromkeys(r['reasons'].get(place, 'no reason recorded') for r in runs)
-    ids = ', '.join(r['run_id'] for r in runs)
-    return f'{ids} {"has" if len(runs) == 1 else "have"} no {name}: {"; ".join(why)}'
+    why = tuple(dict.fromkeys(r['reasons'].get(place, 'no reason recorded') for r in runs))
+    return reason('no_value', run_ids=tuple(r['run_id'] for r in runs), name=name, why=why)
 
 # %% ../../nbs/analysis/04_comparable.ipynb #cae6a68f
 def by_cluster(

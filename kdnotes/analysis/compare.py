@@ -4,7 +4,7 @@
 
 # %% ../../nbs/analysis/06_compare.ipynb #a567da11
 from __future__ import annotations
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import Any, NamedTuple
 import numpy as np
@@ -12,8 +12,8 @@ import pandas as pd
 from pydantic.dataclasses import dataclass
 from ..core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
 from ..core.config import FIRST_TASK, task_info
+from ..core.render import ALPHA, Reason, phrase, reason
 from kdnotes.analysis.tests import (
-    ALPHA,
     FACTORIAL,
     INTERACTIONS,
     Effect,
@@ -58,7 +58,6 @@ from kdnotes.analysis.comparable import (
     gain_interval,
     independent_name,
     is_above,
-    label,
     lacks,
     matched,
     matched_pairs,
@@ -71,70 +70,51 @@ from kdnotes.analysis.comparable import (
 )
 
 # %% auto #0
-__all__ = ['TIMES', 'VERDICTS', 'ONE_SEED', 'FAMILIES', 'Remark', 'metric_differences', 'Comparison', 'compare', 'uncommitted',
-           'Verdict', 'verdict_on', 'study_comparisons', 'corrected', 'study_factorial']
+__all__ = ['TIMES', 'VERDICTS', 'FAMILIES', 'metric_differences', 'Comparison', 'compare', 'uncommitted', 'Verdict', 'verdict_on',
+           'study_comparisons', 'corrected', 'study_factorial']
 
 # %% ../../nbs/analysis/06_compare.ipynb #279ce639
-class Remark(NamedTuple):
-    "What a reader should know, and its code."
+#| export
 
-    # excluded | one_seed | one_teacher | commits | no_value | own_values | times_excluded | no_time | busy |
-    # at_floor
-    code: str
-    text: str  # a clause
 
 # %% ../../nbs/analysis/06_compare.ipynb #0079f6ba
-def _named(runs: Iterable[dict]) -> str:
-    return ', '.join(r['run_id'] for r in runs)
-
-
 def metric_differences(
     pairs: Sequence[tuple[dict, dict]], units: pd.DataFrame | None
-) -> tuple[np.ndarray | None, list[Remark], str | None]:
+) -> tuple[np.ndarray | None, list[Reason], Reason | None]:
     "b - a of the primary metric, (seeds, units) or (seeds,); remarks; why there is none."
     null = [r for pair in pairs for r in pair if r['primary']['value'] is None]
     pairs = [pair for pair in pairs if not any(r in null for r in pair)]
     if not pairs:
         return None, [], lacks(null)
-    remarks = [Remark('no_value', f'{lacks([r])}; its pair is excluded') for r in null]
+    remarks = [reason('pair_excluded', run=lacks([r])) for r in null]
     a = [p[0] for p in pairs]
     b = [p[1] for p in pairs]
     x = unit_matrix(a, units)
     y = unit_matrix(b, units)
     if x is None or y is None:
         if units is not None and len(units):
-            text = "not every run has units whose mean is the metric, so the runs' own values are compared"
-            remarks.append(Remark('own_values', text))
+            remarks.append(reason('own_values'))
         return np.array([y['primary']['value'] - x['primary']['value'] for x, y in pairs]), remarks, None
     if set(x.columns) != set(y.columns) or x.isna().any(axis=None) or y.isna().any(axis=None):
-        why_not = f'the runs were not scored on the same units ({x.shape[1]} and {y.shape[1]})'
-        return None, remarks, why_not
+        return None, remarks, reason('different_units', a=x.shape[1], b=y.shape[1])
     return y[x.columns].to_numpy() - x.to_numpy(), remarks, None
 
 # %% ../../nbs/analysis/06_compare.ipynb #b6d2bccc
 TIMES = ('train_s', 'total_s')  # training alone; with the teacher's training and its signal
 
 
-def _untrained(pairs: Sequence[tuple[dict, dict]]) -> str | None:
-    "Why there are no times of training; None: all models were trained."
-    arms = dict.fromkeys(r['arm'] for pair in pairs for r in pair if not trained(r))
-    if not arms:
-        return None
-    are = 'is a given model that was' if len(arms) == 1 else 'are given models that were'
-    return f"times of training are not compared, since {' and '.join(arms)} {are} not trained"
-
-
 def _speedups(
     pairs: Sequence[tuple[dict, dict]], times: Timed
-) -> tuple[dict[str, Interval], list[Remark], dict[str, str]]:
+) -> tuple[dict[str, Interval], list[Reason], dict[str, Reason]]:
     "How many times as fast b is, by time key; remarks; and why not."
-    why = times.note if not times.runs else _untrained(pairs)
-    if why:
-        return {}, [], dict.fromkeys(TIMES, why)
+    if not times.runs:
+        return {}, [], dict.fromkeys(TIMES, times.notes[-1])
+    if untrained := dict.fromkeys(r['arm'] for pair in pairs for r in pair if not trained(r)):
+        return {}, [], dict.fromkeys(TIMES, reason('untrained', arms=tuple(untrained)))
     runs = [r for pair in pairs for r in pair if times.has(r, 'train_s')]
     found = {}
     reasons = {}
-    remarks = [Remark('times_excluded', times.note)] if len(runs) < 2 * len(pairs) else []
+    remarks = [*times.notes] if len(runs) < 2 * len(pairs) else []
     for key in TIMES:
         place = f'time.{key}'
         here = [p for p in pairs if all(times.has(r, key) for r in p)]
@@ -142,14 +122,13 @@ def _speedups(
         both = [p for p in here if all(r['time'].get(key) for r in p)]
         if both:
             found[key] = ratio_interval(*([pair[k]['time'][key] for pair in both] for k in (0, 1)))
-            remarks += [Remark('no_time', f'{lacks([r], place)}; its pair is excluded') for r in missing]
+            remarks += [reason('pair_excluded', run=lacks([r], place)) for r in missing]
         elif missing:
-            reasons[key] = f'{key} is not compared, since {lacks(missing, place)}'
+            reasons[key] = reason('time_missing', key=key, why=lacks(missing, place))
         else:
-            reasons[key] = times.note
+            reasons[key] = times.notes[-1]
     if busy := [r for r in runs if is_busy(r.get('machine') or {})]:
-        share = f'others used more than {BUSY_SHARE:.0%} of the machine'
-        remarks.append(Remark('busy', f'{share} during {_named(busy)}: times are unreliable'))
+        remarks.append(reason('busy', runs=tuple(r['run_id'] for r in busy), share=BUSY_SHARE))
     return found, remarks, reasons
 
 # %% ../../nbs/analysis/06_compare.ipynb #c78016b2
@@ -204,8 +183,8 @@ class Comparison:
     seeds: tuple[int, ...] = ()  # of the pairs
     excluded: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds without a partner
     # 'comparison', 'difference', 'p' or a time key -> why there is none
-    reasons: dict[str, str] = field(default_factory=dict)
-    warnings: tuple[Remark, ...] = ()  # what a reader should know
+    reasons: dict[str, Reason] = field(default_factory=dict)
+    warnings: tuple[Reason, ...] = ()  # what a reader should know
     p: float | None = None  # of no difference, seeds and units random: the primary one
     p_permutation: float | None = None  # over units, these seeds only; without units: over seeds
     p_holm: float | None = None  # p, corrected over the family
@@ -234,11 +213,6 @@ class Comparison:
         return self.difference.units if self.difference else None
 
     @property
-    def called(self) -> str:  # a few words, for a table
-        "What the difference may be called."
-        return label(self.attribution, len(self.seeds) == 1) if self.attribution else 'not compared'
-
-    @property
     def interval_kind(self) -> str | None:  # 'bounded' | 'crossed' | 'seeds'; None: there is none
         "What the interval of the difference is made of."
         if self.difference is None:
@@ -246,9 +220,9 @@ class Comparison:
         return 'bounded' if self.few_differ else 'crossed' if self.n_units else 'seeds'
 
     @property
-    def at_floor(self) -> str | None:
-        "What the difference tells where neither arm is better than a trivial baseline."
-        return next((w.text for w in self.warnings if w.code == 'at_floor'), None)
+    def at_baseline(self) -> Reason | None:
+        "That neither arm is better than a trivial baseline."
+        return next((w for w in self.warnings if w.code == 'at_baseline'), None)
 
     @property
     def identical(self) -> bool:
@@ -263,6 +237,30 @@ class Comparison:
         "Do so few units differ that the interval is that of a bounded mean?"
         return self.differing is not None and self.difference.se is None
 
+    def __str__(self) -> str:
+        return phrase('comparison.jinja', 'paragraph', self)
+
+    @property
+    def untimed(self) -> tuple[Reason, ...]:
+        "Why times are missing, each reason once."
+        return tuple(dict.fromkeys(self.reasons[key] for key in TIMES if key in self.reasons))
+
+    @property
+    def unvaried(self) -> list[str]:
+        "Factors in which the modes of the two arms differ and these runs do not."
+        if self.a not in MODES or self.b not in MODES or self.attribution.factor:
+            return []
+        factors = ('network', 'precision', 'kd', 'ranks')
+        varied = [f for f in factors if getattr(MODES[self.a], f) != getattr(MODES[self.b], f)]
+        return [f for f in varied if f not in self.attribution.factors]
+
+    def verdict(
+        self,
+        about: str = 'primary',  # or one of TIMES
+    ) -> Verdict:
+        "Is a difference significant, not significant, or not tested?"
+        return verdict_on(self, about)
+
     def tested(
         self,
         about: str = 'primary',  # or one of TIMES
@@ -273,31 +271,26 @@ class Comparison:
         return self.speedup.get(about), self.p_times.get(about), self.p_times_holm.get(about)
 
 # %% ../../nbs/analysis/06_compare.ipynb #06859a27
-def _warnings(pairs: Sequence[tuple[dict, dict]], excluded: dict[str, tuple]) -> tuple[Remark, ...]:
+def _warnings(pairs: Sequence[tuple[dict, dict]], excluded: dict[str, tuple]) -> tuple[Reason, ...]:
     "What a reader of the comparison should know."
     found = []
     shared = []
     for arm, seeds in excluded.items():
-        named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-        found.append(Remark('excluded', f'excluded, since only {arm} has them: {named}'))
+        found.append(reason('excluded', arm=arm, seeds=tuple(seeds)))
     if len(pairs) == 1:
-        found.append(Remark('one_seed', 'a single seed: nothing is known about the spread between seeds'))
+        found.append(reason('one_seed'))
     for runs in zip(*pairs):
         seeds, teachers = ({r[key] for r in runs} for key in ('seed', 'teacher_seed'))
         if len(seeds) > 1 == len(teachers) and None not in teachers:
             shared.append(runs[0]['arm'])
     if shared:
-        arms = ' and '.join(shared)
-        text = (
-            f'all seeds of {arms} have one teacher: what another teacher would change is not in the interval'
-        )
-        found.append(Remark('one_teacher', text))
-    if len(c := commits(r for pair in pairs for r in pair)) > 1:
-        found.append(Remark('commits', f"the runs stem from more than one git commit: {', '.join(c)}"))
+        found.append(reason('one_teacher', arms=tuple(shared)))
+    if len(names := commits(r for pair in pairs for r in pair)) > 1:
+        found.append(reason('commits', names=tuple(names)))
     return tuple(found)
 
 
-def _masks_apart(pairs: Sequence[tuple[dict, dict]]) -> str | None:
+def _masks_apart(pairs: Sequence[tuple[dict, dict]]) -> Reason | None:
     "Why runs of GPUs cannot be paired: one drew the masks of its own number format, as all did before."
     apart = [
         pair
@@ -306,12 +299,9 @@ def _masks_apart(pairs: Sequence[tuple[dict, dict]]) -> str | None:
     ]
     if not apart:
         return None
-    old = [r['run_id'] for pair in apart for r in pair if dropout_masks(r) == OWN_MASKS]
-    new = [r['run_id'] for pair in apart for r in pair if dropout_masks(r) != OWN_MASKS]
-    return (
-        f"{', '.join(old)} drew dropout masks that hang on the number format, as GPU records did before, "
-        f"and {', '.join(new)} did not (dropout_masks in their records); run the former again"
-    )
+    old = tuple(r['run_id'] for pair in apart for r in pair if dropout_masks(r) == OWN_MASKS)
+    new = tuple(r['run_id'] for pair in apart for r in pair if dropout_masks(r) != OWN_MASKS)
+    return reason('masks_differ', old=old, new=new)
 
 
 def compare(
@@ -367,24 +357,14 @@ def uncommitted(record: dict) -> bool:
     return (record['environment'].get('git') or '').endswith('-dirty')
 
 # %% ../../nbs/analysis/06_compare.ipynb #cd2bcccd
-VERDICTS = {  # code -> words
-    'significant': 'significant',
-    'not_significant': 'not significant',
-    'not_tested': 'not tested',
-}
-ONE_SEED = 'one seed tells nothing about other seeds'
+VERDICTS = ('significant', 'not_significant', 'not_tested')  # codes
 
 
 class Verdict(NamedTuple):
     "What a test says of a difference."
 
     code: str  # of VERDICTS
-    reason: str | None = None  # why there is no test
-
-    @property
-    def words(self) -> str:
-        "What the code says."
-        return VERDICTS[self.code]
+    reason: Reason | None = None  # why there is no test
 
 
 def verdict_on(
@@ -398,14 +378,14 @@ def verdict_on(
     return Verdict('significant' if (p if corrected is None else corrected) < ALPHA else 'not_significant')
 
 
-def _why_untested(c: Comparison, about: str, interval: Interval | None) -> str:
+def _why_untested(c: Comparison, about: str, interval: Interval | None) -> Reason:
     "Why a difference has no p."
-    unknown = 'no p was computed'
+    unknown = reason('not_computed')
     if interval is None:
         key = 'difference' if about == 'primary' else about
         return c.reasons.get('comparison') or c.reasons.get(key, unknown)
     if interval.n == 1:
-        return ONE_SEED
+        return reason('one_seed')
     if about == 'primary':
         return c.reasons.get('p', unknown)
     return interval_test(interval, 1.0, log=True).reason or unknown
@@ -471,9 +451,8 @@ def _beside_floor(
     def told(c: Comparison) -> Comparison:
         if c.difference is None or not {c.a, c.b} <= low.keys():
             return c
-        words = ' or '.join(dict.fromkeys(low[arm].words for arm in (c.a, c.b)))
-        text = f'neither {c.a} nor {c.b} is better than {words}, so that this tells nothing'
-        return replace(c, warnings=(*c.warnings, Remark('at_floor', text)))
+        names = tuple(dict.fromkeys(low[arm].words for arm in (c.a, c.b)))
+        return replace(c, warnings=(*c.warnings, reason('at_baseline', a=c.a, b=c.b, baselines=names)))
 
     return [(kind, told(c)) for kind, c in comparisons]
 
@@ -556,7 +535,7 @@ def _effect(
         return Effect(name, weights, None, None, why)
 
     if missing := [a for a, runs in arms.items() if not runs]:
-        return none(f"no runs of {', '.join(missing)}")
+        return none(reason('no_runs_of', arms=tuple(missing)))
     first, *others = arms.values()
     if why := next((w for runs in others if (w := refusal(first, runs))), None):
         return none(why)
@@ -571,7 +550,7 @@ def _effect(
         m is None or m.isna().any(axis=None) or set(m.columns) != set(next(iter(matrices.values())).columns)
         for m in matrices.values()
     ):
-        return none('the arms have no seeds and units in common')
+        return none(reason('no_common_units'))
     columns = next(iter(matrices.values())).columns
     values = {a: m[columns].to_numpy() for a, m in matrices.items()}
     reach = reach_of([r for runs in arms.values() for r in runs], units)

@@ -11,6 +11,7 @@ import pandas as pd
 from scipy.special import stdtrit
 from ..core.arms import MODES
 from ..core.config import KdnotesError
+from ..core.render import reason
 from .intervals import LEVEL, Interval, no_interval
 from ..telemetry.summary import is_busy
 
@@ -205,15 +206,14 @@ def ratio_of_means(
     estimate = float(x.mean() / y.mean())
     words = "ratio of means, Fieller's interval over runs"
     if n == 1:
-        return no_interval(estimate, 1, 'one value', 'one value has no spread; run more seeds')
+        return no_interval(estimate, 1, 'one value', reason('one_value'))
     part = stdtrit(n - 1, (1 + LEVEL) / 2) ** 2 / n * np.cov(x, y)
     # a theta^2 - 2 b theta + c <= 0
     a = y.mean() ** 2 - part[1, 1]
     b = x.mean() * y.mean() - part[0, 1]
     c = x.mean() ** 2 - part[0, 0]
     if a <= 0:
-        reason = 'the mean saving of a prediction does not differ significantly from 0'
-        return no_interval(estimate, n, words, reason)
+        return no_interval(estimate, n, words, reason('no_saving'))
     half = np.sqrt(max(b * b - a * c, 0.0))
     return Interval(estimate, float((b - half) / a), float((b + half) / a), n, LEVEL, words, df=float(n - 1))
 

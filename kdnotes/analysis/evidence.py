@@ -13,12 +13,13 @@ from kdnotes.analysis.comparable import (
     Timed,
     check_arm,
     floors_of,
+    independent_name,
     mixed,
     timed,
     unit_matrix,
     units_alike,
 )
-from .compare import TIMES, Comparison, study_comparisons, verdict_on
+from .compare import Comparison, study_comparisons
 from .intervals import SAME, Interval, compact_curve, mean_interval, score_interval
 from .plotting import arms_of
 from ..core.config import KdnotesError, counted, task_info
@@ -32,8 +33,8 @@ from ..telemetry.summary import BUSY_SHARE
 
 # %% auto #0
 __all__ = ['QUANTITIES', 'ReportError', 'check_study', 'above_rest', 'quantity', 'primary_interval', 'arm_values', 'Evidence',
-           'evidence', 'known_floors', 'unscored_starts', 'run_evidence', 'difference_table', 'chain_table',
-           'curve_points', 'curve_of', 'curve_set', 'phase_seconds', 'pooled_gradients']
+           'evidence', 'known_floors', 'unscored_starts', 'run_evidence', 'difference_table', 'curve_points',
+           'curve_of', 'curve_set', 'phase_seconds', 'pooled_gradients']
 
 # %% ../../nbs/analysis/09_evidence.ipynb #e14f23c0
 class ReportError(KdnotesError):
@@ -163,6 +164,11 @@ class Evidence:
     def trivial(self) -> list[Floor]:
         "What trivial baselines score, the best first; []: not measured."
         return floors_of(self.records, self.floors)
+
+    @cached_property
+    def unit_name(self) -> str:  # in the plural: 'questions'
+        "What statistics are over, besides seeds."
+        return independent_name(self.records, self.units)
 
     @cached_property
     def times(self) -> Timed:
@@ -314,44 +320,6 @@ def difference_table(
             for k, (a, b) in {**x.factors, **x.belongs, **x.others}.items()
         ]
     )
-
-# %% ../../nbs/analysis/09_evidence.ipynb #45ba68b1
-def chain_table(
-    comparisons: Iterable[tuple[str, Comparison]],  # of `study_comparisons`
-    # kind, a, b, factor, label, pairs, units, differing, interval, difference, p, ..., verdict,
-    # verdict_train_s, verdict_total_s (codes of VERDICTS), effect_size, train_s, total_s (with _low, _high),
-    # note
-) -> pd.DataFrame:
-    "Comparisons as numbers, one row each."
-
-    def cells(name, i):
-        limits = (i.estimate, i.low, i.high) if i else (None,) * 3
-        return dict(zip((name, f'{name}_low', f'{name}_high'), limits))
-
-    def row(kind, c):
-        found = dict(kind=kind, a=c.a, b=c.b, factor=c.attribution and c.attribution.factor, label=c.called)
-        found |= dict(pairs=len(c.seeds), units=c.n_units, differing=c.differing, interval=c.interval_kind)
-        found |= cells('difference', c.difference)
-        found |= dict(
-            p=c.p, p_holm=c.p_holm, p_permutation=c.p_permutation, family=c.family and c.family.name
-        )
-        found |= cells('bootstrap', c.bootstrap)
-        found |= dict(verdict=verdict_on(c).code) | {
-            f'verdict_{key}': verdict_on(c, key).code for key in TIMES
-        }
-        found |= cells('effect_size', c.effect_size) | cells('effect_size_seeds', c.effect_size_seeds)
-        for e in c.equivalences:
-            found[f'p_noninferior_{e.margin:g}'] = e.p_noninferior
-            found[f'p_equivalent_{e.margin:g}'] = e.p_equivalent
-        for key in TIMES:
-            found |= cells(key, c.speedup.get(key))
-        found |= {f'p_{key}': c.p_times.get(key) for key in TIMES}
-        found |= {f'p_{key}_holm': c.p_times_holm.get(key) for key in TIMES}
-        notes = [*c.reasons.values(), *(w.text for w in c.warnings)]
-        return found | dict(note='; '.join(dict.fromkeys(notes)))
-
-    rows = [row(kind, c) for kind, c in comparisons]
-    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=['kind', 'a', 'b'])
 
 # %% ../../nbs/analysis/09_evidence.ipynb #ba3405f1
 def curve_points(record: dict) -> list[dict]:  # step and loss, or step, set and value

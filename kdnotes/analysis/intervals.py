@@ -4,61 +4,25 @@
 
 # %% ../../nbs/analysis/01_intervals.ipynb #9894ff33
 from __future__ import annotations
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy.special import ndtri, stdtrit
 from ..core.config import KdnotesError
+from ..core.render import Reason, number_texts, reason
 
 # %% auto #0
-__all__ = ['NOISE', 'MOST_DIGITS', 'LEVEL', 'TIE', 'FEW_DIFFER', 'SAME', 'MOST_TIMES', 'StatsError', 'number_texts', 'Interval',
-           'no_interval', 'checked_numbers', 't_limit', 'mean_interval', 'cluster_interval', 'scaled', 'exp_interval',
-           'mean_squares', 'Components', 'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval',
-           'differing_units', 'few_differ', 'BoundedMean', 'bounded_mean', 'bounded_interval', 'difference_interval',
-           'wilson_limits', 'score_interval', 'ratio_interval', 'draw_counts', 'studentised_limits',
-           'bootstrap_interval', 'compact_curve']
+__all__ = ['LEVEL', 'TIE', 'FEW_DIFFER', 'SAME', 'MOST_TIMES', 'StatsError', 'Interval', 'no_interval', 'checked_numbers',
+           't_limit', 'mean_interval', 'cluster_interval', 'scaled', 'exp_interval', 'mean_squares', 'Components',
+           'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval', 'differing_units', 'few_differ',
+           'BoundedMean', 'bounded_mean', 'bounded_interval', 'difference_interval', 'wilson_limits', 'score_interval',
+           'ratio_interval', 'draw_counts', 'studentised_limits', 'bootstrap_interval', 'compact_curve']
 
 # %% ../../nbs/analysis/01_intervals.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
     "Numbers a statistic cannot be computed from."
 
 # %% ../../nbs/analysis/01_intervals.ipynb #a2b267f4
-# numbers this close to the null, relative to the largest printed beside them, differ from it by rounding only
-NOISE = 1e-12
-MOST_DIGITS = 17  # of a float64
 LEVEL = 0.95  # confidence level of all intervals of a study
-
-
-def _side(value: float, null: float) -> int:
-    "-1 below the null, 1 above, 0 on it."
-    return int(value > null) - int(value < null)
-
-
-def number_texts(
-    values: Sequence[float | None],  # an estimate and its bounds; None stays None
-    spec: str = '.3f',  # a format of floats: sign, comma, precision (the least) and f or g
-    null: float = 0.0,  # 0 for differences, 1 for ratios, the level for a p-value
-) -> list[str | None]:
-    "Numbers rounded to the same precision, each still on its side of the null; 0 has no sign."
-    found = re.fullmatch(r'([+]?)z?(,?)[.](\d+)([fg])', spec)
-    if not found:
-        raise StatsError(f'{spec!r} is no format of numbers with a precision; use one like .3f, +.4f or .3g')
-    plus, comma, least, kind = found.groups()
-    noise = NOISE * max([1.0, abs(null), *(abs(v) for v in values if v is not None and np.isfinite(v))])
-    exact = [v if v is None or abs(v - null) > noise or not np.isfinite(v) else null for v in values]
-    # an estimate between bounds on two sides of the null is on neither, as far as anybody knows: one more
-    # digit is all that its sign is worth
-    bounds = [v for v in exact[1:] if v is not None] if len(exact) == 3 else []
-    is_open = len(bounds) == 2 and _side(bounds[0], null) * _side(bounds[1], null) < 0
-    for digits in range(int(least), MOST_DIGITS + 1):
-        texts = [None if v is None else format(v, f'{plus}z{comma}.{digits}{kind}') for v in exact]
-        printed = [None if t is None else float(t.replace(',', '')) for t in texts]
-        from_bounds = int(is_open and digits > int(least))
-        sides = list(zip(printed, exact))[from_bounds:]
-        if all(v is None or _side(p, null) == _side(v, null) for p, v in sides):
-            break
-    return [t.removeprefix('+') if p == 0 else t for p, t in zip(printed, texts)]
 
 # %% ../../nbs/analysis/01_intervals.ipynb #dae2806e
 @dataclass(frozen=True)
@@ -72,15 +36,25 @@ class Interval:
     high: float | None  # upper limit
     n: int  # runs (or pairs of runs) it rests on
     level: float  # confidence level, 0 to 1
-    method: str  # in words
+    method: str  # the name of the method
     units: int | None = None  # units per run, where there are any
     df: float | None = None  # degrees of freedom of the t distribution
     df_rest: float | None = None  # of the part of the variance that `df` is not of; None: there is none
     df_share: float = 1.0  # share of the squared standard error that `df` is of, 0 to 1
-    reason: str | None = None  # why low and high are None
+    reason: Reason | None = None  # why low and high are None
     se: float | None = None  # standard error of the estimate; of a ratio: of its logarithm
     # what no difference would be; 1 for a ratio. Printing keeps each number on its side
     null: float = field(default=0.0, repr=False)
+
+    def inverse(self) -> Interval:
+        "The interval of one over the estimate: of b's time over a's, from that of a's over b's."
+        low, high = (None if x is None else 1 / x for x in (self.high, self.low))
+        return replace(self, estimate=1 / self.estimate, low=low, high=high)
+
+    def opposite(self) -> Interval:
+        "The interval of the difference the other way round."
+        low, high = (None if x is None else -x for x in (self.high, self.low))
+        return replace(self, estimate=-self.estimate, low=low, high=high)
 
     def __format__(self, spec: str) -> str:
         estimate, low, high = number_texts([self.estimate, self.low, self.high], spec or '.4g', self.null)
@@ -92,12 +66,12 @@ class Interval:
 def no_interval(
     estimate: float,
     n: int,  # runs it rests on
-    method: str,  # in words
-    reason: str,  # why no more is known
+    method: str,  # its name
+    why: Reason,  # why no more is known
     units: int | None = None,  # per run
 ) -> Interval:
     "An estimate of which nobody can say how sure it is."
-    return Interval(float(estimate), None, None, n, LEVEL, method, units=units, reason=reason)
+    return Interval(float(estimate), None, None, n, LEVEL, method, units=units, reason=why)
 
 # %% ../../nbs/analysis/01_intervals.ipynb #2bf6ca9f
 def checked_numbers(
@@ -164,7 +138,7 @@ def mean_interval(
     "Student's t interval of a mean (needs about normal values)."
     x = checked_numbers(values, 1, 'values')
     if len(x) == 1:
-        return no_interval(x[0], 1, 'one value', 'one value has no spread; run more seeds')
+        return no_interval(x[0], 1, 'one value', reason('one_value'))
     return _t_interval(
         x.mean(), x.var(ddof=1) / len(x), len(x) - 1, level, n=len(x), method='Student t over runs'
     )
@@ -183,7 +157,7 @@ def cluster_interval(
     n = len(names)
     mean = y.mean()
     if n == 1:
-        return no_interval(mean, 1, 'one cluster', 'one cluster tells nothing about others', len(y))
+        return no_interval(mean, 1, 'one cluster', reason('one_cluster'), len(y))
     apart = np.bincount(which, weights=y - mean)
     variance = n / (n - 1) * (apart**2).sum() / len(y) ** 2
     found = _t_interval(
@@ -290,10 +264,9 @@ def crossed_interval(
     S, U = y.shape
     mean = y.mean()
     if S == U == 1:
-        return no_interval(mean, 1, 'one value', 'one seed and one unit have no spread', 1)
+        return no_interval(mean, 1, 'one value', reason('one_value'), 1)
     if 1 in (S, U):
-        over, single = ('units', 'seed') if S == 1 else ('seeds', 'unit')
-        method = f'Student t over {over} only: one {single} tells nothing about other {single}s'
+        method = 'Student t over units of one seed' if S == 1 else 'Student t over seeds of one unit'
         return _t_interval(mean, y.var(ddof=1) / y.size, y.size - 1, level, n=S, units=U, method=method)
     mean, variance, share = crossed_moments(y)
     return _t_interval(
@@ -388,14 +361,14 @@ def bounded_interval(of: BoundedMean) -> Interval:  # without a standard error, 
     "The interval of a mean of which few units differ."
     one_sided = (1 + LEVEL) / 2
     S, U = of.shape
-    over = 'units alone: one seed tells nothing about other seeds' if S == 1 else 'units and seeds'
+    over = 'units of one seed' if S == 1 else 'units and seeds'
     return Interval(
         of.estimate,
         of.low(one_sided),
         of.high(one_sided),
         S,
         LEVEL,
-        f'bounded mean over {over}, since few units differ',
+        f'bounded mean over {over}',
         units=U,
     )
 
@@ -436,7 +409,7 @@ def _within(found: Interval, n: int, off: int, most: float, of_seeds: float = 0.
         found,
         low=max(0.0, mean - float(np.hypot(mean - low, of_seeds))),
         high=min(most, mean + float(np.hypot(high - mean, of_seeds))),
-        method=f'Wilson, since few values are off the end of the scale; else {found.method}',
+        method=f'Wilson score interval; {found.method} otherwise',
         df=None,
         df_rest=None,
         df_share=1.0,
@@ -484,11 +457,8 @@ def ratio_interval(
     ratio = replace(ratio, method='Student t over pairs, log scale')
     if not (logs.low < 0 < logs.high and logs.high - logs.estimate > np.log(MOST_TIMES)):
         return ratio
-    reason = (
-        f'the interval of {len(a)} pairs reaches further than {MOST_TIMES:g} times either way and says '
-        'nothing; run more seeds'
-    )
-    return replace(ratio, low=None, high=None, reason=reason)
+    why = reason('ratio_too_wide', n=len(a), times=MOST_TIMES)
+    return replace(ratio, low=None, high=None, reason=why)
 
 # %% ../../nbs/analysis/01_intervals.ipynb #e33d0969
 def draw_counts(
@@ -550,18 +520,12 @@ def bootstrap_interval(
     y = checked_numbers(matrix, 2, 'matrix')
     S, U = y.shape
     if S == U == 1:
-        return no_interval(y.mean(), 1, 'one value', 'one seed and one unit have no spread', 1)
+        return no_interval(y.mean(), 1, 'one value', reason('one_value'), 1)
     # infinite where a tail has no spread
     limits = studentised_limits(y, *draw_counts((S, U), rng, n_draws))
-    method = 'studentised bootstrap over ' + (
-        'units only: one seed tells nothing about other seeds' if S == 1 else 'seeds and units'
-    )
+    method = f'studentised bootstrap over {"units of one seed" if S == 1 else "seeds and units"}'
     if not np.isfinite(limits).all():
-        reason = (
-            f'too many resamples of {S} seed(s) and {U} unit(s) have no spread to divide by: the values '
-            'differ in too few places'
-        )
-        return no_interval(y.mean(), S, method, reason, U)
+        return no_interval(y.mean(), S, method, reason('resamples_without_spread', seeds=S, units=U), U)
     return Interval(float(y.mean()), *limits, S, LEVEL, method, units=U)
 
 # %% ../../nbs/analysis/01_intervals.ipynb #ccccf0c6

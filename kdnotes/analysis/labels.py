@@ -6,21 +6,17 @@
 from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle
-import math
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 from scipy.optimize import brentq
 from .comparable import unit_matrix
 from .intervals import LEVEL, Interval, crossed_interval, mean_interval
-from . import plotting as pt
 from .evidence import Evidence
-from .wording import in_percent, metric_on, unit_of
+from ..core.render import Reason, reason
 
 # %% auto #0
-__all__ = ['STEPS', 'BEFORE', 'BEYOND', 'NO_GAP', 'Learner', 'learners', 'values_of', 'gap_closed', 'Worth', 'labels_worth',
-           'Pays', 'start_of', 'what_pays', 'pays_sentences', 'labels_figure']
+__all__ = ['STEPS', 'BEFORE', 'BEYOND', 'Learner', 'learners', 'values_of', 'gap_closed', 'Worth', 'labels_worth', 'Pays',
+           'start_of', 'mean_value', 'best_alone', 'size_of', 'numbers_of_labels', 'what_pays']
 
 # %% ../../nbs/analysis/12_labels.ipynb #55056818
 @dataclass(frozen=True)
@@ -113,19 +109,9 @@ class Worth:
     n: int  # seeds
 
     @property
-    def is_told(self) -> bool:
+    def is_known(self) -> bool:
         "Is anything known? Not if the interval reaches from fewer labels than were tried to more."
         return not (self.low == BEFORE and self.high == BEYOND)
-
-    def __str__(self) -> str:
-        if not self.is_told:
-            return 'not told'
-        estimate, low, high = (self._number(x) for x in (self.estimate, self.low, self.high))
-        return estimate if estimate == low == high else f'{estimate} [{low}, {high}]'
-
-    def _number(self, labels: float) -> str:
-        words = {BEFORE: f'fewer than {self.tried[0]:,}', BEYOND: f'more than {self.tried[1]:,}'}
-        return words.get(labels, f'{labels:,.0f}')
 
 
 def _line(curve: Sequence[tuple[int, np.ndarray]]) -> list[tuple[float, np.ndarray]]:
@@ -155,13 +141,6 @@ def labels_worth(
     return Worth(estimate, low, high, (curve[0][0], curve[-1][0]), len(taught))
 
 # %% ../../nbs/analysis/12_labels.ipynb #aaf18e5c
-NO_GAP = {  # code -> why
-    'no_teacher': 'its teacher is no run of this study',
-    'no_seeds': 'they have fewer than two seeds in common',
-    'not_above': 'the teacher is not better than {alone}, as far as the interval tells',
-}
-
-
 @dataclass(frozen=True)
 class Pays:
     "What distillation did for one arm."
@@ -170,9 +149,14 @@ class Pays:
     alone: Learner  # the best without distillation, of as many labels and a network of the same size
     teacher: Learner | None  # a run for each seed of the distilled arm; None: it is no run of the study
     closed: Interval | None
-    why: str | None  # of NO_GAP: why `closed` is None
+    why: Reason | None  # why `closed` is None
     worth: Worth | None
     control: Learner | None = None  # the best of those that start from the same weights; None: there is none
+
+    @property
+    def other_start(self) -> bool:
+        "Does the arm without distillation start from other weights?"
+        return start_of(self.alone) != start_of(self.taught)
 
 
 def start_of(its: Learner) -> tuple:  # where it starts, hash of its first weights, number of parameters
@@ -185,23 +169,25 @@ def start_of(its: Learner) -> tuple:  # where it starts, hash of its first weigh
     )
 
 
-def _mean_value(its: Learner) -> float:
+def mean_value(its: Learner) -> float:
+    "The mean of the primary metric over an arm's runs."
     return float(np.mean([r['primary']['value'] for r in its.runs]))
 
 
-def _best_alone(known: Iterable[Learner]) -> dict[int, Learner]:
+def best_alone(known: Iterable[Learner]) -> dict[int, Learner]:
     "Of each number of labels the best student without distillation."
     best: dict[int, Learner] = {}
     for its in known:
         if its.role != 'alone':
             continue
         sign = 1 if its.runs[0]['primary']['higher_is_better'] else -1
-        if its.labels not in best or sign * (_mean_value(its) - _mean_value(best[its.labels])) > 0:
+        if its.labels not in best or sign * (mean_value(its) - mean_value(best[its.labels])) > 0:
             best[its.labels] = its
     return best
 
 
-def _size_of(its: Learner) -> int | None:  # parameters
+def size_of(its: Learner) -> int | None:  # parameters
+    "The size of an arm's network."
     return its.runs[0].get('params_total')
 
 
@@ -212,11 +198,12 @@ def _rivals(taught: Learner, known: Sequence[Learner]) -> list[Learner]:
     return [
         its
         for its in shared
-        if its.role == 'alone' and len(its.runs) == len(seeds) and _size_of(its) == _size_of(taught)
+        if its.role == 'alone' and len(its.runs) == len(seeds) and size_of(its) == size_of(taught)
     ]
 
 
-def _numbers(known: Sequence[Learner]) -> list[int]:  # of labels, ascending
+def numbers_of_labels(known: Sequence[Learner]) -> list[int]:  # ascending
+    "How many labels the arms of a study have."
     return sorted({its.labels for its in known if its.labels is not None})
 
 
@@ -236,133 +223,26 @@ def what_pays(
 ) -> list[Pays]:  # by labels; []: all runs have the same rows, or no distilled arm has one to be held against
     "What distillation did for each arm that has one without it of as many labels and the same size."
     known = learners(e.arms)
-    if len(_numbers(known)) < 2 and not any(its.texts for its in known):
+    if len(numbers_of_labels(known)) < 2 and not any(its.texts for its in known):
         return []
     found = []
     for taught in known:
         rivals = _rivals(taught, known) if taught.role == 'taught' else []
-        best = _best_alone(rivals)
+        best = best_alone(rivals)
         if taught.labels not in best:
             continue
         alone = best[taught.labels]
-        alike = _best_alone(its for its in rivals if start_of(its) == start_of(taught))
+        alike = best_alone(its for its in rivals if start_of(its) == start_of(taught))
         teacher = _teacher_of(taught, known)
         closed = worth = None
-        why = 'no_teacher' if teacher is None else 'no_seeds' if len(taught.runs) < 2 else None
+        why = (
+            reason('no_teacher') if teacher is None else reason('no_seeds') if len(taught.runs) < 2 else None
+        )
         if why is None:
             closed = gap_closed(*values_of([alone, taught, teacher], e.units))
-            why = None if closed else 'not_above'
+            why = None if closed else reason('teacher_not_above', alone=alone.arm)
         if len(best) > 1:
             values, *others = values_of([taught, *best.values()], e.units)
             worth = labels_worth(values, list(zip(best, others)))
         found.append(Pays(taught, alone, teacher, closed, why, worth, alike.get(taught.labels)))
     return found
-
-
-def pays_sentences(
-    found: Sequence[Pays],  # of `what_pays`
-) -> list[str]:
-    "What distillation did, an arm a sentence."
-    said = []
-    for p in found:
-        texts = f' and {p.taught.texts:,} rows without one' * bool(p.taught.texts)
-        seeds = f'{len(p.taught.runs)} seed{"s" * (len(p.taught.runs) > 1)}'
-        with_what = f'With {p.taught.labels:,} labels{texts} ({seeds}), {p.taught.arm}'
-        if p.closed is None:
-            why = NO_GAP[p.why].format(alone=p.alone.arm)
-            unknown = f'what it closes of a gap to its teacher is not known: {why}'
-            closes = f'is held against {p.alone.arm}; {unknown}'
-        else:
-            elsewhere = ', which starts from other weights,' * (start_of(p.alone) != start_of(p.taught))
-            gap = f'the gap between {p.alone.arm}{elsewhere} and its teacher {p.teacher.arm}'
-            closes = f'closes {in_percent(p.closed)} of {gap}'
-        told = p.worth is not None and p.worth.is_told
-        need = f'; without distillation that score takes {p.worth} labels' * told
-        said.append(f'{with_what} {closes}{need}.')
-    return said
-
-# %% ../../nbs/analysis/12_labels.ipynb #81f88b12
-_TWO_COLUMNS = 92  # characters of a legend's two widest texts
-_FLOOR_DASHES = ((0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 3)))
-
-
-@pt.drawing
-def labels_figure(e: Evidence) -> Figure:
-    "The primary metric against the number of labels, beside the trivial models that are not below all arms."
-    known = learners(e.arms)
-    if len(_numbers(known)) < 2:
-        raise pt.NotDrawn('all runs have as many labels; give labels=<n>, as --grid labels=64,256,1024 does')
-    task, primary = e.records[0]['task'], e.records[0]['primary']
-    unit = unit_of(task, primary['metric'])
-    figure = Figure(figsize=(pt.WIDTH, 4.2))
-    axes = figure.subplots()
-    for size in dict.fromkeys(map(_size_of, known)):
-        best = _best_alone(its for its in known if _size_of(its) == size)
-        if len(best) < 2:
-            continue
-        line = [(n, unit.factor * _mean_value(its)) for n, its in best.items()]
-        pt.put_lines(axes, pd.DataFrame(line, columns=['x', 'y']), color=pt.LINE, linewidth=1, zorder=1)
-    given = [its for its in known if its.labels is None]
-    for its, dashes in zip(given, cycle(('--', ':', '-.'))):
-        level = unit.factor * e.values[its.arm]['primary'].estimate
-        axes.axhline(level, color=pt.BLACK, linewidth=1, linestyle=dashes, label=_named(its), zorder=1)
-    trained = [its for its in known if its.labels is not None]
-    for its, x in zip(trained, _apart([its.labels for its in trained])):
-        looks = _looks(its, trained)
-        row = pt.mark(e.values[its.arm]['primary'], looks, unit.factor, hollow=its.role == 'alone')
-        pt.put_marks(axes, [row | dict(at=x)], 'y', label=_named(its))
-    _put_baselines(axes, e, known, unit.factor)
-    pt.log_axis(axes, 'x', _numbers(known))
-    axes.set_xlabel('rows with a label')
-    axes.set_ylabel(metric_on(primary, task))
-    _put_legend(figure, axes.get_legend_handles_labels()[1])
-    return figure
-
-
-def _put_baselines(axes, e: Evidence, known: Sequence[Learner], factor: float) -> None:
-    "Lines of the trivial baselines that are not below all arms."
-    lowest = min(e.values[its.arm]['primary'].estimate for its in known)
-    higher = e.records[0]['primary']['higher_is_better']
-    shown = [floor for floor in e.trivial if not higher or floor.value >= lowest]
-    for floor, dashes in zip(shown, cycle(_FLOOR_DASHES)):
-        level = factor * floor.value
-        axes.axhline(level, color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=floor.words, zorder=0)
-
-
-def _put_legend(figure: Figure, labels: Sequence[str]) -> None:
-    "Below the axes, in two columns where their texts are short enough for them; the figure grows with it."
-    half = math.ceil(len(labels) / 2)
-    widest = sum(max(map(len, of), default=0) for of in (labels[:half], labels[half:]))
-    columns = 2 if widest <= _TWO_COLUMNS else 1
-    rows = half if columns == 2 else len(labels)
-    figure.set_size_inches(pt.WIDTH, 3.1 + 0.16 * rows)
-    figure.legend(loc='outside lower center', ncols=columns, fontsize=7.5)
-
-
-def _named(its: Learner) -> str:
-    "An arm, and what it learnt from, as a legend has it."
-    taught = 'distilled' + f', {its.texts:,} unlabelled rows' * bool(its.texts)
-    how = dict(teacher='a teacher', alone='no distillation', taught=taught)[its.role]
-    return f'{its.arm} ({"not trained here" if its.labels is None else how})'
-
-
-def _apart(labels: Sequence[int]) -> list[float]:
-    "Places on a logarithmic axis, those of one number side by side."
-    found = []
-    for i, n in enumerate(labels):
-        among, of = labels[:i].count(n), labels.count(n)
-        found.append(n * 1.09 ** (among - (of - 1) / 2))
-    return found
-
-
-_COLOURS = dict(teacher=pt.BLACK, alone=pt.QUIET)
-_TAUGHT = (pt.BLUE, pt.RED, pt.GREEN, pt.PURPLE)
-_MARKERS = ('o', 's', 'D', '^', 'v', 'P', 'X')
-
-
-def _looks(its: Learner, known: Sequence[Learner]) -> tuple[str, str]:
-    "A colour by role, and a marker each within it."
-    among = [other for other in known if other.role == its.role]
-    place = among.index(its)
-    colour = _COLOURS.get(its.role) or _TAUGHT[place % len(_TAUGHT)]
-    return colour, _MARKERS[place % len(_MARKERS)]

@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 from scipy import stats as distributions
 from scipy.optimize import brentq
+from ..core.render import ALPHA, Reason, reason
 from kdnotes.analysis.intervals import (
     LEVEL,
     BoundedMean,
@@ -25,10 +26,10 @@ from kdnotes.analysis.intervals import (
 )
 
 # %% auto #0
-__all__ = ['ALPHA', 'ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'INTERACTIONS', 'PValue', 'beyond', 'interval_test',
-           'crossed_test', 'p_text', 'p_words', 'flips', 'flip_p', 'permutation_test', 'seed_test', 'Family', 'holm',
-           'effect_size', 'Equivalence', 'corrected_margins', 'equivalence', 'bounded_test', 'difference_and_test',
-           'bounded_equivalence', 'Effect', 'contrast']
+__all__ = ['ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'INTERACTIONS', 'PValue', 'beyond', 'interval_test', 'crossed_test',
+           'flips', 'flip_p', 'permutation_test', 'seed_test', 'Family', 'holm', 'effect_size', 'Equivalence',
+           'corrected_margins', 'equivalence', 'bounded_test', 'difference_and_test', 'bounded_equivalence', 'Effect',
+           'contrast']
 
 # %% ../../nbs/analysis/02_tests.ipynb #44f17aaa
 @dataclass(frozen=True)
@@ -37,13 +38,12 @@ class PValue:
 
     p: float | None  # two-sided; None: no test, see `reason`
     statistic: float | None  # in the words of `method`
-    method: str
+    method: str  # its name
     n: int  # runs, or pairs of runs
     units: int | None = None  # units per run
-    reason: str | None = None  # why p is None
+    reason: Reason | None = None  # why p is None
 
 
-ALPHA = 0.05  # a difference whose p, corrected where there is a family, lies below is significant
 ROUNDING = 1e-12  # a spread below this share of the values is what rounding leaves of none
 
 
@@ -81,13 +81,12 @@ def interval_test(
     "The two-sided t test an interval turns over."
     i = interval
     if i.se is None or i.df is None:
-        return PValue(None, None, i.method, i.n, i.units, i.reason or 'no standard error')
+        return PValue(None, None, i.method, i.n, i.units, i.reason or reason('no_standard_error'))
     away = np.log(i.estimate / null) if log else i.estimate - null
     if away == 0 and i.se == 0:
         return PValue(1.0, 0.0, i.method, i.n, i.units)
     if i.se <= ROUNDING * abs(away):
-        reason = 'all values are the same: there is no spread to judge by'
-        return PValue(None, None, i.method, i.n, i.units, reason)
+        return PValue(None, None, i.method, i.n, i.units, reason('no_spread'))
     p = 2 * beyond(float(abs(away) / i.se), i)
     return PValue(min(p, 1.0), float(away / i.se), i.method, i.n, i.units)
 
@@ -99,29 +98,8 @@ def crossed_test(
     "Is the mean over all seeds and units there could be another than `null`?"
     i = crossed_interval(matrix)
     if i.n == 1:
-        return PValue(None, None, i.method, 1, i.units, 'one seed tells nothing about other seeds; run more')
+        return PValue(None, None, i.method, 1, i.units, reason('one_seed'))
     return interval_test(i, null)
-
-# %% ../../nbs/analysis/02_tests.ipynb #42440da6
-def p_text(
-    p: float | None,  # None: there is no test
-) -> str:
-    "A p-value as tables print it; one that would read as the level itself says on which side of it it is."
-    if p is None:
-        return '-'
-    if p < 0.001:
-        return '< 0.001'
-    for digits in (3, 4):
-        text = f'{p:.{digits}f}'
-        if float(text) != ALPHA or p == ALPHA:
-            return text
-    return f'{"<" if p < ALPHA else ">"} {ALPHA:.3f}'
-
-
-def p_words(p: float) -> str:
-    "A p-value as sentences print it: `p = 0.034`."
-    text = p_text(p)
-    return f'p {text}' if text[0] in '<>' else f'p = {text}'
 
 # %% ../../nbs/analysis/02_tests.ipynb #c3bca187
 EXACT = 16  # so many values or fewer: all 2**n flips are counted
@@ -181,9 +159,8 @@ def seed_test(
     method = 'paired permutation over seeds; these units only'
     n = len(x)
     if n < LEAST_SEEDS:
-        least = f'2/2^{n} = {min(1.0, 2 / 2**n):.4g}'
-        reason = f'{n} seed(s) cannot reach a p below {least}; tests by seed need {LEAST_SEEDS}'
-        return PValue(None, float(x.mean()), method, n, reason=reason)
+        why = reason('too_few_seeds', n=n, least=min(1.0, 2 / 2**n), needed=LEAST_SEEDS)
+        return PValue(None, float(x.mean()), method, n, reason=why)
     signs = flips(n, rng)
     return PValue(float(flip_p(x, signs)), float(x.mean()), f'{method}, {len(signs)} flips', n)
 
@@ -229,9 +206,9 @@ def effect_size(
     n = len(x)
     words = "Cohen's d_z, noncentral t"
     if n < 2:
-        return no_interval(np.nan, n, words, 'one value has no spread')
+        return no_interval(np.nan, n, words, reason('one_value'))
     if (sd := x.std(ddof=1)) <= ROUNDING * abs(x).max():
-        return no_interval(np.nan, n, words, 'all values are the same: there is no spread to measure by')
+        return no_interval(np.nan, n, words, reason('no_spread'))
     t = x.mean() / sd * np.sqrt(n)
     limits = (_noncentrality(t, n - 1, q) / np.sqrt(n) for q in ((1 + LEVEL) / 2, (1 - LEVEL) / 2))
     return Interval(float(x.mean() / sd), *limits, n, LEVEL, words, df=float(n - 1))
@@ -272,7 +249,7 @@ class Equivalence:
     margin: float  # > 0, in the unit of the estimate
     p_noninferior: float | None  # of 'b is worse by the margin or more'; None: no standard error, or one seed
     p_equivalent: float | None  # of 'they differ by the margin or more', the larger of two
-    reason: str | None = None  # why there is no test
+    reason: Reason | None = None  # why there is no test
     corrected_over: int | None = None  # comparisons whose p were corrected together; None: uncorrected
 
     @property
@@ -317,10 +294,9 @@ def equivalence(
     i = interval
     _check_margin(margin)
     if i.se is None or i.n == 1:
-        why = i.reason or 'one seed tells nothing about other seeds; run more'
-        return Equivalence(margin, None, None, why)
+        return Equivalence(margin, None, None, i.reason or reason('one_seed'))
     if i.se <= ROUNDING * max(abs(i.estimate), margin):
-        return Equivalence(margin, None, None, 'all differences are the same: there is no spread to judge by')
+        return Equivalence(margin, None, None, reason('no_spread'))
     # p of 'at most -margin' and of 'at least margin'
     above, below = (beyond((margin + x) / i.se, i) for x in (i.estimate, -i.estimate))
     return Equivalence(margin, above if higher_is_better else below, max(above, below))
@@ -342,7 +318,7 @@ def bounded_test(
     "Is the mean another than 0? The test that `bounded_interval` turns over."
     i = bounded_interval(of)
     if of.shape[0] == 1:
-        return PValue(None, None, i.method, 1, i.units, 'one seed tells nothing about other seeds; run more')
+        return PValue(None, None, i.method, 1, i.units, reason('one_seed'))
     p = 2 * min(_bounded_p(of.low), _bounded_p(lambda level: -of.high(level)))
     return PValue(min(p, 1.0), of.estimate, i.method, i.n, i.units)
 
@@ -367,7 +343,7 @@ def bounded_equivalence(
     "Non-inferiority and equivalence where few units differ."
     _check_margin(margin)
     if of.shape[0] == 1:
-        return Equivalence(margin, None, None, 'one seed tells nothing about other seeds; run more')
+        return Equivalence(margin, None, None, reason('one_seed'))
     # p of 'at most -margin' and of 'at least margin'
     above = _bounded_p(lambda level: of.low(level) + margin)
     below = _bounded_p(lambda level: margin - of.high(level))
@@ -402,7 +378,7 @@ class Effect:
     weights: dict[str, float]  # arm -> weight
     interval: Interval | None  # of the weighted sum; None: see `reason`
     p: float | None  # of `difference_and_test`
-    reason: str | None = None  # why there is no interval, or no p
+    reason: Reason | None = None  # why there is no interval, or no p
     p_holm: float | None = None  # of an interaction: corrected over `INTERACTIONS`
     excluded: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds that not all arms have
 

@@ -105,11 +105,11 @@ def compare(
     """Compare runs by arm, in tables and in words, with intervals.
 
     Nothing is written; `kdnotes report` writes a page."""
-    from kdnotes.analysis.report import report_as_dict, report_of
+    from kdnotes.report.report import report_of
     from kdnotes.analysis.evidence import evidence
 
     found = report_of(evidence(*_runs_of(names)), {})
-    print_json(report_as_dict(found)) if as_json else print_report(found)
+    print_json(found.data()) if as_json else print_report(found)
     return 0
 
 
@@ -150,7 +150,7 @@ def report(
     Writes report.html, one file that needs no network, and report.pdf: what the student keeps and saves,
     tables, figures, every comparison in words, the runs, and what was left out and why."""
     from kdnotes.analysis.overview import find_study
-    from kdnotes.analysis.page import save_report
+    from kdnotes.report.page import save_report
     from kdnotes.search.found import is_search, load_found
     from kdnotes.search.summary import save_search
 

@@ -145,10 +145,9 @@ def study(
 
 
 def _study_as_dict(made: Any) -> dict:  # of a `StudyResult`; JSON-able
-    from kdnotes.analysis.report import report_as_dict
 
     files = dict(table=made.table, numbers=made.numbers, differences=made.differences)
-    return report_as_dict(made.report) | dict(
+    return made.report.data() | dict(
         runs=[p.run_id for p in made.plans],
         failed=made.failed,
         files={name: str(path) for name, path in files.items()},

@@ -7,15 +7,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from .config import KdnotesError, counted, shown
+from .config import KdnotesError, counted, metric_name, shown, task_info
 
 # %% auto #0
-__all__ = ['ALPHA', 'MINUS', 'NOISE', 'MOST_DIGITS', 'FormatError', 'number_texts', 'number', 'percent', 'p_text', 'p_equals',
-           'listed', 'environment', 'render', 'phrase', 'sentences', 'Reason', 'reason']
+__all__ = ['ALPHA', 'MINUS', 'NOISE', 'MOST_DIGITS', 'PLAIN', 'PERCENT', 'FormatError', 'number_texts', 'number', 'percent',
+           'p_text', 'p_equals', 'listed', 'Unit', 'unit_of', 'metric_on', 'environment', 'render', 'phrase',
+           'sentences', 'Reason', 'reason']
 
 # %% ../../nbs/core/14_render.ipynb #e2d748a7
 ALPHA = 0.05  # significance level of every test
@@ -63,12 +64,17 @@ def number_texts(
     ]
 
 
+def _fixed(value: Any, spec: str) -> str:
+    "A number, or an `Interval`, in a format, with true minus signs; '-': not known."
+    return '-' if value is None else format(value, spec).replace('-', MINUS)
+
+
 def number(
     value: float | None,
     spec: str = '.3g',  # a format of floats
 ) -> str:  # '-': not known
     "One number, with a true minus sign."
-    return '-' if value is None else format(value, spec).replace('-', MINUS)
+    return _fixed(value, spec)
 
 
 def percent(
@@ -112,15 +118,70 @@ def listed(
     *most, last = [*map(str, names)] or ['']
     return f'{", ".join(most)} {word} {last}' if most else last
 
+# %% ../../nbs/core/14_render.ipynb #0334ab3d
+@dataclass(frozen=True)
+class Unit:
+    "How values of a metric and their differences are written."
+
+    factor: float = 1.0
+    digits: int = 4  # of a difference
+    points: str = ''  # after a difference
+    sign: str = ''  # after a value
+
+    @property
+    def spec(self) -> str:  # '.3f'
+        "The format of a value, with one digit less than a difference."
+        return f'.{self.digits - 1}f'
+
+    def text(self, value: Any) -> str:  # '71.2'
+        "A value, or an `Interval` of values, without the sign that the heading of its column has."
+        return _fixed(_scaled(value, self.factor), self.spec)
+
+    def value(self, value: Any) -> str:  # '71.2%'
+        "A value with its sign, or an `Interval` of values: '71.2% [68.1, 74.3]'."
+        first, space, rest = self.text(value).partition(' ')
+        return f'{first}{self.sign}{space}{rest}'
+
+    def difference(self, value: Any) -> str:  # '+0.0110 [+0.0040, +0.0180]'
+        "A difference of two values with its direction, or an `Interval` of it."
+        return f'{_fixed(_scaled(value, self.factor), f"+.{self.digits}f")}{self.points}'
+
+    def size(self, value: float) -> str:  # '0.0110'
+        "How large a difference is."
+        return f'{abs(value) * self.factor:.{self.digits}f}{self.points}'
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    "A number, or an `Interval` with all of its ends, in another unit."
+    if isinstance(value, (int, float)):
+        return value * factor
+    ends = {name: getattr(value, name) for name in ('estimate', 'low', 'high')}
+    return replace(value, **{name: x * factor for name, x in ends.items() if x is not None})
+
+
+PLAIN = Unit()
+PERCENT = Unit(100.0, 2, ' percentage points', '%')  # of a share
+
+
+def unit_of(
+    task: str,  # of TASKS
+    metric: str,
+) -> Unit:
+    "How a metric is written."
+    return PERCENT if metric in task_info(task).percent else PLAIN
+
+
+def metric_on(
+    primary: dict,  # of a record or a comparison: metric, set
+    task: str,  # of TASKS
+) -> str:  # 'MAP on the test set'
+    "The primary metric, as every text names it."
+    return f"{metric_name(primary['metric'], task)} on the {primary['set']} set"
+
 # %% ../../nbs/core/14_render.ipynb #05acc7a0
 def _one_line(text: str) -> str:
     "Lines and spaces of a template as single spaces."
     return re.sub(r' ([,.;:)])(?= |$)', r'\1', ' '.join(text.split()))
-
-
-def _fixed(value: float | Any, spec: str) -> str:
-    "A number, or an `Interval`, in a format."
-    return '-' if value is None else format(value, spec).replace('-', MINUS)
 
 
 @lru_cache(maxsize=1)
@@ -135,6 +196,7 @@ def environment() -> Environment:
         keep_trailing_newline=True,
         auto_reload=False,
     )
+    found.globals |= dict(unit_of=unit_of, metric_name=metric_name, task_info=task_info, ALPHA=ALPHA)
     found.filters |= dict(
         fixed=_fixed,
         number=number,
@@ -144,6 +206,8 @@ def environment() -> Environment:
         listed=listed,
         plural=counted,
         quoted=shown,
+        metric_on=metric_on,
+        having=lambda records, key: [r for r in records if r.get(key)],
         capital=lambda text: text[:1].upper() + text[1:],
     )
     return found
@@ -166,6 +230,7 @@ def _macros(name: str):
 def phrase(
     name: str,  # of a file under report/templates
     macro: str,  # in it
+    /,
     *values: Any,
     **named: Any,
 ) -> str:  # one line; '': the macro says nothing
@@ -176,6 +241,7 @@ def phrase(
 def sentences(
     name: str,  # of a file under report/templates
     macro: str,  # in it
+    /,
     *values: Any,
     **named: Any,
 ) -> tuple[str, ...]:

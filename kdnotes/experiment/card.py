@@ -15,8 +15,9 @@ import kdnotes
 from ..analysis.intervals import Interval, cluster_interval, exp_interval
 from ..analysis.compare import floors_of, gain_interval, is_above
 from ..analysis.evidence import known_floors, run_evidence
-from ..analysis.in_use import first_sentences, in_use
-from ..analysis.wording import kept_words, teachers_words, unconverged_words, unit_of
+from ..analysis.convergence import unconverged_teachers
+from ..analysis.in_use import in_use
+from ..core.render import phrase, sentences, unit_of
 from ..core.arms import MODES
 from kdnotes.core.config import (
     KdnotesError,
@@ -184,7 +185,10 @@ def _of_teacher(record: dict) -> list[str]:
     run_id = record['teacher_run_id']
     if teachers := record.get('teachers'):
         models = [_no_path(name) for name in teachers.get('models', ())]
-        return [*lines, f'- Teacher: {teachers_words(teachers | dict(models=models), record["task"])}']
+        return [
+            *lines,
+            f'- Teacher: {phrase("setting.jinja", "teachers", teachers | dict(models=models), record["task"])}',
+        ]
     if run_id is None:
         return [*lines, '- Teacher: none', *_early([record])]
     found = find_record(run_id)
@@ -199,7 +203,7 @@ def _of_teacher(record: dict) -> list[str]:
 def _early(teachers: list[dict]) -> list[str]:
     "That a teacher stopped while it learnt; []: it did not, or nobody can tell."
     of_teachers = [r for r in teachers if MODES[r['mode']].network == 'teacher']
-    said = unconverged_words(of_teachers)
+    said = phrase('headline.jinja', 'unconverged', unconverged_teachers(of_teachers))
     return [f'- **{said}**'] if said else []
 
 
@@ -222,7 +226,7 @@ def _of_procedure(record: dict, config: RunConfig) -> list[str]:
         f'- Epochs: {config.epochs:g}, {record["steps"]} steps of {config.batch_size} examples, '
         f'{record["examples"]} examples in all',
         f'- Learning rate: {config.learning_rate:g} at its peak, weight decay {config.weight_decay:g}',
-        *(f'- Kept: {words}' for words in [kept_words([record])] if words),
+        *(f'- Kept: {words}' for words in [phrase('setting.jinja', 'kept', [record])] if words),
     ]
 
 
@@ -348,7 +352,10 @@ def _text(record: dict, config: RunConfig, units: pd.DataFrame, model: Path) -> 
     made = 'given as it is and measured' if given else 'made'
     parts = {
         f'{record["run_id"]}': [
-            *(f'**{line}**\n' for line in first_sentences(in_use(run_evidence(record)))),
+            *(
+                f'**{line}**\n'
+                for line in sentences('headline.jinja', 'cautions', in_use(run_evidence(record)))
+            ),
             f'A {network} network for the task {record["task"]}, {made} by kdnotes {kdnotes.__version__}.',
         ],
         'Data': _of_corpus(record),

@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 import torch
 from torch import nn
-from ..analysis.intervals import LEVEL, Interval, scaled
-from ..analysis.wording import PERCENT, unit_of
+from ..analysis.intervals import LEVEL, Interval
+from ..core.render import unit_of
 from ..core.config import counted, metric_name, shown, task_info
 from ..core.given import make_config
 from ..core.files import atomic_write, cache_path, file_errors, sha256_file, write_json
@@ -223,10 +223,9 @@ def _loss_line(task: str, where: str, of: dict) -> str:
     "What 8 bits do to the metric of one evaluation set."
     info = task_info(task)
     unit = unit_of(task, of['metric'])
-    percent = ' %' if unit == PERCENT else ''
-    after, before = (f'{of[kind] * unit.factor:.{unit.digits}f}{percent}' for kind in ('int8', 'fp32'))
+    after, before = (f'{of[kind] * unit.factor:.{unit.digits}f}{unit.sign}' for kind in ('int8', 'fp32'))
     change = Interval(of['difference'], of['low'], of['high'], of['clusters'], LEVEL, 'over units')
-    said = f'{scaled(change, unit.factor):+.{unit.digits}f}{unit.words}'
+    said = f'{unit.difference(change)}'
     over = f'{of["units"]:,} {info.unit_name}'
     if of['clusters'] < of['units']:
         over = f'{of["clusters"]:,} {info.cluster_name} with {over}'

@@ -28,6 +28,7 @@ from kdnotes.core.config import (
 from ..core.given import make_config
 from ..core.files import cache_path, cached_at, own_disk, root, sha256_text
 from ..core.processes import staged
+from ..core.render import phrase
 from kdnotes.core.resolve import (
     changes_in_words,
     factor_settings,
@@ -288,9 +289,9 @@ def converged_in_words(plans: Sequence[Plan]) -> str:  # '': they have converged
     if not records:
         return ''
     # a rank imports this module, and has no use for statistics, which take a second to be imported
-    from kdnotes.analysis.wording import unconverged_words
+    from kdnotes.analysis.convergence import unconverged_teachers
 
-    return unconverged_words(records)
+    return phrase('headline.jinja', 'unconverged', unconverged_teachers(records))
 
 
 def _teacher_in_words(plan: Plan) -> str:
@@ -304,9 +305,8 @@ def _teacher_in_words(plan: Plan) -> str:
 
 def teachers_in_words(plans: Sequence[Plan]) -> list[str]:
     "The teachers of runs that are no runs."
-    from kdnotes.analysis.wording import teachers_words
-
-    return list(dict.fromkeys(teachers_words(p.teachers, p.config.task) for p in plans if p.teachers))
+    named = [phrase('setting.jinja', 'teachers', p.teachers, p.config.task) for p in plans if p.teachers]
+    return list(dict.fromkeys(named))
 
 
 def _signal_in_words(config: RunConfig) -> str:  # '': as always

@@ -13,9 +13,9 @@ from threading import Lock
 from typing import Any
 import pandas as pd
 from ..analysis.estimate import duration
-from ..analysis.figures import draw_evidence
+from ..report.figures import draw_evidence
 from ..analysis.plotting import FigureFile
-from ..analysis.report import Report, report_of
+from ..report.report import Report, report_of
 from ..analysis.evidence import evidence
 from ..core.config import flat
 from ..core.files import atomic_write, figures_path, file_errors, runs_path

@@ -12,7 +12,7 @@ import pandas as pd
 from ..analysis.estimate import duration
 from ..analysis.comparable import is_above, unit_matrix
 from ..analysis.intervals import Interval, mean_interval
-from ..analysis.page import Page, Part, SavedReport, Table, save_page
+from ..report.page import Page, Part, SavedReport, Table, save_page
 from ..analysis.plotting import FigureFile
 from ..analysis.evidence import primary_interval
 from ..core.config import counted, score_name, task_info
