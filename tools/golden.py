@@ -134,7 +134,10 @@ def study_tables(study: str) -> dict[str, str]:  # file name -> CSV; {}: the stu
 
 
 # how the rows of each table are told apart
-ROW_KEYS = {'comparisons.csv': ('kind', 'a', 'b', 'quantity', 'method'), 'differences.csv': ('comparison', 'setting')}
+ROW_KEYS = {
+    'comparisons.csv': ('kind', 'a', 'b', 'quantity', 'method'),
+    'differences.csv': ('comparison', 'setting'),
+}
 
 
 def read_table(name: str, text: str) -> dict[str, Any]:  # 'row, column' -> number or text

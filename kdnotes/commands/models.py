@@ -49,7 +49,6 @@ def predict(
     answer in a passage. A student is answered beside its teacher where the weights of both are at hand. With
     --file each row of a table is answered, candidates among those of their question."""
     from kdnotes.experiment.predict import predict as ask
-    from kdnotes.experiment.predict import prediction_as_dict, prediction_lines
 
     single = dict(question=question, passage=passage, candidates=candidates, text=text, pair=pair)
     single |= dict(candidate=candidate or None, beside=beside)
@@ -69,16 +68,16 @@ def predict(
         text=text,
         pair=pair,
     )
-    print_json(prediction_as_dict(found)) if as_json else say(*prediction_lines(found))
+    print_json(found.data()) if as_json else say(found)
     return 0
 
 
 def _ask_of_file(model: str, file: str, out: str, columns: str | None, overwrite: bool, as_json: bool) -> int:
     "Ask a model about the rows of a file."
-    from kdnotes.experiment.predict_tables import file_lines, predict_file
+    from kdnotes.experiment.predict_tables import predict_file
 
     found = predict_file(model, file, out, columns, overwrite)
-    print_json(asdict(found)) if as_json else say(*file_lines(found))
+    print_json(asdict(found)) if as_json else say(found)
     return 0
 
 
@@ -139,14 +138,13 @@ def score(
     piece and a word, with intervals. What is done is kept: the same command goes on where an earlier one was
     stopped."""
     from kdnotes.experiment.score import score as score_text
-    from kdnotes.experiment.score import score_as_dict, score_lines
     from kdnotes.records.runs import write_csv
 
     file = None if out is None else _file_to_write(out)
     found, tokens = score_text(
         model, text, by=by, length=length, sample=sample, dtype=dtype, budget=budget, say=tell
     )
-    print_json(score_as_dict(found)) if as_json else say(*score_lines(found))
+    print_json(found.data()) if as_json else say(found)
     if file is not None:
         write_csv(file, tokens, digits=9)
     return 0
@@ -180,14 +178,14 @@ def export(
     With its card; a model of answer selection also in cross-encoder/, for sentence_transformers. ONNX and
     int8 need the extra `export`; what int8 loses is measured on all evaluation sets, which takes minutes on a
     real corpus."""
-    from kdnotes.experiment.export import export_lines, export_model
+    from kdnotes.experiment.export import export_model, export_text
 
     found = export_model(run_id, to, onnx=onnx, int8=int8, say=tell, teacher=teacher)
     if as_json:
         print_json(dict(found, folder=str(Path(os.path.expanduser(to)).resolve())))
         return 0
     say(f"{found['run_id']} is in {to}: {', '.join(found['files'])}, export.json")
-    say(*export_lines(found)[2:])
+    say(export_text(found).partition('\n\n')[2])
     return 0
 
 

@@ -22,8 +22,8 @@ import psutil
 import torch
 from torch import nn
 from ..analysis.intervals import LEVEL, Interval
-from ..core.render import unit_of
-from ..core.config import counted, metric_name, shown, task_info
+from ..core.config import counted, shown, task_info
+from ..core.render import render
 from ..core.given import make_config
 from ..core.files import atomic_write, cache_path, file_errors, sha256_file, write_json
 from .card import model_card
@@ -47,7 +47,7 @@ from ..tasks.sources import corpus_of
 from ..train.distributed import Runtime
 
 # %% auto #0
-__all__ = ['export_lines', 'onnx_lines', 'export_model', 'push_model']
+__all__ = ['export_text', 'export_model', 'push_model']
 
 # %% ../../nbs/experiment/14_export.ipynb #6f45499d
 _CPU = torch.device('cpu')
@@ -207,109 +207,35 @@ def _made_with() -> dict[str, str]:
 _FILES = dict(fp32_torch='model.safetensors', fp32_onnx='model.onnx', int8_onnx='model_int8.onnx')
 
 
-def _format_rows(name: str, found: dict, busy: bool) -> list[str]:
-    "Size and speed of a model in each format, as rows of a table."
-
-    def row(kind: str, ms: dict) -> str:
-        times = [ms['batch_1_ms'], ms['batch_32_ms']]
-        one, many = ('not measured' if time is None or busy else f'{time:.3g}' for time in times)
-        mib = found['bytes'][_FILES[kind]] / 2**20
-        return f'| {name} | {kind.replace("_", ", ")} | {mib:.1f} | {one} | {many} |'
-
-    return [row(kind, ms) for kind, ms in found['latency'].items()]
+def _changes(found: dict) -> dict[str, Interval]:  # evaluation set -> what 8 bits change
+    "The intervals of an export.json."
+    return {
+        where: Interval(of['difference'], of['low'], of['high'], of['clusters'], LEVEL, 'over units')
+        for where, of in found.get('int8', {}).items()
+    }
 
 
-def _loss_line(task: str, where: str, of: dict) -> str:
-    "What 8 bits do to the metric of one evaluation set."
-    info = task_info(task)
-    unit = unit_of(task, of['metric'])
-    after, before = (f'{of[kind] * unit.factor:.{unit.digits}f}{unit.sign}' for kind in ('int8', 'fp32'))
-    change = Interval(of['difference'], of['low'], of['high'], of['clusters'], LEVEL, 'over units')
-    said = f'{unit.difference(change)}'
-    over = f'{of["units"]:,} {info.unit_name}'
-    if of['clusters'] < of['units']:
-        over = f'{of["clusters"]:,} {info.cluster_name} with {over}'
-    name = metric_name(of['metric'], task)
-    interval = 'no interval' if change.low is None else f'95 % interval over {over}'
-    return f'- Weights in 8 bits, {name} on {where}: {after} instead of {before}, {said} ({interval}).'
-
-
-_INT8_BATCH = (
-    '- In 8 bits a score depends on the texts beside it in a batch, too, since they share one scale of '
-    'rounding; ask one by one where that matters.'
-)
-
-
-def export_lines(
+def export_text(
     found: dict,  # of export.json
-) -> list[str]:  # Markdown
+    usage: bool = False,  # with the code that reads the ONNX files
+) -> str:  # Markdown
     "What an export says in the card and on the terminal."
-    lines = ['## Exported', '']
-    if found['cross_encoder']:
-        lines += [
-            'For a ranking: `sentence_transformers.CrossEncoder("<this folder>/cross-encoder").rank(...)`.',
-            '',
-        ]
-    if 'onnx' not in found:
-        return [*lines, 'As transformers loads it; no other format was asked for.']
-    apart = found['onnx']['largest_difference']
-    lines.append(f'ONNX in float32: its outputs differ from torch\'s by at most {apart:.2g}.')
-    lines += [_loss_line(found['task'], where, of) for where, of in found.get('int8', {}).items()]
-    if 'int8' in found:
-        lines.append(_INT8_BATCH)
-    lines += ['', '| model | format | MiB | 1 example, ms | 32 examples, ms |', '|---|---|---:|---:|---:|']
-    busy = found['load_average'] > 1.5 * found['threads']
-    lines += _format_rows('this one', found, busy)
-    if teacher := found.get('teacher'):
-        lines += _format_rows(f'its teacher {teacher["run_id"]}', teacher, busy)
-        if 'int8' in teacher:
-            lines += ['', 'Its teacher:']
-            lines += [_loss_line(found['task'], where, of) for where, of in teacher['int8'].items()]
-    lines += ['', f'Measured on a CPU with {counted(found["threads"], "thread")}.']
-    if busy:
-        lines.append(
-            f'The machine was busy with other work (load average {found["load_average"]:.1f}), so no time '
-            'could be measured; export again on an idle one.'
-        )
-    return lines
-
-
-def onnx_lines(
-    task: str,  # of TASKS
-) -> list[str]:  # Markdown
-    "How the ONNX files of an export are used."
-    use = task_info(task).use
-    asked = use.example
+    use = task_info(found['task']).use if usage else None
+    asked = use.example if use else {}
     first = asked.get('question') or asked.get('text')
     second = asked.get('candidates') or asked.get('passage') or asked.get('pair')
     several = isinstance(second, list)
     texts = [[first] * len(second) if several else [first], second if several else [second]]
-    given = ', '.join(repr(column) for column in texts if column != [None])
-    told = "dict(zip((of.name for of in session.get_outputs()), outputs))"
-    order = 'outputs[0][:, 1] - outputs[0][:, 0]  # the higher, the more it is an answer'
-    lines = [
-        'The ONNX files (`onnx/model_int8.onnx` is read in the same way):',
-        '',
-        '```python',
-        'import onnxruntime',
-        'from transformers import AutoTokenizer',
-        '',
-        "tokenizer = AutoTokenizer.from_pretrained('FOLDER')",
-        "session = onnxruntime.InferenceSession('FOLDER/onnx/model.onnx')",
-        f"texts = tokenizer({given}, padding=True, truncation=True, return_tensors='np')",
-        'outputs = session.run(None, {of.name: texts[of.name] for of in session.get_inputs()})',
-        f'print({order.split("  #")[0]})  #{order.split("  #")[1]}' if use.ranks_pairs else f'print({told})',
-        '```',
-    ]
-    if use.ranks_pairs:
-        lines += [
-            '',
-            'This difference is the one output of the model in `cross-encoder/`, whose order is the same '
-            'therefore. That model is written as ONNX, too, in float32: '
-            '`sentence_transformers.CrossEncoder("FOLDER/cross-encoder", backend="onnx")` reads it where '
-            '`pip install "sentence-transformers[onnx]"` was run, beside transformers 4 today.',
-        ]
-    return lines
+    return render(
+        'export.md.jinja',
+        found=found,
+        files=_FILES,
+        busy=found['load_average'] > 1.5 * found['threads'] if 'onnx' in found else False,
+        changes=_changes(found),
+        teacher_changes=_changes(found.get('teacher') or {}),
+        use=use,
+        texts=', '.join(repr(column) for column in texts if column != [None]),
+    ).strip()
 
 
 def _onnx_too(
@@ -383,8 +309,7 @@ def export_model(
         )
         if onnx:
             found |= _onnx_too(source, run_folder, model, made, int8, teacher, say)
-        code = ['', *onnx_lines(record['task'])] if onnx else []
-        card = model_card(record['run_id'], '\n'.join([*export_lines(found), *code]))
+        card = model_card(record['run_id'], export_text(found, usage=onnx))
         atomic_write(made / 'README.md', card.content.encode())
         files = sorted(path for path in made.rglob('*') if path.is_file())
         hashes = {path.relative_to(made).as_posix(): sha256_file(path) for path in files}

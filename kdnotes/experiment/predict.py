@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 import pandas as pd
-from ..core.config import TASKS, KdnotesError, counted, is_unicode, shown, task_info, visible
+from ..core.config import TASKS, KdnotesError, is_unicode, shown, task_info, visible
 from ..core.progress import stage
+from ..core.render import render
 from .score import Source, find_source, load_source
 from ..records.store import find_run_model
 from ..tasks.asked import INPUTS, Answer, AskError, Reader
@@ -20,7 +21,7 @@ from ..tasks.base import TaskInfo
 
 # %% auto #0
 __all__ = ['PredictError', 'check_asked', 'listed', 'one_by_one', 'tasks_of', 'task_of', 'Prediction', 'Predictions',
-           'answers_of', 'load_reader', 'predict', 'prediction_lines', 'prediction_as_dict']
+           'answers_of', 'load_reader', 'predict']
 
 # %% ../../nbs/experiment/13_predict.ipynb #95c2ab46
 class PredictError(KdnotesError):
@@ -176,14 +177,19 @@ class Prediction:
     latency_ms: float  # median of some calls
     answer: Answer
     beside: Prediction | None = None
-    alone: str = ''  # why a student stands without its teacher
+    alone: str = ''  # run_id of a teacher whose weights are not there
     # the median and the middle half of how many times as long the other takes, of calls in turns
     times_as_long: tuple[float, float, float] | None = None
 
     def __str__(self) -> str:
-        return visible('\n'.join(prediction_lines(self)))
+        return visible(render('prediction.txt.jinja', found=self).rstrip())
 
     __repr__ = __str__
+
+    def data(self) -> dict:  # JSON-able
+        "The prediction for programs."
+        plain = vars(self) | dict(answer=self.answer.values, notes=list(self.answer.notes))
+        return plain | dict(beside=self.beside and self.beside.data())
 
 
 @dataclass(frozen=True)
@@ -215,9 +221,7 @@ class Predictions:
         return pd.DataFrame([row for of in cells for row in of], index=pd.Index(numbers, name='number'))
 
     def __str__(self) -> str:
-        begin = f'{self.model} ({self.task}): {counted(len(self), "answer")} in {self.seconds:.1f} s'
-        said = [f'  {i}: {answer.lines[0]}' for i, answer in enumerate(self.answers[:_SHOWN])]
-        return visible('\n'.join([begin, *said, *['  ...'] * (len(self) > _SHOWN)]))
+        return visible(render('predictions.txt.jinja', found=self, most=_SHOWN).rstrip())
 
     __repr__ = __str__
 
@@ -372,38 +376,5 @@ def _beside(source: Source, beside: str | None) -> tuple[Source | None, str]:  #
     if teacher is None:
         return None, ''
     if find_run_model(teacher) is None:
-        return None, f'its teacher {teacher} is not beside it, since runs/ does not have its weights'
+        return None, teacher
     return find_source(teacher), ''
-
-# %% ../../nbs/experiment/13_predict.ipynb #340652e1
-def prediction_lines(
-    found: Prediction,
-) -> list[str]:
-    "A prediction as a few lines."
-    made = f'{found.task}, {found.mode}' if found.mode else found.task
-    lines = [
-        f'{found.model} ({made}, {found.parameters:,} parameters): {found.latency_ms:.1f} ms a call on '
-        f'{found.device}',
-        *(f'  {line}' for line in found.answer.lines),
-        *(f'  note: {note}' for note in found.answer.notes),
-    ]
-    if found.beside is not None:
-        lines += ['', *prediction_lines(found.beside)]
-        if found.times_as_long:
-            middle, low, high = found.times_as_long
-            lines += [
-                '',
-                f'{found.beside.model} takes {middle:.2f} times as long in these calls, median of calls in '
-                f'turns; half of them lie between {low:.2f} and {high:.2f}',
-            ]
-    elif found.alone:
-        lines.append(f'  note: {found.alone}')
-    return lines
-
-
-def prediction_as_dict(
-    found: Prediction,
-) -> dict:  # JSON-able
-    "A prediction for programs."
-    plain = vars(found) | dict(answer=found.answer.values, notes=list(found.answer.notes))
-    return plain | dict(beside=None if found.beside is None else prediction_as_dict(found.beside))

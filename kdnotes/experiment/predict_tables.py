@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..core.config import ConfigError, counted, shown
+from ..core.config import ConfigError, shown, visible
 from ..core.files import atomic_write, read_json
+from ..core.render import render
 from kdnotes.core.tables import (
     FORMATS,
     CorpusError,
@@ -35,7 +36,7 @@ from ..tasks.rules import CorpusRules, Rows, check_layout, checked_rows, column_
 
 # %% auto #0
 __all__ = ['checked_texts', 'questions_of', 'predict_table', 'check_out', 'read_file', 'as_file', 'FilePrediction',
-           'predict_file', 'file_lines']
+           'predict_file']
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #e4ec1d13
 def _own_rules(
@@ -324,6 +325,9 @@ class FilePrediction:
     noted: int  # rows with a note, say on a text that was cut
     seconds: float  # for all rows, tokenising included, loading the model not
 
+    def __str__(self) -> str:
+        return visible(render('predicted_file.txt.jinja', found=self).rstrip())
+
 
 def predict_file(
     model: str,  # as for `experiment.score.find_source`
@@ -352,19 +356,3 @@ def predict_file(
         noted=sum(map(bool, found['note'])),
         seconds=seconds,
     )
-
-
-def file_lines(
-    found: FilePrediction,
-) -> list[str]:
-    "What became of a file, for people."
-    rate = f', {found.rows / found.seconds:,.0f} a second' if found.seconds else ''
-    lines = [
-        f'{found.out}: {counted(found.rows, "row")} by {found.task} in {found.seconds:.1f} s{rate}',
-        f'  added to the columns of {found.file}: {", ".join(found.columns)}',
-    ]
-    if found.noted:
-        lines.append(
-            f'  {counted(found.noted, "row")} with a note, as on a text that was cut: see the column note'
-        )
-    return lines

@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 from ..analysis.intervals import Interval, cluster_interval, exp_interval, scaled
 from ..analysis.overview import find_run
-from ..core.config import KdnotesError, counted, is_unicode, shown
+from ..core.config import KdnotesError, is_unicode, shown, visible
+from ..core.render import render
 from ..core.given import make_config
 from ..core.files import cache_path, sha256_text
 from ..core.streams import stream
@@ -46,7 +47,7 @@ from kdnotes.tasks.text_blocks import (
 
 # %% auto #0
 __all__ = ['RUN_ID', 'ScoreError', 'check_run_id', 'Scorer', 'Source', 'find_source', 'load_source', 'load_scorer',
-           'read_text_to_score', 'Text', 'encode', 'Score', 'score', 'score_lines', 'score_as_dict']
+           'read_text_to_score', 'Text', 'encode', 'Score', 'score']
 
 # %% ../../nbs/experiment/11_score.ipynb #66dcc7ce
 class ScoreError(KdnotesError):
@@ -249,6 +250,31 @@ class Score:
         "Word pieces of a word that the tokenizer knows, on average."
         return self.pieces / max(1, self.words)
 
+    @property
+    def perplexities(self) -> list[tuple[str, Interval, Interval]]:
+        "Each score that is known: its key, its perplexity per word piece, and per word."
+        known = [(key, of) for key in ('pseudo_nll', 'nll', 'nll_all') if (of := getattr(self, key))]
+        return [(key, exp_interval(of), exp_interval(scaled(of, self.pieces_a_word))) for key, of in known]
+
+    def __str__(self) -> str:
+        return visible(render('score.txt.jinja', found=self).rstrip())
+
+    __repr__ = __str__
+
+    def data(self) -> dict:  # JSON-able
+        "The score for programs: intervals in nats per word piece, and the perplexities."
+        plain = asdict(self) | dict(pieces_a_word=self.pieces_a_word)
+        for key in ('pseudo_nll', 'nll', 'nll_all'):
+            name = key.replace('nll', 'perplexity')
+            plain |= {name: None, f'{name}_word': None}
+        for key, per_piece, per_word in self.perplexities:
+            name = key.replace('nll', 'perplexity')
+            plain |= {name: _finite(per_piece.estimate), f'{name}_word': _finite(per_word.estimate)}
+        for key in ('pseudo_nll', 'nll', 'nll_all'):
+            if plain[key]:
+                plain[key]['reason'] = plain[key]['reason'] and str(getattr(self, key).reason)
+        return plain
+
 
 def _hidden(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
     "Nats a hidden token of each block, and of all its tokens."
@@ -398,61 +424,6 @@ def _table(scorer: Scorer, text: Text, asked: Asked, nll: np.ndarray) -> pd.Data
     return pd.DataFrame(columns)
 
 # %% ../../nbs/experiment/11_score.ipynb #e5651796
-def score_lines(
-    found: Score,
-) -> list[str]:
-    "A score as a few lines."
-    exact = 'all' if found.tokens == found.of_tokens else f'{found.tokens:,} of {found.of_tokens:,}'
-    rows = f'blocks of {found.length}' if found.by == 'block' else f'lines of at most {found.length} tokens'
-    lines = [
-        f'model {found.model} (weights {found.model_sha256[:12]})',
-        f'text {found.text}: {counted(found.documents, "document")}, {found.words:,} words, '
-        f'{found.pieces:,} word pieces (sha256 {found.text_sha256[:12]}); {found.unknown_words:,} words '
-        'unknown to the tokenizer are seen and never asked for',
-        f'in {rows}, matmuls in {found.dtype} on {found.device}; {found.pieces_a_word:.3f} pieces a word',
-    ]
-    names = {
-        'pseudo_nll': f'pseudo-perplexity ({exact} tokens, each hidden by itself)',
-        'nll': 'perplexity (15 % of a block hidden at once)',
-        'nll_all': 'perplexity, visible tokens counted, too',
-    }
-    for key, name in names.items():
-        of = getattr(found, key)
-        if of is not None:
-            its_words = exp_interval(scaled(of, found.pieces_a_word))
-            lines.append(f'{name}: {exp_interval(of):.4g} a word piece, {its_words:.4g} a word')
-    if found.trained_on:
-        lines.append(
-            f'{found.trained_on} of {counted(found.documents, "document")} stand in the text that the run '
-            'was trained on: what is remembered counts there'
-        )
-    over = found.pseudo_nll
-    why = (
-        f'no interval: {over.reason}'
-        if over.low is None
-        else f'95 % intervals over {over.n} {found.clusters}'
-    )
-    if found.clusters == 'rows' and over.low is not None:
-        why += ' of one document, which say nothing about other documents'
-    return [*lines, why]
-
-
-def score_as_dict(
-    found: Score,
-) -> dict:  # JSON-able
-    "A score for programs: intervals in nats a word piece, and perplexities beside them."
-    plain = asdict(found) | dict(pieces_a_word=found.pieces_a_word)
-    for key in ('pseudo_nll', 'nll', 'nll_all'):
-        of = getattr(found, key)
-        name = key.replace('nll', 'perplexity')
-        if of is None:
-            plain |= {name: None, f'{name}_word': None}
-            continue
-        plain[name] = _finite(exp_interval(of).estimate)
-        plain[f'{name}_word'] = _finite(exp_interval(scaled(of, found.pieces_a_word)).estimate)
-    return plain
-
-
 def _finite(value: float) -> float | None:
     "A number as JSON has it; None: it is too large for one."
     return value if math.isfinite(value) else None
