@@ -1,5 +1,5 @@
-"""The card of a model says what its record says, loads as a card of the hub, and what it tells a reader to
-type works.
+"""The card of a model has the numbers of its record, shows names as they are written, loads as a card of the
+hub, and its commands work.
 """
 
 import contextlib
@@ -10,7 +10,8 @@ import shutil
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard
-from handmade import make_record
+from markdown_it import MarkdownIt
+from handmade import make_record, write_floors, write_run
 from small_runs import ON
 from kdnotes.api import Run
 from kdnotes.core.config import TASKS, task_info
@@ -18,14 +19,13 @@ from kdnotes.core.given import make_config
 from kdnotes.core.files import read_json, runs_path, sha256_file, write_json
 from kdnotes.experiment.card import (
     CardError,
-    _of_costs,
     command,
     model_card,
     snippet,
     unit_interval,
     write_card,
 )
-from kdnotes.experiment.export import export_lines
+from kdnotes.experiment.export import export_text
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.shown import run_box
@@ -36,7 +36,8 @@ from kdnotes.telemetry.summary import is_busy
 RUNS = [*((task, 'baseline') for task in TASKS), ('answer_selection', 'full_kd')]
 
 
-BUSY = 'not measured (other programs used the machine while the run was made)'
+BUSY = 'not measured (other programs used the machine during the run)'
+HOSTILE = '<img src=x>[a](http://b) **c** _d_ `e` | \x1b[31m\n# f\n```'
 
 
 def section(text: str, title: str) -> str:
@@ -55,15 +56,36 @@ def score_table(text: str) -> dict[tuple[str, str], list[str]]:
     return {(where, metric): [value, limits.strip(), n.strip()] for where, metric, value, limits, n in rows}
 
 
-def known(number: float, task: str, metric: str) -> str:
-    "A score with the digits that mean something."
-    if metric in task_info(task).exp_of:
-        return f'{number:.4g}'
-    return f'{100 * number:.2f} %' if metric in task_info(task).percent else f'{number:.4f}'
+def known(number: float, task: str, metric: str, of: float) -> str:
+    "A score or a limit with the digits that mean something beside the score `of`."
+    if metric in task_info(task).percent:
+        return f'{100 * number:.1f}%'
+    if abs(of) >= 100:
+        return three(number)
+    digits = 3 if abs(of) <= 1 else 2 if abs(of) < 10 else 1
+    return f'{number:.{digits}f}'.replace('-', '\N{MINUS SIGN}')
 
 
 def three(number: float) -> str:
     return f'{float(f"{number:.3g}"):,.10g}'
+
+
+@pytest.fixture
+def handmade_card(tmp_path, monkeypatch):
+    "Writes a run with made-up numbers; the text of its card."
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+
+    def write(more='', name='embedded', **changes) -> str:
+        record = make_record(corpus=name, mode='baseline')
+        record |= dict(models=dict(teacher=name, student=None), smoke=False, steps=1200, examples=38400)
+        record |= changes
+        folder = write_run(record)
+        config = dict(mode='baseline', study='made', corpus=name, max_length=64, epochs=3, batch_size=32)
+        folder.write_config(dict(config=config | dict(learning_rate=1e-4, weight_decay=0.01)))
+        write_floors(record, bm25=0.5, random_order=0.4)
+        return model_card(record['run_id'], more).text
+
+    return write
 
 
 @pytest.mark.slow
@@ -90,47 +112,49 @@ def test_a_card_is_its_record(task, mode, small_run):
     assert {of.dataset_args['sha256'] for of in found.values()} == {record['corpus_sha256']}
     # the trivial baselines beside them, best first
     best = min if task == 'masked_lm' else max
-    said = section(card.text, 'Scores').rpartition('Trivial baselines, ')[2]
-    values = [float(x) for x in re.findall(r' (\d+\.\d+)', said.partition('This model')[0])]
+    baselines = section(card.text, 'Scores').rpartition('Trivial baselines, ')[2]
+    values = [float(x) for x in re.findall(r' (\d+\.\d+)%?[,.]$', baselines, re.M)]
     assert values and values[0] == best(values)
     # scores
     table = score_table(section(card.text, 'Scores'))
     assert {key: row[0] for key, row in table.items()} == {
-        key: 'not defined' if value is None else known(value, task, key[1]) for key, value in expected.items()
+        key: 'not defined' if value is None else known(value, task, key[1], value)
+        for key, value in expected.items()
     }
     units = run.table('units')
     primary = record['primary']
     over = unit_interval(record, units, primary['set'], primary['metric'])
     row = table[primary['set'], primary['metric']]
-    low, high = (known(limit, task, primary['metric']) for limit in (over.low, over.high))
+    low, high = (known(x, task, primary['metric'], primary['value']) for x in (over.low, over.high))
     assert row[1:] == [f'{low} to {high}', str(over.n)]
     if task == 'answer_selection':
         assert '`raw_map`: MAP of all questions, 0 for one without a right candidate' in card.text
     assert over.estimate == pytest.approx(primary['value'], abs=1e-5) and over.low < over.high
     # what it took
-    costs = facts(section(card.text, 'What it took'))
+    costs = facts(section(card.text, 'Costs'))
     assert costs['Parameters'] == f'{record["params_total"]:,}'
     size = sum(p.stat().st_size for p in (run.path / 'model').iterdir() if p.name != 'README.md')
     assert costs['Size on disk'] == f'{three(size / 2**20)} MiB'
-    assert costs['Training'] == f'{three(record["time"]["train_s"])} s'
+    assert costs['Training time'] == f'{three(record["time"]["train_s"])} s'
     busy = is_busy(record['machine'])
     forward = f'{three(record["latency"]["batch_1_ms"])} ms'
-    assert costs['One forward of one example'] == (BUSY if busy else forward)
+    assert costs['Latency of 1 example'] == (BUSY if busy else forward)
     measured_on = costs['Measured on'].split(', torch ')[0]
     assert measured_on == str(record['environment']['device']), 'on a CPU the two are one, and said once'
     joule = record['energy']['device_j']
-    said = costs['Energy of the devices']
     reason = record['reasons'].get('energy.device_j')
-    assert said == (f'not measured ({reason})' if joule is None else f'{three(joule)} J')
+    assert costs['Energy of the devices'] == (
+        f'not measured ({reason})' if joule is None else f'{three(joule)} J'
+    )
     # data, teacher, procedure
     assert record['corpus_sha256'] in facts(section(card.text, 'Data'))['Corpus']
-    origin = facts(section(card.text, 'Where it comes from'))
+    origin = facts(section(card.text, 'Weights and teacher'))
     if mode == 'full_kd':
         teacher = RunFolder('small', record['teacher_run_id']).record()
         assert record['teacher_run_id'] in origin['Teacher'] and teacher['model_sha256'] in origin['Teacher']
     else:
         assert origin['Teacher'] == 'none' and record['initial']['weights_sha256'] in str(origin)
-    procedure = facts(section(card.text, 'How it was trained'))
+    procedure = facts(section(card.text, 'Training'))
     assert procedure['Seed'] == str(record['seed']) and f'`{mode}`' in procedure['Mode']
     assert f'{record["steps"]} steps' in procedure['Epochs']
     assert str(runs_path().parent) not in card.content
@@ -141,7 +165,7 @@ def test_a_card_is_its_record(task, mode, small_run):
 @pytest.mark.parametrize('task, mode', RUNS)
 def test_the_command_of_a_card_makes_the_run(task, mode, small_run, small_home):
     run_id = small_run(task, mode)
-    text = section(model_card(run_id).text, 'How to make it again')
+    text = section(model_card(run_id).text, 'Reproduce the training')
     words = shlex.split(re.search(r'```\n(.*?)\n```', text, re.S)[1])
     assert words[:3] == ['papermill', 'nbs/run.ipynb', 'out.ipynb'] and words[3::3] == ['-p'] * len(
         words[3::3]
@@ -157,7 +181,7 @@ def test_the_command_of_a_card_makes_the_run(task, mode, small_run, small_home):
 @pytest.mark.parametrize('task, mode', RUNS)
 def test_what_a_card_tells_to_type_works(task, mode, small_run):
     run = RunFolder('small', small_run(task, mode))
-    code = re.search(r'```python\n(.*?)\n```', section(model_card(run.run_id).text, 'How to use it'), re.S)[1]
+    code = re.search(r'```python\n(.*?)\n```', section(model_card(run.run_id).text, 'Usage'), re.S)[1]
     code = code.replace('FOLDER', str(run.path / 'model'))
     assert code == snippet(run.record(), str(run.path / 'model'))
     said = io.StringIO()
@@ -233,27 +257,99 @@ def test_no_folder_of_this_machine_is_in_a_command(tmp_path):
     assert np.isclose(make_config(**dict(learning_rate='0.0001')).learning_rate, config.learning_rate)
 
 
-def test_a_card_has_no_latency_of_a_busy_machine():
-    record = make_record() | dict(latency=dict(batch_1_ms=424.0, batch_32_ms=900.0))
-    for share, steal, said in (
+def test_a_card_has_no_latency_of_a_busy_machine(handmade_card):
+    latency = dict.fromkeys(('batch_1_tokens', 'batch_32_tokens'), 64) | dict(
+        batch_1_ms=424.0, batch_32_ms=900.0
+    )
+    machine = make_record()['machine']
+    for share, steal, expected in (
         (0.01, 0.0, '424 ms'),
         (0.2, 0.0, BUSY),
         (0.01, 9.0, BUSY),
         (None, 0.0, '424 ms'),
     ):
-        told = record | dict(machine=dict(busy_share=share, cpu_steal=steal))
-        costs = facts('\n'.join(_of_costs(told, runs_path())))
-        assert costs['One forward of one example'] == said
-        assert (costs['One forward of 32 examples'] == BUSY) == (said == BUSY)
-        assert ('one example: not measured' in repr(Run(told))) == (said == BUSY)
+        loaded = machine | dict(busy_share=share, cpu_steal=steal)
+        costs = facts(section(handmade_card(latency=latency, machine=loaded), 'Costs'))
+        assert costs['Latency of 1 example'] == expected
+        assert (costs['Latency of a batch of 32'] == BUSY) == (expected == BUSY)
+        run = make_record() | dict(latency=latency, machine=loaded)
+        assert ('one example: not measured' in repr(Run(run))) == (expected == BUSY)
+
+
+def test_the_text_of_a_card(handmade_card):
+    text = handmade_card('## Exported\n\nas ONNX\n')
+    scores, exported, costs = (section(text, title) for title in ('Scores', 'Exported', 'Costs'))
+    assert scores.strip() == (
+        'The primary metric is MAP on the test set.\n\n'
+        '| set | metric | value | 95% interval | clusters |\n|---|---|---|---|---|\n'
+        '| dev | MAP (`map`): mean average precision, of questions with right and wrong candidates '
+        '| 0.600 |  |  |\n'
+        '| test | MAP (`map`): mean average precision, of questions with right and wrong candidates '
+        '| 0.700 | 0.681 to 0.719 | 7 |\n'
+        '| test | MRR (`mrr`): mean of 1 / rank of the first right candidate, of the same questions '
+        '| 0.500 |  |  |\n\n'
+        'The intervals are over the clusters of units in a set: Student t intervals, or Wilson intervals for '
+        'scores near an end of their scale.\nThey do not include the variation between training runs.\n\n'
+        'Trivial baselines, MAP on the test set:\nBM25 0.500,\na random order 0.400.\n'
+        'This model is significantly better than the best trivial baseline.'
+    )
+    assert exported == '\nas ONNX\n'
+    assert section(text, 'Training').strip() == (
+        '- Mode: `baseline` (init=pretrained, kd=False, network=teacher, precision=fp32, ranks=1)\n'
+        '- Distillation: none: hard targets alone\n- Matmuls: fp32 (made up)\n- Seed: 0\n'
+        '- Maximum length: 64 tokens\n'
+        '- Epochs: 3 (1,200 steps of 32 examples, 38,400 examples in total)\n'
+        '- Peak learning rate: 0.0001\n- Weight decay: 0.01'
+    )
+    assert facts(costs)['Peak device memory'] == 'not measured (made up)'
+    assert '\n\n\n' not in text and handmade_card().count('\n## ') == text.count('\n## ') - 1
+
+
+def test_names_in_a_card_are_no_markup(handmade_card):
+    known = make_record(mode='baseline')
+    text = handmade_card(
+        name=HOSTILE,
+        environment=known['environment'] | dict(cpu=HOSTILE),
+        factors=known['factors'] | dict(transfer=HOSTILE),
+        precision_reason=HOSTILE,
+        reasons=known['reasons'] | {'energy.device_j': HOSTILE, 'energy.mean_w': '<b>'},
+    )
+    assert '\x1b' not in text and text.count('u001b') >= 6
+    parsed = MarkdownIt('commonmark').enable('table').parse(text)
+    inline = [child for token in parsed for child in token.children or ()]
+    assert not {token.type for token in (*parsed, *inline)} & {
+        'html_block',
+        'html_inline',
+        'link_open',
+        'em_open',
+    }
+    headings = [after.content for token, after in zip(parsed, parsed[1:]) if token.type == 'heading_open']
+    assert headings[1:] == [
+        'Data',
+        'Weights and teacher',
+        'Training',
+        'Scores',
+        'Costs',
+        'Limitations',
+        'Usage',
+        'Reproduce the training',
+    ]
+    shown = HOSTILE.replace('\x1b', '\\u001b').replace('\n', '\\n')
+    names = [''.join(child.content for child in token.children) for token in parsed if token.type == 'inline']
+    assert f'Weights start from: {shown} (pretrained model)' in names
+    assert sum(shown in line for line in names) == 4, (
+        'corpus, weights, the cpu and what it was first trained on'
+    )
+    [_, reproduce] = [token for token in parsed if token.type == 'fence']
+    assert reproduce.content.startswith('papermill') and '\n# f\n```' in reproduce.content
 
 
 def test_an_export_has_no_latency_of_a_busy_machine():
     found = dict(cross_encoder=False, task='answer_selection', threads=2, onnx=dict(largest_difference=1e-6))
     found |= dict(latency=dict(fp32_torch=dict(batch_1_ms=33.5, batch_32_ms=424.0)))
     found |= dict(bytes={'model.safetensors': 2**20})
-    quiet = '\n'.join(export_lines(found | dict(load_average=1.0)))
+    quiet = export_text(found | dict(load_average=1.0))
     assert '| this one | fp32, torch | 1.0 | 33.5 | 424 |' in quiet
-    busy = '\n'.join(export_lines(found | dict(load_average=9.0)))
+    busy = export_text(found | dict(load_average=9.0))
     assert '| this one | fp32, torch | 1.0 | not measured | not measured |' in busy
     assert 'busy with other work (load average 9.0), so no time could be measured' in busy

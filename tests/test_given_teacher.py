@@ -149,11 +149,11 @@ def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_p
     assert files_of(folder) == before, 'the folder that was given stays as it was'
     # their cards speak of a model that was brought
     card = model_card(given['run_id']).text
-    assert 'given as it is and measured by kdnotes' in card and '## How to measure it again' in card
-    assert '- Training: none' in card and 's training' not in card and 'Pretrained weights' not in card
+    assert 'measured without training by kdnotes' in card and '## Reproduce the measurement' in card
+    assert '- Training: none' in card and '- Training time' not in card and 'pretrained model' not in card
     own = model_card(student['run_id']).text
-    assert '- Teacher: the given model' in own and "Teacher's training" not in own
-    assert '- A model that was given, fine-tuned already: a local folder' in own
+    assert '- Teacher: the given model' in own and 'Training time of the teacher' not in own
+    assert '- Weights start from: a local folder (given, fine-tuned model)' in own
 
 
 @pytest.mark.exhaustive

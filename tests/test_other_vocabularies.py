@@ -186,7 +186,7 @@ def test_a_student_of_another_family_learns_what_its_teacher_says_of_its_own_tok
     )
     assert answers.beside is not None and answers.beside.model == record['teacher_run_id']
     card = model_card(record['run_id']).text
-    assert 'Pretrained weights: a local folder' in card
+    assert '- Weights start from: a local folder (pretrained model)' in card
 
 
 def as_trained(teacher: Path, student: Path, folder=None, stop_after=None, signal: str = 'online'):

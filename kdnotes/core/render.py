@@ -4,6 +4,7 @@
 
 # %% ../../nbs/core/14_render.ipynb #0978d6b5
 from __future__ import annotations
+import html
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -11,12 +12,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from .config import KdnotesError, counted, metric_name, shown, task_info
+from .config import KdnotesError, counted, metric_name, shown, task_info, visible
 
 # %% auto #0
 __all__ = ['ALPHA', 'MINUS', 'NOISE', 'MOST_DIGITS', 'PLAIN', 'PERCENT', 'FormatError', 'number_texts', 'number', 'percent',
-           'p_text', 'p_equals', 'listed', 'Unit', 'unit_of', 'metric_on', 'environment', 'render', 'phrase',
-           'sentences', 'Reason', 'reason']
+           'p_text', 'p_equals', 'listed', 'markdown', 'Unit', 'unit_of', 'metric_on', 'environment', 'render',
+           'phrase', 'sentences', 'Reason', 'reason']
 
 # %% ../../nbs/core/14_render.ipynb #e2d748a7
 ALPHA = 0.05  # significance level of every test
@@ -118,6 +119,40 @@ def listed(
     *most, last = [*map(str, names)] or ['']
     return f'{", ".join(most)} {word} {last}' if most else last
 
+# %% ../../nbs/core/14_render.ipynb #5d1c7e02
+_MARKUP = re.compile(
+    r'[\\`*~\[\]|$]'
+    r'|(?<![^\W_])_|_(?![^\W_])'  # between two letters it is no emphasis
+    r'|:(?=//)|(?<=www)[.]'  # of a link
+    r'|^[-+=#]|(?<=^\d)[.)]|(?<=^\d\d)[.)]'  # of a list or a heading
+)
+
+
+def _escaped(text: str) -> str:
+    "A text in which Markdown and HTML find nothing."
+    return html.escape(_MARKUP.sub(r'\\\g<0>', text), quote=False)
+
+
+def markdown(
+    text: object,  # as others may have written it
+    form: str = 'text',  # | sentence: its code spans stay | code: a code span | block: a fenced block
+    language: str = '',  # of a block
+) -> str:
+    "A text within Markdown, where nothing in it is markup and nothing hidden."
+    plain = visible(text)
+    ticks = max(map(len, re.findall('`+', plain)), default=0)
+    if form == 'block':
+        fence = '`' * max(3, ticks + 1)
+        return f'{fence}{language}\n{plain}\n{fence}'
+    plain = plain.replace('\n', '\\n')
+    if form == 'code':
+        space = ' ' if plain.startswith(('`', ' ')) or plain.endswith(('`', ' ')) else ''
+        return f'{"`" * (ticks + 1)}{space}{plain}{space}{"`" * (ticks + 1)}'
+    if form == 'sentence':
+        parts = re.split(r'((?<!`)`[^`]+`(?!`))', plain)
+        return ''.join(part if i % 2 else _escaped(part) for i, part in enumerate(parts))
+    return _escaped(plain)
+
 # %% ../../nbs/core/14_render.ipynb #0334ab3d
 @dataclass(frozen=True)
 class Unit:
@@ -208,6 +243,7 @@ def environment() -> Environment:
         quoted=shown,
         metric_on=metric_on,
         having=lambda records, key: [r for r in records if r.get(key)],
+        markdown=markdown,
         capital=lambda text: text[:1].upper() + text[1:],
     )
     return found

@@ -17,19 +17,18 @@ from ..analysis.compare import floors_of, gain_interval, is_above
 from ..analysis.evidence import known_floors, run_evidence
 from ..analysis.convergence import unconverged_teachers
 from ..analysis.in_use import in_use
-from ..core.render import phrase, sentences, unit_of
 from ..core.arms import MODES
 from kdnotes.core.config import (
     KdnotesError,
     RunConfig,
     flat,
     is_given,
-    metric_name,
     task_info,
     teacher_changes,
 )
 from ..core.given import make_config
 from ..core.files import atomic_write
+from ..core.render import phrase, render, sentences
 from ..core.resolve import losses_in_words
 from ..records.runs import RunFolder
 from ..records.store import find_record
@@ -55,19 +54,19 @@ def _no_path(
 
 def command(
     config: RunConfig,  # resolved
-    teacher: dict[str, Any] | None = None,  # the flat settings of its teacher's run, which is made first
+    teacher: dict[str, Any] | None = None,  # the flat settings of its teacher's run
 ) -> str:
-    "What makes a run again, with all that differs from the defaults; folders are left to fill in."
+    "The command that repeats a run, with all that differs from the defaults; folders are left to fill in."
     values = flat(config, changed=True)
     # names and safety, and a preset whose values stand there themselves
     for name in ('study', 'preset', *(['arm'] if config.arm == config.mode else [])):
         values.pop(name, None)
-    said = {'mode': config.mode, 'task': config.task, 'seed': config.seed, 'corpus': config.corpus} | values
+    given = {'mode': config.mode, 'task': config.task, 'seed': config.seed, 'corpus': config.corpus} | values
     if teacher:
         own = teacher_changes() | teacher_changes(type(config.task_settings))
-        said |= {theirs: teacher[name] for name, theirs in own.items() if teacher.get(name) is not None}
+        given |= {theirs: teacher[name] for name, theirs in own.items() if teacher.get(name) is not None}
     # what a run does not read is null, and becomes so by itself
-    typed = {name: _as_typed(name, value) for name, value in said.items() if value is not None}
+    typed = {name: _as_typed(name, value) for name, value in given.items() if value is not None}
     pairs = [f'-p {name} {shlex.quote(value)}' for name, value in typed.items()]
     return ' '.join(['papermill nbs/run.ipynb out.ipynb', *pairs])
 
@@ -96,69 +95,17 @@ def unit_interval(
     found = cluster_interval(own['value'].to_numpy(), own['cluster'].to_numpy(), task.reach.get(metric))
     return exp_interval(found) if metric in exp_of else found
 
-
-def _score_texts(task: str, metric: str, values: list[float | None]) -> list[str]:
-    "A score and its limits as people read them: in percent where it is a share; '': there is none."
-    if metric in task_info(task).exp_of:
-        return ['' if value is None else f'{value:.4g}' for value in values]
-    unit = unit_of(task, metric)
-    return ['' if v is None else f'{unit.factor * v:.{unit.digits}f}{unit.sign}' for v in values]
-
-
-def _metric_in_words(task: str, metric: str) -> str:
-    "What a metric is called, and what it is where that does not say it."
-    name = metric_name(metric, task)
-    note = task_info(task).metric_notes.get(metric)
-    key = '' if name == metric else f' (`{metric}`)'
-    return f'{f"`{metric}`" if name == metric else name}{key}{f": {note}" if note else ""}'
-
-
-def _floor_rows(record: dict, units: pd.DataFrame) -> list[str]:
-    "What trivial baselines score, and whether this model is better; []: not measured."
-    found = floors_of([record], known_floors(record['study'], [record]))
-    if not found:
-        return []
-    name = metric_name(record['primary']['metric'], record['task'])
-    own = units.assign(run_id=record['run_id'])
-    better = is_above(gain_interval([record], found[0], own))
-    texts = _score_texts(record['task'], record['primary']['metric'], [floor.value for floor in found])
-    said = ', '.join(f'{floor.words} {text}' for floor, text in zip(found, texts))
-    verdict = 'significantly better than them all'
-    verdict = f'This model is {verdict}' if better else f'**This model is not {verdict}**'
-    return ['', f'Trivial baselines, {name} on {record["primary"]["set"]}: {said}. {verdict}.']
-
-
-def _score_rows(record: dict, units: pd.DataFrame) -> list[str]:
-    "The lines of the table of scores."
-    task = record['task']
-    lines = ['| set | metric | value | 95 % interval | clusters |', '|---|---|---|---|---|']
-    for where, metrics in record['metrics'].items():
-        for metric, value in metrics.items():
-            over = None if value is None else unit_interval(record, units, where, metric)
-            bounds = [None, None] if over is None else [over.low, over.high]
-            number, low, high = _score_texts(task, metric, [value, *bounds])
-            limits = f'{low} to {high}' if low else ''
-            n = '' if over is None else over.n
-            lines.append(
-                f'| {where} | {_metric_in_words(task, metric)} | {number or "not defined"} | {limits} | {n} |'
-            )
-    return lines
-
 # %% ../../nbs/experiment/00_card.ipynb #2773b79f
-def _of_corpus(record: dict) -> list[str]:
-    "What the model was trained and scored on."
-    rules = task_info(record['task']).corpora
-    name = record['corpus']
-    licence = rules.licence(name)
-    lines = [
-        f'- Corpus: {_no_path(name)} (sha256 `{record["corpus_sha256"]}`)',
-        f'- Licence of the corpus: {licence}' if licence else '- Licence of the corpus: not known',
-    ]
-    if note := rules.notes.get(record['corpus_sha256']):
-        lines.append(f'- {note}')
-    if record['smoke']:
-        lines.append('- **A smoke run: a few steps on a few examples. Its scores mean nothing.**')
-    return lines
+def snippet(
+    record: dict,
+    folder: str,  # of the model
+) -> str:
+    "Python that asks the model with transformers alone."
+    where = record['primary']['set']
+    # a threshold that does not exist is below every score
+    metrics = {name: -math.inf if v is None else v for name, v in record['metrics'][where].items()}
+    known = dict(settings=record['settings'], metrics=defaultdict(float, metrics))
+    return task_info(record['task']).use.snippet.format(folder=folder, **known)
 
 
 def _base_of(record: dict) -> str:
@@ -166,129 +113,59 @@ def _base_of(record: dict) -> str:
     return record['models'].get('student') or record['models']['teacher']
 
 
-def _of_teacher(record: dict) -> list[str]:
-    "Where the weights come from, and who taught them."
-    initial = record['initial']
-    given = record['settings'].get('teacher_mode') == 'given'
-    name = _no_path(_base_of(record))
-    of_files = given and not record['models'].get('student')
-    what = (
-        f'a model that was given, fine-tuned already: {name}' if of_files else f'pretrained weights: {name}'
-    )
-    lines = [f'- {what[0].upper()}{what[1:]}']
-    if sha256 := initial.get('weights_sha256'):
-        lines.append(f'- sha256 of these weights: `{sha256}`')
-    if 'layers' in initial and initial['layers'] is not None:
-        lines.append(f'- Layers of the teacher that it was made of: {", ".join(map(str, initial["layers"]))}')
-    if first := initial.get('transfer_run_id'):
-        lines.append(f'- First trained on {_no_path(record["factors"]["transfer"])}: run `{first}`')
-    run_id = record['teacher_run_id']
-    if teachers := record.get('teachers'):
+def _context(
+    record: dict,
+    config: RunConfig,  # resolved
+    units: pd.DataFrame,  # of the run
+    model: Path,  # its folder
+) -> dict[str, Any]:
+    "The numbers and codes that `card.md.jinja` prints."
+    info = task_info(record['task'])
+    teacher_id = record['teacher_run_id']
+    known = find_record(teacher_id) if teacher_id else None
+    teacher = known[0] if known else None
+    trained = teacher if teacher_id else record
+    trained_teachers = [trained] if trained and MODES[trained['mode']].network == 'teacher' else []
+    teachers = record.get('teachers')
+    if teachers:
         models = [_no_path(name) for name in teachers.get('models', ())]
-        return [
-            *lines,
-            f'- Teacher: {phrase("setting.jinja", "teachers", teachers | dict(models=models), record["task"])}',
-        ]
-    if run_id is None:
-        return [*lines, '- Teacher: none', *_early([record])]
-    found = find_record(run_id)
-    sha256 = found[0]['model_sha256'] if found else None
-    known = f' (weights `{sha256}`)' if sha256 else ' (its record is not at hand)'
-    if given:
-        return [*lines, f'- Teacher: the given model{known}; what it scores was measured by run `{run_id}`']
-    lines.append(f'- Teacher: run `{run_id}`{known}, seed {record["teacher_seed"]}')
-    return [*lines, *_early([found[0]] if found else [])]
-
-
-def _early(teachers: list[dict]) -> list[str]:
-    "That a teacher stopped while it learnt; []: it did not, or nobody can tell."
-    of_teachers = [r for r in teachers if MODES[r['mode']].network == 'teacher']
-    said = phrase('headline.jinja', 'unconverged', unconverged_teachers(of_teachers))
-    return [f'- **{said}**'] if said else []
-
-
-def _of_procedure(record: dict, config: RunConfig) -> list[str]:
-    "How it was trained."
-    known = {name: value for name, value in record['factors'].items() if value is not None}
-    factors = ', '.join(f'{name}={_no_path(str(value))}' for name, value in known.items())
-    of_training = [] if is_given(config) else [f'- Distillation: {losses_in_words(config)}']
-    lines = [
-        f'- Mode: `{record["mode"]}` ({factors})',
-        *of_training,
-        f'- Matmuls: {record["precision"]} ({record["precision_reason"]})',
-        f'- Seed: {record["seed"]}',
-        f'- Longest text: {config.max_length} tokens',
+        teachers = phrase('setting.jinja', 'teachers', teachers | dict(models=models), record['task'])
+    is_given_teacher = record['settings'].get('teacher_mode') == 'given'
+    floors = floors_of([record], known_floors(record['study'], [record]))
+    own = units.assign(run_id=record['run_id'])
+    scores = [
+        (where, metric, value, None if value is None else unit_interval(record, units, where, metric))
+        for where, metrics in record['metrics'].items()
+        for metric, value in metrics.items()
     ]
-    if is_given(config):
-        return [*lines, '- Training: none, the model was taken as it is and measured']
-    return [
-        *lines,
-        f'- Epochs: {config.epochs:g}, {record["steps"]} steps of {config.batch_size} examples, '
-        f'{record["examples"]} examples in all',
-        f'- Learning rate: {config.learning_rate:g} at its peak, weight decay {config.weight_decay:g}',
-        *(f'- Kept: {words}' for words in [phrase('setting.jinja', 'kept', [record])] if words),
-    ]
-
-
-def _three(value: float) -> str:
-    "A measured number without the digits that are noise."
-    return f'{float(f"{value:.3g}"):,.10g}'
-
-
-def _measured(record: dict, place: str, unit: str) -> str:
-    "A number of a record, or why there is none."
-    part, name = place.split('.')
-    value = record.get(part, {}).get(name)
-    if part == 'latency' and value is not None and is_busy(record.get('machine') or {}):
-        return 'not measured (other programs used the machine while the run was made)'
-    if value is None:
-        reason = record['reasons'].get(place)
-        return f'not measured ({reason})' if reason else 'not measured'
-    return f'{_three(value)} {unit}'
-
-
-def _of_costs(record: dict, model: Path) -> list[str]:
-    "What the training took, and what the model takes."
     size = sum(path.stat().st_size for path in model.glob('*') if path.name != 'README.md')
-    environment = record['environment']
-    machine = dict.fromkeys([environment['device'], environment['cpu'], f'torch {environment["torch"]}'])
-    quantities = {
-        'Training': ('time.train_s', 's'),
-        "Teacher's signal": ('time.teacher_s', 's'),
-        "Teacher's training": ('time.teacher_train_s', 's'),
-        'Energy of the devices': ('energy.device_j', 'J'),
-        'Mean power': ('energy.mean_w', 'W'),
-        'Peak memory of the host': ('memory.peak_host_mib', 'MiB'),
-        'Peak memory of the device': ('memory.peak_device_mib', 'MiB'),
-        'One forward of one example': ('latency.batch_1_ms', 'ms'),
-        'One forward of 32 examples': ('latency.batch_32_ms', 'ms'),
-    }
-    if record['factors'].get('init') == 'given':
-        untrained = ('Training', "Teacher's signal", "Teacher's training")
-        quantities = {name: of for name, of in quantities.items() if name not in untrained}
-    elif record['settings'].get('teacher_mode') == 'given' or record.get('teachers'):
-        del quantities["Teacher's training"]  # whoever brought it knows what that took
-    return [
-        f'- Parameters: {record["params_total"]:,}',
-        f'- Size on disk: {_three(size / 2**20)} MiB',
-        *(f'- {name}: {_measured(record, *of)}' for name, of in quantities.items()),
-        f'- Measured on: {", ".join(map(str, machine))}',
-    ]
-
-
-def _limits(record: dict) -> list[str]:
-    "What the model cannot do."
-    rules = task_info(record['task'])
-    made_up = record['corpus'] == 'embedded'
-    return [
-        *(f'- {limit}' for limit in rules.use.limits),
-        f'- It reads at most {record["settings"]["max_length"]} tokens at once.',
-        '- Its scores are those of one training on one corpus; other texts may be harder.',
-        *(
-            ['- The corpus is generated from a small table of facts: it shows a method, not a skill.']
-            * made_up
-        ),
-    ]
+    return dict(
+        record=record,
+        config=config,
+        info=info,
+        version=kdnotes.__version__,
+        network=MODES[record['mode']].network,
+        given=is_given(config),
+        warnings=sentences('headline.jinja', 'cautions', in_use(run_evidence(record))),
+        corpus=_no_path(record['corpus']),
+        licence=info.corpora.licence(record['corpus']),
+        note=info.corpora.notes.get(record['corpus_sha256']),
+        base=_no_path(_base_of(record)),
+        is_given_model=is_given_teacher and not record['models'].get('student'),
+        teachers=teachers,
+        teacher_sha256=teacher and teacher['model_sha256'],
+        unconverged=phrase('headline.jinja', 'unconverged', unconverged_teachers(trained_teachers)),
+        factors={name: _no_path(str(v)) for name, v in record['factors'].items() if v is not None},
+        losses=losses_in_words(config),
+        kept=phrase('setting.jinja', 'kept', [record]),
+        scores=scores,
+        floors=floors,
+        above_baselines=bool(floors) and is_above(gain_interval([record], floors[0], own)),
+        size_mib=size / 2**20,
+        busy=is_busy(record.get('machine') or {}),
+        snippet=snippet(record, 'FOLDER'),
+        command=command(config, None if is_given_teacher or not teacher else teacher['settings']),
+    )
 
 # %% ../../nbs/experiment/00_card.ipynb #655dc827
 def _metadata(record: dict):  # a `huggingface_hub.ModelCardData`
@@ -325,64 +202,9 @@ def _metadata(record: dict):  # a `huggingface_hub.ModelCardData`
     )
 
 
-def snippet(
-    record: dict,
-    folder: str,  # of the model
-) -> str:
-    "Python that asks the model with transformers alone."
-    where = record['primary']['set']
-    # a threshold that does not exist is below every score
-    metrics = {name: -math.inf if v is None else v for name, v in record['metrics'][where].items()}
-    known = dict(settings=record['settings'], metrics=defaultdict(float, metrics))
-    return task_info(record['task']).use.snippet.format(folder=folder, **known)
-
-
-def _command(record: dict, config: RunConfig) -> str:
-    "What makes the run again, its teacher included."
-    run_id = record['teacher_run_id']
-    found = find_record(run_id) if run_id and not config.teacher_mode == 'given' else None
-    return command(config, found[0]['settings'] if found else None)
-
-
-def _text(record: dict, config: RunConfig, units: pd.DataFrame, model: Path) -> str:
-    "The card below its metadata."
-    network = MODES[record['mode']].network
-    where, metric = (record['primary'][key] for key in ('set', 'metric'))
-    given = is_given(config)
-    made = 'given as it is and measured' if given else 'made'
-    parts = {
-        f'{record["run_id"]}': [
-            *(
-                f'**{line}**\n'
-                for line in sentences('headline.jinja', 'cautions', in_use(run_evidence(record)))
-            ),
-            f'A {network} network for the task {record["task"]}, {made} by kdnotes {kdnotes.__version__}.',
-        ],
-        'Data': _of_corpus(record),
-        'Where it comes from': _of_teacher(record),
-        'How it was measured' if given else 'How it was trained': _of_procedure(record, config),
-        'Scores': [
-            f'The primary one is {metric_name(metric, record["task"])} on {where}.',
-            '',
-            *_score_rows(record, units),
-            '',
-            'Intervals are over the units of the set (Student t, over clusters), of this one training.',
-            *_floor_rows(record, units),
-        ],
-        'What it took': _of_costs(record, model),
-        'Limits': _limits(record),
-        'How to use it': ['```python', snippet(record, 'FOLDER'), '```'],
-        f'How to {"measure" if given else "make"} it again': ['```', _command(record, config), '```'],
-    }
-    return '\n\n'.join(
-        '\n'.join([f'{"#" if i == 0 else "##"} {title}', '', *lines])
-        for i, (title, lines) in enumerate(parts.items())
-    )
-
-
 def model_card(
     run_id: str,  # of a finished run with its folder
-    more: str = '',  # Markdown that is put behind the scores
+    more: str = '',  # Markdown that follows the scores
 ):  # a `huggingface_hub.ModelCard`
     "The card of a run's model."
     from huggingface_hub import ModelCard
@@ -392,10 +214,9 @@ def model_card(
         raise CardError(f'there is no folder of a finished run {run_id} under runs/; make the run again')
     record, folder = found
     config = make_config(**folder.config()['config'])
-    text = _text(record, config, folder.table('units'), folder.path / 'model')
-    if more:
-        text = text.replace('\n\n## What it took', f'\n\n{more.strip()}\n\n## What it took')
-    return ModelCard(f'---\n{_metadata(record).to_yaml()}\n---\n\n{text}\n')
+    context = _context(record, config, folder.table('units'), folder.path / 'model')
+    text = render('card.md.jinja', **context, more=more.strip())
+    return ModelCard(f'---\n{_metadata(record).to_yaml()}\n---\n\n{text}')
 
 
 def write_card(
