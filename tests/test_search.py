@@ -676,8 +676,8 @@ def test_a_search_says_first_that_its_teacher_is_worse_than_its_students(tmp_pat
         'one. With this teacher, the search does not show what distillation can do.',
         f'{shipped} Smoke runs: these numbers mean nothing.',
         f'To export its weights: kdnotes export {one.run_id} --to FOLDER',
-        "1 trial in the space 'student': 1 feasible, 0 infeasible, 1 on the front. The trials took 5 min (20% "
-        'training, 10% search overhead, 70% startup and waiting).',
+        "1 trial in the space 'student': 1 feasible, 0 infeasible, 1 on the front. The trials took 5 min "
+        '(20% training, 10% search overhead, 70% startup and waiting).',
         'A feasible student has a dev MAP above 0.6061 (trivial baseline: BM25).',
         'This setting has fewer than the 2 requested seeds: trial 0 (1).',
         'All seeds use the labels of the same rows, as the teacher does. The spread between seeds does not '
