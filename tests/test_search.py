@@ -17,7 +17,7 @@ from kdnotes.experiment.plan import plan
 from kdnotes.records.store import records
 from kdnotes.search import driver
 from kdnotes.search.driver import search
-from kdnotes.search.found import load_found
+from kdnotes.search.found import choice, load_found
 from kdnotes.search.goal import Asked, CurveRule, gains_of, ledger_of, resolved
 from kdnotes.search.front import Objective, front, pareto_with_seeds, with_means
 from kdnotes.search.spaces import Integer, OneOf, Real, space_of, written
@@ -28,6 +28,7 @@ from kdnotes.search.summary import (
     search_lines,
     seed_values,
     sentences,
+    times,
     weak_teacher,
 )
 from kdnotes.search.trials import SAMPLERS, Ledger, constraints_of, first_points
@@ -268,7 +269,7 @@ def test_a_search_ends_goes_on_and_is_read_again(home, small_teacher, rank_here)
     again = small_search(small_teacher, say=said.append)
     found, before = ([(t.run_id, t.state, t.values) for t in of.trials] for of in (again, whole))
     assert found == before, 'what it took is that of the run that is there'
-    assert again.seeds == whole.seeds and f'its run {lost} is gone, and is made again' in ' '.join(said)
+    assert again.seeds == whole.seeds and f'its run {lost} is missing' in ' '.join(said)
     assert (runs_path() / 'found-smoke' / lost / 'record.json').exists()
 
     with pytest.raises(ConfigError, match='a search with another space'):
@@ -455,12 +456,13 @@ def test_what_cannot_be_reached_or_run_is_told_and_stops_nothing(home, small_tea
     said = []
     none = small_search(small_teacher, threshold=2.0, n_trials=2, front_seeds=0, say=said.append)
     assert {t.causes for t in none.trials} == {('threshold',)} and not none.front
-    told = '\n'.join(search_lines(none))
-    assert 'No trial reached the threshold; the best had' in told
+    assert search_lines(none)[0].startswith(
+        'Nothing to ship: no trial satisfies all constraints. The best dev MAP'
+    )
     tight = small_search(small_teacher, memory_mib=1, n_trials=2, study='tight', say=said.append)
     assert {t.causes for t in tight.trials} == {('memory',)}
     assert all(t.run_id is None and t.values['params'] > 0 for t in tight.trials), 'never started, true size'
-    assert sum('foretold' in line for line in said) == 2
+    assert sum('MiB of the 1 available' in line for line in said) == 2
 
 
 def test_a_fault_that_is_no_matter_of_settings_stops_the_search(home, monkeypatch, small_teacher):
@@ -630,7 +632,7 @@ def test_what_the_means_bring_to_the_front_gets_seeds_too(monkeypatch):
 
     monkeypatch.setattr(driver, '_more_seeds', more_seeds)
     monkeypatch.setattr(driver, 'save_found', lambda found: None)
-    of = SimpleNamespace(say=lambda text: None, asked=Asked())
+    of = SimpleNamespace(report=lambda *said: None, asked=Asked())
     believed = driver._with_seeds(of, replace(found, seeds={}))
     assert asked[0] == [t.number for t in found.best] and len(asked) > 1
     means = with_means(found.trials, seed_values(believed, runs_of(believed)))
@@ -657,16 +659,31 @@ def test_a_search_says_first_that_its_teacher_is_worse_than_its_students(tmp_pat
     one = replace(one, started_s=100.0, ended_s=400.0, extra=dict(driver_s=30.0))
     found = replace(found, study='made', trials=(one,), seeds={}, asked={})
     values = seed_values(found, runs_of(found))
-    said = sentences(found, values)
-    assert said[0].startswith(
-        'The teacher scores less than its students: dev MAP 0.4850 beside 0.6120 of trial 0 (baseline). '
-    )
-    assert any(
-        '5 min of trials (20% training, 10% the search itself, 70% starting and waiting).' in s for s in said
-    )
+    assert weak_teacher(found, values) == dict(number=0, teacher=0.485, student=pytest.approx(0.612))
+    took = times(found)
+    assert took['total'] == '5 min'
+    assert took['shares'] == pytest.approx(dict(training=0.2, search=0.1, waiting=0.7))
+    shipped = choice(found, values).sentence
     assert repr(found).splitlines() == [
         'Search made (answer_selection on embedded): 1 trial, 1 on the front',
-        said[1].removesuffix(' Smoke runs: these numbers mean nothing.'),
+        shipped,
     ]
+    more = replace(found, fixed=found.fixed | dict(labels_seed=0, smoke=True), asked=dict(front_seeds=1))
+    more = replace(more, seeds={one.run_id: (one.run_id,)})
+    assert sentences(more, values) == (
+        'The teacher scores worse than its students: dev MAP 0.4850, against 0.6120 for trial 0 (baseline). '
+        'Train a better teacher first (`kdnotes tune --mode baseline` searches its settings) or use another '
+        'one. With this teacher, the search does not show what distillation can do.',
+        f'{shipped} Smoke runs: these numbers mean nothing.',
+        f'To export its weights: kdnotes export {one.run_id} --to FOLDER',
+        "1 trial in the space 'student': 1 feasible, 0 infeasible, 1 on the front. The trials took 5 min "
+        '(20% training, 10% search overhead, 70% startup and waiting).',
+        'A feasible student has a dev MAP above 0.6061 (trivial baseline: BM25).',
+        'This setting has fewer than the 2 requested seeds: trial 0 (1).',
+        'All seeds use the labels of the same rows, as the teacher does. The spread between seeds does not '
+        'include the choice of these rows.',
+    )
     assert list(found.table['number']) == [0] and '<td>' in found._repr_html_()
-    assert weak_teacher(replace(found, trials=(replace(one, values=one.values | dict(score=0.4)),)), {}) == ''
+    assert (
+        weak_teacher(replace(found, trials=(replace(one, values=one.values | dict(score=0.4)),)), {}) is None
+    )

@@ -13,8 +13,9 @@ from kdnotes.analysis.estimate import duration
 from kdnotes.analysis.intervals import Interval
 from kdnotes.analysis.evidence import primary_interval
 from kdnotes.core.config import task_info
+from kdnotes.core.render import amount
 from kdnotes.search.found import Found, choice
-from kdnotes.search.front import number_text, share_saved, with_means
+from kdnotes.search.front import share_saved, with_means
 from kdnotes.search.spaces import STUDY, Integer, OneOf, Real, Space
 from kdnotes.search.summary import front_with_test, seed_values
 from .facts import about_values, among, table
@@ -167,7 +168,7 @@ def search_values(
         drawn=len(found.space),
         score=found.objectives[0].label,
         costs=among((o.label for o in found.objectives[1:]), ' and '),
-        threshold=found.threshold and number_text(found.threshold.value),
+        threshold=found.threshold and amount(found.threshold.value),
         examples=round((first.get('examples') or 0) / (first['settings'].get('epochs') or 1)),
         teacher_params=teacher['params_total'] / 1e6 if teacher else None,
         most_seeds=max(map(len, runs.values()), default=0),

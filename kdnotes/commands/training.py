@@ -269,7 +269,7 @@ def search(
     asked |= dict(threshold=threshold, budget_minutes=budget_minutes, max_trial_minutes=max_trial_minutes)
     asked |= dict(memory_mib=memory_mib, front_seeds=front_seeds, storage=storage, ray_address=ray)
     from kdnotes.search.driver import search as search_for
-    from kdnotes.search.summary import save_search, search_as_dict, search_lines
+    from kdnotes.search.summary import save_search, search_json, search_lines
 
     try:
         found = search_for(say=speaker(as_json), **asked, **_CORPUS | given)
@@ -279,7 +279,7 @@ def search(
         ) from None
     saved = save_search(found, pdf=False)
     if as_json:
-        print_json(search_as_dict(found) | dict(html=str(saved.html)))
+        print_json(search_json(found) | dict(html=str(saved.html)))
     else:
         say(*search_lines(found), '', saved.html)
     return 0

@@ -15,9 +15,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from .config import KdnotesError, counted, metric_name, shown, task_info, visible
 
 # %% auto #0
-__all__ = ['ALPHA', 'MINUS', 'NOISE', 'MOST_DIGITS', 'PLAIN', 'PERCENT', 'FormatError', 'number_texts', 'number', 'percent',
-           'p_text', 'p_equals', 'listed', 'markdown', 'Unit', 'unit_of', 'metric_on', 'environment', 'render',
-           'phrase', 'sentences', 'Reason', 'reason']
+__all__ = ['ALPHA', 'MINUS', 'NOISE', 'MOST_DIGITS', 'PLAIN', 'PERCENT', 'FormatError', 'number_texts', 'number', 'amount',
+           'percent', 'p_text', 'p_equals', 'listed', 'markdown', 'Unit', 'unit_of', 'metric_on', 'environment',
+           'render', 'phrase', 'sentences', 'Reason', 'reason']
 
 # %% ../../nbs/core/14_render.ipynb #e2d748a7
 ALPHA = 0.05  # significance level of every test
@@ -76,6 +76,17 @@ def number(
 ) -> str:  # '-': not known
     "One number, with a true minus sign."
     return _fixed(value, spec)
+
+
+def amount(
+    value: float,
+) -> str:  # '66.3 M', '12.4 k', '0.6707'
+    "A value of an objective: a score, a size or a time."
+    size = abs(value)
+    for least, unit, suffix in ((1e9, 1e9, ' G'), (1e6, 1e6, ' M'), (1e4, 1e3, ' k')):
+        if size >= least:
+            return number(value / unit) + suffix
+    return number(value, '.4f' if 0.01 <= size < 1 else '.4g')
 
 
 def percent(
@@ -235,6 +246,7 @@ def environment() -> Environment:
     found.filters |= dict(
         fixed=_fixed,
         number=number,
+        amount=amount,
         percent=percent,
         p_text=p_text,
         p_equals=p_equals,

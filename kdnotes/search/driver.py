@@ -13,7 +13,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 import numpy as np
-from ..core.config import ConfigError, counted, shown, task_info
+from ..core.config import ConfigError, shown, task_info
+from ..core.render import phrase
 from ..core.resolve import settings
 from ..core.given import make_config
 from ..core.files import BusyError, file_errors, free_memory, lock, runs_path
@@ -23,7 +24,7 @@ from ..experiment.launch import Limits, RunError, execute, stop_made
 from ..experiment.plan import Plan, on_other_ranks, plan
 from ..records.store import find_record, find_run_model
 from .found import Found, Threshold, outcome_of, recorded, runs_of, save_found, seed_values
-from .front import Objective, Trial, front, losses, number_text, with_means
+from .front import Objective, Trial, front, losses, with_means
 from kdnotes.search.goal import (
     ENOUGH,
     Asked,
@@ -71,6 +72,10 @@ class _Driver:
     # by run_id: of two trials of one setting, the second finds what the first has made
     turns: dict[str, threading.Lock] = field(default_factory=dict)
 
+    def report(self, macro: str, *values: Any) -> None:  # macro: of search.jinja
+        "Say what happens."
+        self.say(phrase('search.jinja', macro, *values))
+
     def plan_of(self, params: Mapping[str, Any], **more: Any) -> Plan:
         "The run of a setting."
         return plan(make_config(**self.goal.common | dict(params) | more), corpora=self.goal.corpora)
@@ -113,7 +118,7 @@ class _Driver:
             reason=reason,
             **more,
         )
-        self.say(f'trial {trial.number}: {causes[0]}: {reason}')
+        self.report('infeasible', trial.number, causes[0], reason)
 
 # %% ../../nbs/search/09_driver.ipynb #b2854e8d
 def _memory_limit(asked: Asked, space: Space) -> float | None:  # bytes; None: not known here
@@ -134,15 +139,15 @@ class _Foreseen:
     "What a trial is known to need before it starts."
 
     kept: dict[str, float] = field(default_factory=dict)  # by how much a constraint is kept, or broken
-    reasons: dict[str, str] = field(default_factory=dict)  # of each that is broken
+    causes: list[str] = field(default_factory=list)  # those that are broken
     bytes: float | None = None
     seconds: float | None = None
 
-    def look(self, name: str, needed: float, limit: float, words: str) -> None:
+    def look(self, name: str, needed: float, limit: float) -> None:
         "Hold what is needed against its limit."
         self.kept[name] = needed / limit - 1
         if needed > limit:
-            self.reasons[name] = words
+            self.causes.append(name)
 
 
 def _foresee(driver: _Driver, p: Plan, number: int) -> _Foreseen:
@@ -157,15 +162,13 @@ def _foresee(driver: _Driver, p: Plan, number: int) -> _Foreseen:
         RunError,
         torch.OutOfMemoryError,
     ) as e:  # what measures for it was killed, say: the limit itself holds all the same
-        driver.say(f'trial {number}: its memory is not foreseen: {e}')
+        driver.report('memory_unknown', number, e)
     if found.bytes is not None:
-        words = f'{found.bytes / 2**20:,.0f} MiB are needed, {limit / 2**20:,.0f} may be had'
-        found.look('memory', found.bytes, limit, words)
+        found.look('memory', found.bytes, limit)
     most = driver.asked.max_trial_minutes
     found.seconds = foreseen_seconds(_known_times(driver), driver.sizes[number][1] * p.config.epochs)
     if most is not None and found.seconds is not None:
-        words = f'at least {found.seconds / 60:.1f} minutes, {most:g} may be taken'
-        found.look('time', found.seconds, 60 * most, words)
+        found.look('time', found.seconds, 60 * most)
     return found
 
 
@@ -183,10 +186,10 @@ def _before(driver: _Driver, trial) -> Plan | None:  # None: it was told, and is
     trial.set_user_attr('run_id', p.run_id)
     own = dict(driver_s=time.perf_counter() - began)  # what the search itself took
     trial.set_user_attr('extra', own)
-    if not found.reasons:
+    if not found.causes:
         return p
-    why = f'foretold: {"; ".join(found.reasons.values())}'
-    driver.refuse(trial, list(found.reasons), why, kept=found.kept, run_id=None, extra=own)
+    why = phrase('search.jinja', 'beyond_limits', found, driver.limit, driver.asked.max_trial_minutes)
+    driver.refuse(trial, found.causes, why, kept=found.kept, run_id=None, extra=own)
     return None
 
 
@@ -324,12 +327,8 @@ def _after(driver: _Driver, trial, p: Plan, outcome: _Outcome) -> None:
         extra=extra | found['extra'],
         **more,
     )
-    told = ', '.join(f'{o.label} {number_text(values[o.name])}' for o in driver.goal.objectives)
     seconds = record['time']['train_s'] or 0.0
-    driver.say(
-        f'trial {trial.number}, {p.run_id}: {told}, trained in {seconds:.0f} s'
-        + f'; {found["reason"]}' * bool(found['reason'])
-    )
+    driver.report('trained', trial.number, p.run_id, driver.goal.objectives, values, seconds, found['reason'])
 
 
 def _check_measured(values: Mapping[str, float | None], record: dict) -> None:
@@ -362,7 +361,7 @@ def _loop(driver: _Driver, on_trial: Callable[[], None]) -> None:
     ends = math.inf if asked.budget_minutes is None else time.monotonic() + 60 * asked.budget_minutes
     left = driver.ledger.running()
     for trial in left:
-        driver.say(f'trial {trial.number} was in flight when the search ended, and is taken up again')
+        driver.report('resumed', trial.number)
     going: dict[Future, tuple[Any, Plan]] = {}
     with ThreadPoolExecutor(asked.workers) as pool:
         try:
@@ -388,7 +387,7 @@ def _have_runs(driver: _Driver, trials: Sequence[Trial]) -> None:
     "Make again what was lost of finished trials: what is shipped must be there."
     for t in trials:
         if find_record(t.run_id) is None:
-            driver.say(f'trial {t.number}: its run {t.run_id} is gone, and is made again')
+            driver.report('run_missing', t.number, t.run_id)
             outcome = _make(driver, driver.plan_of(t.params), Limits())
             if outcome.record is None:
                 raise RunError(f'{t.run_id} is gone, and could not be made again: {outcome.reason}')
@@ -417,7 +416,7 @@ def _more_seeds(driver: _Driver, trials: Sequence[Trial]) -> dict[str, tuple[str
             for run_id, p, future in futures:
                 outcome = future.result()
                 if outcome.record is None:
-                    driver.say(f'{p.run_id}, another seed of {run_id}, came to nothing: {outcome.reason}')
+                    driver.report('seed_failed', p.run_id, run_id, outcome.reason)
                 else:
                     made[run_id].append(p.run_id)
         except BaseException:
@@ -431,7 +430,7 @@ def _with_seeds(driver: _Driver, found: Found) -> Found:
     seeds: dict[str, tuple[str, ...]] = {}
     wanted = found.best
     while wanted:
-        driver.say(f'{counted(len(wanted), "setting")} on {counted(driver.asked.front_seeds, "more seed")}')
+        driver.report('more_seeds', len(wanted), driver.asked.front_seeds)
         seeds |= _more_seeds(driver, wanted)
         found = replace(found, seeds=dict(seeds))
         save_found(found)
@@ -485,7 +484,7 @@ def _foundations(driver: _Driver) -> None:
     "Make what all trials stand on."
     for base in (driver.goal.first.transfer, driver.goal.first.teacher):
         if base is not None and find_run_model(base.run_id) is None:
-            driver.say(f'first what all trials stand on: {base.run_id}')
+            driver.report('dependency', base.run_id)
             _executed(driver, base, say=driver.say)
 
 
@@ -580,7 +579,5 @@ def _check_run(driver: _Driver, t: Trial, p: Plan, record: dict) -> None:
     now = recorded(t, record, driver.goal.objectives, driver.threshold)
     for o in driver.goal.objectives:
         if t.values.get(o.name) != now.values[o.name]:
-            driver.say(
-                f'trial {t.number}: {o.label} is {now.values[o.name]} by the record of {t.run_id}, which '
-                f'counts, and {t.values.get(o.name)} in the list of trials'
-            )
+            known = t.values.get(o.name)
+            driver.report('other_value', t.number, t.run_id, o.label, now.values[o.name], known)

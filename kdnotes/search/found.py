@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from ..core.config import counted, task_info
+from ..core.config import task_info
+from ..core.render import phrase, sentences
 from ..core.files import atomic_write, evidence_path, read_json, runs_path, write_json
 from ..records.store import find_record, records
 from .front import Choice, Objective, Trial, front, ship, trials_table
@@ -27,7 +28,7 @@ class Threshold:
     "What a trial's score must be better than."
 
     value: float
-    words: str  # where it comes from
+    words: str  # the trivial baseline that has it; '': it was given
 
     def excess(self, score: float, higher_is_better: bool) -> float:  # <= 0: it is kept
         "By how much a score misses it; to be equal is to miss it."
@@ -51,7 +52,7 @@ def outcome_of(
     if threshold is not None and score is not None:
         kept['threshold'] = threshold.excess(values['score'], score.higher_is_better)
     causes = ['threshold'] if kept.get('threshold', 0.0) > 0 else []
-    reason = f'not better than {threshold.value:.4f}, {threshold.words}' if causes else ''
+    reason = phrase('search.jinja', 'below_threshold', threshold) if causes else ''
     return dict(values=values, kept=kept, causes=causes, reason=reason, extra=extra)
 
 
@@ -128,17 +129,13 @@ class Found:
         "The front and the baseline, a row each: values and what was drawn; the report has test scores."
         return trials_table(self.best, self.objectives)
 
-    def _said(self) -> list[str]:
-        of = f'{counted(len(self.trials), "trial")}, {len(self.front)} on the front'
-        chosen = choice(self, seed_values(self, runs_of(self)))
-        return [f'Search {self.study} ({self.task} on {self.corpus}): {of}', chosen.sentence]
-
     def __repr__(self) -> str:
-        return '\n'.join(self._said())
+        chosen = choice(self, seed_values(self, runs_of(self)))
+        return '\n'.join(sentences('search.jinja', 'overview', self, chosen))
 
     def _repr_html_(self) -> str:
-        said = ''.join(f'<p>{html.escape(line)}</p>' for line in self._said())
-        return f'{said}{self.table.to_html(index=False)}'
+        lines = ''.join(f'<p>{html.escape(line)}</p>' for line in repr(self).splitlines())
+        return f'{lines}{self.table.to_html(index=False)}'
 
 
 def found_path(study: str) -> Path:

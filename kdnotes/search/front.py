@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 from ..core.config import ConfigError
+from ..core.render import phrase
 
 # %% auto #0
 __all__ = ['Seeds', 'Objective', 'Trial', 'losses', 'dominates', 'front', 'hypervolume', 'box', 'hypervolume_history',
-           'with_means', 'pareto_with_seeds', 'trials_table', 'share_saved', 'number_text', 'knee', 'Choice', 'ship']
+           'with_means', 'pareto_with_seeds', 'trials_table', 'share_saved', 'knee', 'Choice', 'ship']
 
 # %% ../../nbs/search/02_front.ipynb #6d7165ba
 @dataclass(frozen=True)
@@ -235,20 +236,6 @@ def share_saved(
     return 1 - cost / before
 
 # %% ../../nbs/search/02_front.ipynb #1a543611
-def number_text(
-    value: float,
-) -> str:  # '66.3 M', '12.4 k', '0.6707'
-    "A value of an objective, as one says it."
-    size = abs(value)
-    if size >= 1e9:
-        return f'{value / 1e9:.3g} G'
-    if size >= 1e6:
-        return f'{value / 1e6:.3g} M'
-    if size >= 1e4:
-        return f'{value / 1e3:.3g} k'
-    return f'{value:.4f}' if 0.01 <= size < 1 else f'{value:.4g}'
-
-
 def knee(
     found: Sequence[Trial],  # of `front`, at least one
     objectives: Sequence[Objective],
@@ -267,51 +254,21 @@ class Choice:
 
     trial: Trial | None  # None: every trial is infeasible
     by: str  # 'margin', 'knee', 'baseline' or 'nothing'
-    sentence: str
+    objectives: tuple[Objective, ...]
+    margin: float = 0.0
+    baseline: dict = field(default_factory=dict)  # objective's name -> its value, where that is finite
+    best: Trial | None = None  # where there is nothing to ship, the one with the best score
+
+    @property
+    def sentence(self) -> str:
+        "The choice for a reader."
+        return phrase('search.jinja', 'choice', self)
 
 
-def _setting(t: Trial) -> str:
-    "What was drawn for a trial, in brackets; more than a handful is for a table."
-    if len(t.params) > 6:
-        return ''
-    drawn = [f'{k}={v:.3g}' if isinstance(v, float) else f'{k}={v}' for k, v in t.params.items()]
-    return f" ({', '.join(drawn)})" if drawn else ''
-
-
-def _value(t: Trial, o: Objective) -> str:
-    return f'{o.label} {number_text(t.values[o.name])}'
-
-
-def _known(t: Trial | None, o: Objective) -> float | None:
+def _finite(t: Trial | None, o: Objective) -> float | None:
     "A trial's value, None where it has none that is finite."
     value = None if t is None else t.values.get(o.name)
     return None if value is None or not math.isfinite(value) else value
-
-
-def _beside(t: Trial, baseline: Trial | None, o: Objective) -> str:
-    "A value beside the baseline's: what is kept of a score, what is saved of a cost."
-    before = _known(baseline, o)
-    if not before:
-        return _value(t, o)
-    share = t.values[o.name] / before
-    if o.higher_is_better and share <= 1:
-        said = f'{share:.1%} of it kept'
-    else:
-        said = f'{abs(1 - share):.1%} {"more" if share > 1 else "saved"}'
-    return f"{_value(t, o)} beside the baseline's {number_text(before)} ({said})"
-
-
-def _nothing(trials: Sequence[Trial], score: Objective) -> Choice:
-    "Why no trial can be shipped."
-    scored = [t for t in trials if _known(t, score) is not None]
-    if not scored:
-        return Choice(None, 'nothing', f'Nothing to ship: no trial has a {score.label} yet.')
-    sign = -1 if score.higher_is_better else 1
-    best = min(scored, key=lambda t: (sign * t.values[score.name], t.number))
-    against = f" ({', '.join(best.causes)})" if best.causes else ''
-    seen = f'{number_text(best.values[score.name])}, of trial {best.number}{against}'
-    why = f'no trial keeps all constraints; the best {score.label} seen is {seen}'
-    return Choice(None, 'nothing', f'Nothing to ship: {why}.')
 
 # %% ../../nbs/search/02_front.ipynb #8b0c240b
 def ship(
@@ -330,42 +287,20 @@ def ship(
         baseline = next((t for t in trials if baseline and t.number == baseline.number), baseline)
         trials = _holding(trials, objectives, threshold)
     score = objectives[0]
+    sign = -1 if score.higher_is_better else 1
+    before = {o.name: value for o in objectives if (value := _finite(baseline, o)) is not None}
+    facts = dict(objectives=tuple(objectives), margin=margin, baseline=before)
     found = front(trials, objectives)
     if not found:
-        return _nothing(trials, score)
-    chosen = knee(found, objectives)
-    by = 'knee'
-    before = _known(baseline, score)
-    if before is not None:
-        sign = -1 if score.higher_is_better else 1
-        # what rounding adds to a difference is no loss
-        close = [t for t in found if sign * (t.values[score.name] - before) <= margin + 1e-12]
-        if close:
-            chosen = close[0]
-            by = 'margin'
-    return _told(chosen, by, baseline, objectives, margin)
-
-
-def _told(
-    t: Trial, by: str, baseline: Trial | None, objectives: Sequence[Objective], margin: float
-) -> Choice:
-    "A choice in one sentence."
-    score, *costs = objectives
-    if baseline is not None and t.number == baseline.number:
-        why = (
-            f'no point of the front that costs less is within {margin:g} of its {score.label}'
-            if costs
-            else 'no trial is better'
-        )
-        values = ' with '.join(_value(t, o) for o in objectives)
-        return Choice(t, 'baseline', f'Ship {t.run_id}, the baseline{_setting(t)}: {values}; {why}.')
-    kept, *saved = (_beside(t, baseline, o) for o in objectives)
-    values = kept + f', with {" and ".join(saved)}' * bool(saved)
-    why = ''
-    if by == 'knee':
-        no_score = _known(baseline, score) is None
-        missing = (
-            'the baseline has no score' if no_score else f"no point is within {margin:g} of the baseline's"
-        )
-        why = f'; it is the knee of the front, since {missing}'
-    return Choice(t, by, f'Ship {t.run_id}, trial {t.number}{_setting(t)}: {values}{why}.')
+        scored = [t for t in trials if _finite(t, score) is not None]
+        best = min(scored, key=lambda t: (sign * t.values[score.name], t.number), default=None)
+        return Choice(None, 'nothing', best=best, **facts)
+    # what rounding adds to a difference is no loss
+    least = before.get(score.name)
+    close = [
+        t for t in found if least is not None and sign * (t.values[score.name] - least) <= margin + 1e-12
+    ]
+    chosen = close[0] if close else knee(found, objectives)
+    is_baseline = baseline is not None and chosen.number == baseline.number
+    by = 'baseline' if is_baseline else 'margin' if close else 'knee'
+    return Choice(chosen, by, **facts)

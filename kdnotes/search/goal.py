@@ -23,6 +23,7 @@ from kdnotes.core.config import (
     task_info,
 )
 from ..core.given import make_config
+from ..core.render import phrase
 from ..core.files import runs_path
 from ..experiment.plan import Plan, make_task, named, plan
 from ..experiment.worker import floor_keys, have_floors
@@ -197,7 +198,7 @@ def threshold_of(
     if score is None or asked.threshold == 'none':
         return None
     if asked.threshold is not None:
-        return Threshold(float(asked.threshold), 'as given')
+        return Threshold(float(asked.threshold), '')
     return trivial_score(goal.first, score)
 
 
@@ -269,13 +270,10 @@ class CurveRule:
         if score is None or len(near) < ENOUGH:
             return ''
         sign = 1 if self.higher_is_better else -1
-        hoped = score + sign * max(0.0, max(near))
-        if sign * hoped >= sign * self.needed:
+        gain = max(0.0, max(near))
+        if sign * (score + sign * gain) >= sign * self.needed:
             return ''
-        return (
-            f'{self.metric} {score:.4f} after {share:.0%} of its training, and no trial has gained more than '
-            f'{max(0.0, max(near)):.4f} from there; {self.needed:.4f} is needed'
-        )
+        return phrase('search.jinja', 'hopeless', self.metric, score, share, gain, self.needed)
 
 
 def gains_of(

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 # %% auto #0
-__all__ = ['FEWEST', 'IMPORTANCE', 'options_of', 'searched', 'place_of', 'fewest_trials', 'importances']
+__all__ = ['FEWEST', 'SHUFFLES', 'CHANCE', 'NEIGHBOURS', 'options_of', 'searched', 'place_of', 'fewest_trials', 'importances']
 
 # %% ../../nbs/search/01_importances.ipynb #03c9cf57
 def options_of(distribution: Any) -> tuple | None:
@@ -48,14 +48,9 @@ def place_of(
 
 # %% ../../nbs/search/01_importances.ipynb #e6d7298f
 FEWEST = 20  # trials, for importances
-_SHUFFLES = 40
-_BEST_OF_THEM = 2  # so many shuffles that did as well make it chance
-_NEIGHBOURS = 5  # among whom values are shuffled
-IMPORTANCE = (  # what a table of them shows
-    'How much each parameter decides who is among the best (PED-ANOVA), as shares of 1 for each objective. '
-    f'Hollow: no more than chance, since of {_SHUFFLES} shuffles of the values among {_NEIGHBOURS} '
-    f'neighbours at least {_BEST_OF_THEM} did as well.'
-)
+SHUFFLES = 40
+CHANCE = 2  # so many shuffles that did as well make it chance
+NEIGHBOURS = 5  # among whom values are shuffled
 
 
 def fewest_trials(
@@ -99,8 +94,8 @@ def _divergences(
 
 def _shuffled(points: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     "The values, exchanged among neighbours."
-    starts = range(0, len(points), _NEIGHBOURS)
-    return np.concatenate([rng.permutation(points[n : n + _NEIGHBOURS]) for n in starts])
+    starts = range(0, len(points), NEIGHBOURS)
+    return np.concatenate([rng.permutation(points[n : n + NEIGHBOURS]) for n in starts])
 
 
 @contextmanager
@@ -131,8 +126,8 @@ def importances(
         if len(inside) >= fewest_trials(len(names)) and len(names) > 1 and np.ptp(points):
             rng = np.random.default_rng(0)
             found = _divergences(study, points, names)
-            others = [_divergences(study, _shuffled(points, rng), names) for _ in range(_SHUFFLES)]
+            others = [_divergences(study, _shuffled(points, rng), names) for _ in range(SHUFFLES)]
             as_good = (np.array(others) >= found).sum(0)
             shares = found / (found.sum() or 1.0)
-            rows = list(zip([len(inside)] * len(names), names, shares, as_good >= _BEST_OF_THEM))
+            rows = list(zip([len(inside)] * len(names), names, shares, as_good >= CHANCE))
     return pd.DataFrame(rows, columns=['trials', 'parameter', 'importance', 'is_chance'])

@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from ..analysis import plotting as pt
+from ..core.render import amount, phrase, reason
 from kdnotes.search.front import (
     Objective,
     Seeds,
@@ -30,13 +32,20 @@ from kdnotes.search.front import (
     front,
     hypervolume_history,
     losses,
-    number_text,
     pareto_with_seeds,
-    ship,
     trials_table,
     with_means,
 )
-from .importances import FEWEST, IMPORTANCE, importances, options_of, place_of, searched
+from kdnotes.search.importances import (
+    CHANCE,
+    FEWEST,
+    NEIGHBOURS,
+    SHUFFLES,
+    importances,
+    options_of,
+    place_of,
+    searched,
+)
 
 # %% auto #0
 __all__ = ['LOOKS', 'PICTURES', 'Shown', 'kind_of', 'front_figure', 'hypervolume_figure', 'importances_of', 'importances_figure',
@@ -61,9 +70,19 @@ class Shown:
         return [t for t in self.trials if t.state != 'running']
 
     @property
+    def front(self) -> list[Trial]:
+        "The complete trials that none dominates."
+        return front(self.trials, self.objectives)
+
+    @property
+    def unplaced(self) -> int:
+        "How many trials lack a finite cost."
+        return int((~np.isfinite(losses(self.trials, self.objectives[1:])).all(1)).sum())
+
+    @property
     def frame(self) -> pd.DataFrame:  # of `trials_table`, with `kind`
         "Those as a long frame; those of the front come last, above the others."
-        best = {t.number for t in front(self.ended, self.objectives)}
+        best = {t.number for t in self.front}
         table = trials_table(self.ended, self.objectives)
         table['kind'] = [kind_of(t, best) for t in self.ended]
         return table.sort_values('kind', key=lambda kind: kind == 'front', kind='stable')
@@ -84,7 +103,6 @@ LOOKS: dict[str, tuple[str, str]] = {  # kind -> colour, mark
     'other cause': (pt.QUIET, '>'),
 }
 _TALLEST = 8.2  # inches of panels, so that a figure is no taller than a page
-_WORDS = {'threshold': 'misses the threshold', 'curve': 'given up by its curve'}
 
 
 def kind_of(
@@ -110,7 +128,9 @@ def _scatter(frame: pd.DataFrame, x: str, y: str, axes: Axes, **how) -> None:
 def _key(kinds: Iterable[str], sign: Callable) -> list:
     "The lines of a legend, each with the number of its trials; `sign` makes one of a kind."
     counts = Counter(kinds)
-    return [sign(kind, label=f'{_WORDS.get(kind, kind)} ({counts[kind]})') for kind in LOOKS if counts[kind]]
+    return [
+        sign(kind, label=phrase('search.jinja', 'kind', kind, counts[kind])) for kind in LOOKS if counts[kind]
+    ]
 
 
 def _dot(kind: str, **how) -> Line2D:
@@ -193,7 +213,7 @@ def _panel(axes: Axes, s: Shown, cost: Objective) -> None:
         axes.axhline(s.threshold, color=pt.LINE, linewidth=1, linestyle=':', zorder=1)
     if len(s.objectives) == 2:
         of_one_seed = dict(linestyle='--', linewidth=0.9) if means else {}
-        _stairs(axes, front(trials, s.objectives), score, cost, **of_one_seed)
+        _stairs(axes, s.front, score, cost, **of_one_seed)
         if believed := pareto_with_seeds(trials, s.objectives, s.seeds, s.threshold):
             _stairs(axes, believed, score, cost)
     pt.put_marks(axes, _whiskers(means, s.seeds, cost, score), 'x', zorder=4)
@@ -214,11 +234,10 @@ def front_figure(
 ) -> Figure:
     "The score against its cost: all trials, the front, the baseline, and what did not hold."
     score, *costs = s.objectives
-    trials = s.ended
     if not costs:
-        raise pt.NotDrawn('a search for one objective has no front: its best trial is the answer')
-    if not front(trials, s.objectives):
-        raise pt.NotDrawn(ship(trials, s.objectives, None).sentence)
+        raise pt.NotDrawn(reason('one_objective'))
+    if not s.front:
+        raise pt.NotDrawn(reason('no_complete_trial'))
     figure, panels = pt.grid([o.label for o in costs], 2, 3.3)
     for axes, cost in zip(panels.values(), costs):
         _panel(axes, s, cost)
@@ -226,11 +245,11 @@ def front_figure(
     hollow = dict(linestyle='', markerfacecolor='white')
     signs = [Line2D([], [], color=pt.BLACK, marker='D', label='baseline', **hollow)]
     signs += _key(s.frame['kind'], _dot)
-    if with_means(trials, s.seeds):
+    if with_means(s.ended, s.seeds):
         signs.append(Line2D([], [], color=pt.BLUE, marker='o', label='mean and range of seeds', **hollow))
     if s.threshold is not None:
-        words = f'threshold {number_text(s.threshold)}'
-        signs.append(Line2D([], [], color=pt.LINE, linestyle=':', label=words))
+        label = f'threshold {amount(s.threshold)}'
+        signs.append(Line2D([], [], color=pt.LINE, linestyle=':', label=label))
     figure.legend(handles=signs, loc='outside lower center', ncols=3, handlelength=1.4)
     return figure
 
@@ -258,11 +277,9 @@ def hypervolume_figure(
     frame = pd.DataFrame(rows, columns=['search', 'trials', 'share'])
     names = list(frame['search'].unique())
     if not names:
-        raise pt.NotDrawn('no trial has ended yet')
+        raise pt.NotDrawn(reason('no_ended_trial'))
     if len(names) > len(_LINES):
-        raise pt.NotDrawn(
-            f'{len(names)} searches are more than the {len(_LINES)} lines that can be told apart'
-        )
+        raise pt.NotDrawn(reason('too_many_searches', searches=len(names), most=len(_LINES)))
     figure = Figure(figsize=(pt.WIDTH, 2.9))
     axes = figure.subplots()
     looks = dict(palette=dict(zip(names, _LINES)), dashes=dict(zip(names, _LINES.values())))
@@ -295,10 +312,7 @@ def importances_figure(
     "How much each parameter decides, a panel an objective."
     table = importances_of(s)
     if not len(table):
-        raise pt.NotDrawn(
-            f'importances need {FEWEST} trials or more, two for each parameter, and values that vary: '
-            'with fewer, where the best lie is chance'
-        )
+        raise pt.NotDrawn(reason('few_trials_for_importances', fewest=FEWEST))
     order = table.groupby('parameter')['importance'].max().sort_values(ascending=False, kind='stable').index
     figure = Figure(figsize=(pt.WIDTH, 0.9 + 0.24 * len(order)))
     bars = dict(x='importance', y='parameter', order=order, hue='is_chance', legend=False, saturation=1)
@@ -339,7 +353,7 @@ def _rows_of(
         low, high = min(decide), max(decide)
         scale = SimpleNamespace(low=low, high=high if high > low else low + 1, log=_is_wide(low, high))
         points += [(t.number, len(ends), place_of(v, scale)) for t, v in zip(trials, values)]
-        ends[o.label] = number_text(low), number_text(high)
+        ends[o.label] = amount(low), amount(high)
     frame = pd.DataFrame(points, columns=['number', 'y', 'place'])
     return frame[frame['place'].between(-1e-9, 1 + 1e-9)], ends
 
@@ -355,7 +369,7 @@ def parallel_figure(
     score = s.objectives[0]
     scores = {t.number: t.values[score.name] for t in s.trials if t.state == 'complete'}
     if len(scores) < 2:
-        raise pt.NotDrawn('fewer than two trials are complete: there is nothing to compare')
+        raise pt.NotDrawn(reason('few_complete_trials'))
     frame, ends = _rows_of(s.ended, s.objectives, searched(s.space))
     frame = frame.assign(score=frame['number'].map(scores))
     figure = Figure(figsize=(pt.WIDTH, 1.0 + min(0.36 * len(ends), _TALLEST)))
@@ -410,7 +424,7 @@ def slices_figure(
     distributions = searched(s.space)
     frame = s.frame
     if not distributions or not frame[score.name].notna().any():
-        raise pt.NotDrawn('no trial has a score, or no parameter varies')
+        raise pt.NotDrawn(reason('no_score_or_parameter'))
     rows = math.ceil(len(distributions) / 3)
     figure, panels = pt.grid(list(distributions), 3, min(1.55, _TALLEST / rows), sharey=True)
     for axes, (name, distribution) in zip(panels.values(), distributions.items()):
@@ -449,7 +463,7 @@ def timeline_figure(
     "When each trial ran, a line a worker."
     started = sorted((t for t in s.trials if t.started_s is not None), key=lambda t: (t.started_s, t.number))
     if not started:
-        raise pt.NotDrawn('no trial has been started')
+        raise pt.NotDrawn(reason('no_started_trial'))
     last = max(t.started_s if t.ended_s is None else t.ended_s for t in started)
     spans = [(t.started_s, last if t.ended_s is None else t.ended_s) for t in started]
     workers = lanes(spans)
@@ -457,12 +471,12 @@ def timeline_figure(
     unit, seconds = ('hours', 3600) if last > 3 * 3600 else ('minutes', 60) if last > 180 else ('seconds', 1)
     figure = Figure(figsize=(pt.WIDTH, 1.15 + 0.26 * n))
     axes = figure.subplots()
-    best = {t.number for t in front(s.trials, s.objectives)}
+    best = {t.number for t in s.front}
     kinds = [kind_of(t, best) for t in started]
     for (start, end), worker, kind in zip(spans, workers, kinds):
         axes.barh(worker, (end - start) / seconds, left=start / seconds, height=0.8, **_area(kind))
     busy = sum(end - start for start, end in spans) / (last * n or 1)
-    axes.set_title(f'{len(started)} trials; workers were busy {busy:.0%} of the time')
+    axes.set_title(phrase('search.jinja', 'busy', len(started), busy))
     axes.set(xlabel=f'{unit} since the search began', ylabel='worker', xlim=(0, last / seconds or 1))
     pt.rows_from_the_top(axes, range(1, n + 1))
     areas = _key(kinds, lambda kind, label: Patch(label=label, **_area(kind)))
@@ -497,7 +511,7 @@ def causes_figure(
     "Trials that did not hold, by the constraint they broke."
     table = causes_table(s.trials)
     if not len(table):
-        raise pt.NotDrawn('no trial was infeasible')
+        raise pt.NotDrawn(reason('no_infeasible_trial'))
     frame = table.rename(columns=dict(cause='row', was='part', trials='value'))
     colours = {'started': pt.BLUE, 'never started': pt.ORANGE}
     figure, axes = pt.stacked_bars(frame, colours, f'infeasible trials, of {len(s.trials)}')
@@ -514,70 +528,27 @@ def causes_figure(
 def _history(s: Shown) -> Mapping[str, Sequence[np.ndarray]]:  # as for `hypervolume_figure`
     "That of this search, in its own box."
     if not any(t.state == 'complete' for t in s.trials):
-        raise pt.NotDrawn('no trial is complete')
+        raise pt.NotDrawn(reason('no_complete_trial'))
     reference, ideal = box(s.trials, s.objectives)
     if any(reference[o.name] == ideal[o.name] for o in s.objectives):
-        raise pt.NotDrawn('all complete trials have the same value of an objective: there is no box to fill')
+        raise pt.NotDrawn(reason('no_box'))
     return {'this search': [hypervolume_history(s.ended, s.objectives, reference, ideal)]}
 
-
-def _n(trials: Sequence[Trial]) -> str:
-    n = len(trials)
-    return f"{n} trial{'s' * (n != 1)}"
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def _front_caption(s: Shown) -> str:
-    costs = ' and '.join(o.label for o in s.objectives[1:])
-    best = front(s.trials, s.objectives)
-    no_size = [p for p in losses(s.trials, s.objectives[1:]) if not np.isfinite(p).all()]
-    said = [
-        f'{_capital(s.objectives[0].label)} against {costs}, of {_n(s.trials)}.',
-        f'The front ({_n(best)}) is what no trial beats in all objectives.',
-    ]
-    if any(t.state == 'infeasible' for t in s.trials):
-        said.append('Trials in the grey strip have no score, or one far from all others.')
-    if with_means(s.trials, s.seeds):
-        said.append(
-            'Hollow: means over seeds, with whiskers from the lowest to the highest; the solid staircase is '
-            'the front of the means, the dashed one that of single seeds.'
-        )
-    if no_size:
-        said.append(f'{_n(no_size)} without a size cannot be shown.')
-    return ' '.join(said)
-
-
-def _parallel_caption(s: Shown) -> str:
-    return (
-        f'The settings of {_n(s.trials)}, a line each, from the lowest value of each parameter '
-        f'to the highest, in the colour of the {s.objectives[0].label}. Grey: trials that did not hold.'
-    )
-
-
-def _slices_caption(s: Shown) -> str:
-    return (
-        f'{_capital(s.objectives[0].label)} against each parameter, the others varying at the same time. '
-        'Trials in the grey strip have no score, or one far from all others.'
-    )
-
 # %% ../../nbs/search/05_pictures.ipynb #c16f975b
-_HISTORY = 'Hypervolume of the front after each trial, as a share of the box between the worst and the ideal.'
-_TIMELINE = 'When each trial ran, from its start to its end, a line a worker. Gaps are workers that waited.'
-_CAUSES = (
-    'Infeasible trials by the constraint they broke, with the time they ran. A trial that broke several '
-    'counts at each.'
-)
-PICTURES = {  # name of the file -> picture, in the order of the argument
-    'search_front': pt.Picture(front_figure, _front_caption),
-    'search_hypervolume': pt.Picture(hypervolume_figure, _HISTORY, lambda s: (_history(s),)),
-    'search_importances': pt.Picture(importances_figure, IMPORTANCE),
-    'search_parallel': pt.Picture(parallel_figure, _parallel_caption),
-    'search_slices': pt.Picture(slices_figure, _slices_caption),
-    'search_timeline': pt.Picture(timeline_figure, _TIMELINE),
-    'search_causes': pt.Picture(causes_figure, _CAUSES),
+_caption = partial(partial, phrase, 'search.jinja')  # a macro's name -> what makes a caption of `Shown`
+PICTURES = {  # name of the file and of its caption's macro -> picture, in the order of the argument
+    'search_front': pt.Picture(front_figure, _caption('search_front')),
+    'search_hypervolume': pt.Picture(
+        hypervolume_figure, _caption('search_hypervolume'), lambda s: (_history(s),)
+    ),
+    'search_importances': pt.Picture(
+        importances_figure,
+        _caption('search_importances', shuffles=SHUFFLES, chance=CHANCE, neighbours=NEIGHBOURS),
+    ),
+    'search_parallel': pt.Picture(parallel_figure, _caption('search_parallel')),
+    'search_slices': pt.Picture(slices_figure, _caption('search_slices')),
+    'search_timeline': pt.Picture(timeline_figure, _caption('search_timeline')),
+    'search_causes': pt.Picture(causes_figure, _caption('search_causes')),
 }
 
 

@@ -16,6 +16,7 @@ from ..analysis.compare import unit_matrix
 from ..core.arms import MODES
 from ..core.config import ConfigError, RunConfig, flat, result_parameters, task_info, teacher_changes
 from ..core.given import make_config
+from ..core.render import phrase
 from ..core.resolve import factors
 from ..tasks.sources import Corpus
 from ..experiment.launch import Follow, RunError, execute, failures, make_runs, milestones, outcome
@@ -226,7 +227,7 @@ def tried_again(
     except RunError as e:
         if e.cause != 'killed':
             raise
-    say(f'{p.run_id} was killed, and is tried once more')
+    say(phrase('search.jinja', 'retried', p.run_id))
     return attempt()
 
 

@@ -8,74 +8,65 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 import pandas as pd
 from ..analysis.estimate import duration
 from ..analysis.comparable import is_above, unit_matrix
-from ..analysis.intervals import Interval, mean_interval
+from ..analysis.intervals import mean_interval, scaled
 from ..report.page import Page, Part, SavedReport, Table, save_page
 from ..analysis.plotting import FigureFile
 from ..analysis.evidence import primary_interval
-from ..core.config import counted, score_name, task_info
+from ..core.config import score_name, task_info
 from ..core.files import atomic_write, figures_path, runs_path
+from ..core.render import amount, number, percent, phrase
+from ..core.render import sentences as paragraphs
 from ..records.schema import RecordError
 from ..records.store import find_record, units
 from .found import Found, choice, runs_of, seed_values
-from .front import losses, number_text, pareto_with_seeds, share_saved, trials_table
+from .front import losses, pareto_with_seeds, share_saved, trials_table
 from .pictures import Shown, draw_search
 from .trials import values_of
 
 # %% auto #0
-__all__ = ['front_with_test', 'settings_table', 'infeasible_table', 'sentences', 'weak_teacher', 'shown_of', 'draw_found',
-           'trials_as_text', 'search_page', 'progress_in_words', 'search_lines', 'search_as_dict', 'save_search']
+__all__ = ['front_with_test', 'settings_table', 'infeasible_table', 'sentences', 'times', 'weak_teacher', 'shown_of',
+           'draw_found', 'trials_as_text', 'search_page', 'progress', 'search_lines', 'search_json', 'save_search']
 
 # %% ../../nbs/search/06_summary.ipynb #7f39fe13
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
-def _interval(of: Interval | None, percent: bool) -> str:
-    "A mean with its interval, in percent where the task speaks of percent."
-    if of is None:
-        return ''
-    by = 100 if percent else 1
-    digits = 1 if percent else 3
-    if of.low is None or of.high is None:
-        return f'{by * of.estimate:.{digits}f}'
-    return f'{by * of.estimate:.{digits}f} [{by * of.low:.{digits}f}, {by * of.high:.{digits}f}]'
-
-
 def front_with_test(
     found: Found,
     runs: Mapping[str, Sequence[dict]],  # of `runs_of`
 ) -> pd.DataFrame:  # a row a point of the front, and one for the baseline; cells are text
     "The front over its seeds, with its test scores."
     values = seed_values(found, runs)
-    own = {t.run_id: t for t in reversed(found.trials)}  # of a setting that was drawn twice, the first
+    trials = {t.run_id: t for t in reversed(found.trials)}  # of a setting that was drawn twice, the first
     threshold = found.threshold and found.threshold.value
     best = {t.run_id for t in pareto_with_seeds(found.trials, found.objectives, values, threshold)}
-    cost = found.objectives[-1]
+    cost = found.objectives[-1].name
+    start = found.baseline and values.get(found.baseline.run_id)
+    labels = {o.name: o.label for o in found.objectives}
     rows = []
-    for run_id in sorted(values, key=lambda run_id: _mean(values[run_id][cost.name])):
+    for run_id in sorted(values, key=lambda run_id: fmean(values[run_id][cost])):
         of = runs[run_id]
-        t = own[run_id]
-        row = {
-            'trial': _title(t.number),
-            'run': run_id,
-            'seeds': str(len(of)),
-        }
+        n = trials[run_id].number
+        row = dict(trial=phrase('search.jinja', 'trial', n), run=run_id, seeds=str(len(of)))
         for o in found.objectives:
-            row[o.label] = number_text(_mean(values[run_id][o.name]))
+            each = values[run_id][o.name]
+            row[o.name] = amount(fmean(each))
             if o.name == 'score' and len(of) > 1:  # without the seed that the trial was chosen by
-                row['on fresh seeds'] = number_text(_mean(values[run_id][o.name][1:]))
-            before = _baseline_mean(found, values, o.name)
-            if before and not o.higher_is_better and t.number:
-                row[f'{o.label} saved'] = f'{share_saved(_mean(values[run_id][o.name]), before):.0%}'
-        percent = of[0]['primary']['metric'] in task_info(found.task).percent
-        its_units = units(found.study, [r['run_id'] for r in of])
-        row[score_name(of[0])] = _interval(primary_interval(of, its_units), percent)
-        row['still on the front'] = 'yes' if run_id in best else 'no'
+                row['fresh'] = amount(fmean(each[1:]))
+            before = fmean(start[o.name]) if start and n and not o.higher_is_better else 0
+            if before:
+                row[f'{o.name}_saved'] = percent(share_saved(fmean(each), before), 0)
+        labels['test'] = score_name(of[0])
+        test = primary_interval(of, units(found.study, [r['run_id'] for r in of]))
+        if test is not None:
+            in_percent = of[0]['primary']['metric'] in task_info(found.task).percent
+            row['test'] = f'{scaled(test, 100):.1f}' if in_percent else f'{test:.3f}'
+        row['is_on_front'] = 'yes' if run_id in best else 'no'
         rows.append(row)
-    return pd.DataFrame(rows).fillna('')
+    table = pd.DataFrame(rows).fillna('')
+    return table.rename(columns=lambda name: phrase('search.jinja', 'heading', name, labels))
 
 
 def settings_table(
@@ -83,32 +74,14 @@ def settings_table(
     runs: Mapping[str, Sequence[dict]],  # of `runs_of`
 ) -> pd.DataFrame:  # a row a parameter, a column a trial; cells are text
     "What was drawn for the points of the front, and for the baseline."
-    cost = found.objectives[-1]
-    shown = sorted((t for t in found.trials if runs.get(t.run_id)), key=lambda t: t.values[cost.name])
-    return pd.DataFrame(
-        [
-            {'parameter': name} | {_title(t.number): _cell(t.params.get(name, '-')) for t in shown}
-            for name in found.space
-        ]
-    )
-
-
-def _title(number: int) -> str:
-    return f'trial {number}' + ' (baseline)' * (number == 0)
-
-
-def _cell(value: object) -> str:
-    return f'{value:.3g}' if isinstance(value, float) else str(value)
-
-
-def _baseline_mean(
-    found: Found, values: Mapping[str, Mapping[str, Sequence[float]]], name: str
-) -> float | None:
-    "The baseline's value of an objective, over its seeds."
-    t = found.baseline
-    if t is None or t.run_id not in values:
-        return None
-    return _mean(values[t.run_id][name])
+    cost = found.objectives[-1].name
+    shown = sorted((t for t in found.trials if runs.get(t.run_id)), key=lambda t: t.values[cost])
+    columns = {
+        phrase('search.jinja', 'trial', t.number): [t.params.get(name, '-') for name in found.space]
+        for t in shown
+    }
+    cells = pd.DataFrame(dict(parameter=list(found.space)) | columns, dtype=object)
+    return cells.map(lambda value: number(value) if isinstance(value, float) else str(value))
 
 # %% ../../nbs/search/06_summary.ipynb #306cbc59
 def _is_smoke(found: Found) -> bool:
@@ -120,62 +93,43 @@ def infeasible_table(found: Found) -> pd.DataFrame:  # cause, trials, an example
     broken = [t for t in found.trials if t.state == 'infeasible']
     counts = Counter(cause for t in broken for cause in t.causes)
     rows = [
-        {
-            'cause': cause,
-            'trials': str(n),
-            'for example': next(t.reason for t in broken if cause in t.causes),
-        }
+        (cause, str(n), next(t.reason for t in broken if cause in t.causes))
         for cause, n in counts.most_common()
     ]
-    return pd.DataFrame(rows, columns=['cause', 'trials', 'for example'])
+    columns = [phrase('search.jinja', 'heading', name, {}) for name in ('cause', 'trials', 'example')]
+    return pd.DataFrame(rows, columns=columns)
 
 
-def sentences(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]]) -> list[str]:
+def sentences(found: Found, values: Mapping[str, Mapping[str, Sequence[float]]]) -> tuple[str, ...]:
     "A search in a few sentences, the most important one first."
-    chosen = choice(found, values)
-    states = Counter(t.state for t in found.trials)
-    said = list(filter(None, [weak_teacher(found, values)]))
-    said.append(chosen.sentence + ' Smoke runs: these numbers mean nothing.' * _is_smoke(found))
-    if chosen.trial is not None and chosen.trial.run_id:
-        said.append(f'To have its weights in a folder: kdnotes export {chosen.trial.run_id} --to FOLDER')
-    said.append(
-        f'{counted(len(found.trials), "trial")} of the space {found.space_name!r}: '
-        f'{states["complete"]} feasible, {states["infeasible"]} infeasible, {len(found.front)} on the front; '
-        f'{_times(found)}.'
+    wanted = 1 + found.asked.get('front_seeds', 0)
+    numbers = {t.run_id: t.number for t in reversed(found.trials)}
+    return paragraphs(
+        'search.jinja',
+        'summary',
+        found,
+        choice(found, values),
+        teacher=weak_teacher(found, values),
+        time=times(found),
+        states=Counter(t.state for t in found.trials),
+        wanted=wanted,
+        fewer={numbers[run_id]: len(of) for run_id, of in found.seeds.items() if len(of) < wanted},
+        smoke=_is_smoke(found),
     )
-    if found.threshold is not None:
-        score = found.objectives[0]
-        word = 'above' if score.higher_is_better else 'below'
-        said.append(
-            f'A student must be {word} a {score.label} of {number_text(found.threshold.value)}: '
-            f'{found.threshold.words}.'
-        )
-    if not states['complete']:
-        said.append(_nobody(found))
-    return said + _seeds_missing(found) + _one_draw(found)
 
 
-def _one_draw(found: Found) -> list[str]:
-    "That the labels of all seeds are those of one draw, where only some rows keep theirs."
-    if 'labels_seed' not in found.fixed or not found.asked.get('front_seeds', 0):
-        return []
-    return [
-        'All seeds keep the labels of the same rows, as their teacher does: other rows would differ more.'
-    ]
-
-
-def _times(found: Found) -> str:
-    "What the trials took, and for what: shares of the whole, which add up to it."
+def times(found: Found) -> dict[str, Any]:  # total, as text; shares of it: training, search, waiting
+    "What the trials took, and for what; no shares where a run is older than its search."
     trained = [t for t in found.trials if t.seconds]
     took = sum(t.seconds for t in trained)
     own = sum(t.extra.get('driver_s', 0.0) for t in trained)
     spans = [t.ended_s - t.started_s for t in trained if None not in (t.started_s, t.ended_s)]
-    besides = sum(spans) - took - own
-    if not took or len(spans) < len(trained) or besides < 0:  # a run can be older than its search
-        return f'{duration(took)} of training'
-    parts = {'training': took, 'the search itself': own, 'starting and waiting': besides}
-    shares = ', '.join(f'{part / sum(spans):.0%} {name}' for name, part in parts.items() if part)
-    return f'{duration(sum(spans))} of trials ({shares})'
+    waiting = sum(spans) - took - own
+    if not took or len(spans) < len(trained) or waiting < 0:
+        return dict(total=duration(took), shares={})
+    parts = dict(training=took, search=own, waiting=waiting)
+    shares = {name: part / sum(spans) for name, part in parts.items()}
+    return dict(total=duration(sum(spans)), shares=shares)
 
 
 def _is_better(student: dict, teacher: dict) -> bool:  # records
@@ -198,46 +152,19 @@ def _is_better(student: dict, teacher: dict) -> bool:  # records
 def weak_teacher(
     found: Found,
     values: Mapping[str, Mapping[str, Sequence[float]]],  # of `seed_values`
-) -> str:  # a sentence; '': it is better, or not known
-    "That the students of a search are better than who teaches them."
+) -> dict[str, Any] | None:  # number of the best trial, score of teacher and student; None: no
+    "Is the teacher of a search worse than its students?"
     best = choice(found, values).trial
     score = found.objectives[0]
     record = find_record(best.run_id) if best and best.run_id and score.name == 'score' else None
     teacher = find_record(record[0]['teacher_run_id']) if record and record[0]['teacher_run_id'] else None
     if teacher is None:
-        return ''
-    own = _mean(values[best.run_id][score.name]) if best.run_id in values else best.values[score.name]
+        return None
+    own = fmean(values[best.run_id][score.name]) if best.run_id in values else best.values[score.name]
     its = values_of(teacher[0], [score])[score.name]
     if its is None or (its >= own if score.higher_is_better else its <= own):
-        return ''
-    if not _is_better(record[0], teacher[0]):
-        return ''
-    return (
-        f'The teacher scores less than its students: {score.label} {number_text(its)} beside '
-        f'{number_text(own)} of {_title(best.number)}. Train it better first (other epochs, another learning '
-        'rate: `kdnotes tune --mode baseline` searches them), or give a better one: what distillation can do '
-        'is not seen here.'
-    )
-
-
-def _seeds_missing(found: Found) -> list[str]:
-    "Settings of which not all seeds were trained, so that their means may flatter them."
-    wanted = 1 + found.asked.get('front_seeds', 0)
-    own = {t.run_id: t.number for t in reversed(found.trials)}
-    fewer = [f'trial {own[run_id]} has {len(of)}' for run_id, of in found.seeds.items() if len(of) < wanted]
-    if not fewer:
-        return []
-    return [f'Not all of the {wanted} seeds were trained, or came to their end: {", ".join(fewer)}.']
-
-
-def _nobody(found: Found) -> str:
-    "That no trial is feasible, and the best that was seen."
-    score = found.objectives[0]
-    seen = [t.values[score.name] for t in found.trials if t.values.get(score.name) is not None]
-    if not seen:
-        return 'No trial was trained to its end.'
-    best = max(seen) if score.higher_is_better else min(seen)
-    return f'No trial reached the threshold; the best had {score.label} {number_text(best)}.'
+        return None
+    return dict(number=best.number, teacher=its, student=own) if _is_better(record[0], teacher[0]) else None
 
 
 def shown_of(
@@ -264,64 +191,55 @@ def draw_found(
     return draw_search(shown_of(found, values), folder or figures_path(found.study))
 
 
-def _as_table(df: pd.DataFrame, caption: str) -> Table:
+def _as_table(df: pd.DataFrame, name: str) -> Table:  # name: of its caption
     rows = tuple(tuple(str(v) for v in row) for row in df.itertuples(index=False))
-    return Table(tuple(map(str, df.columns)), rows, caption)
+    return Table(tuple(map(str, df.columns)), rows, phrase('search.jinja', 'table', name))
 
 
 def trials_as_text(found: Found) -> pd.DataFrame:  # cells are text
     "All trials, shortened to what one reads."
     table = trials_table(found.trials, found.objectives)
-    return table.map(
-        lambda v: '' if v is None or v != v else number_text(v) if isinstance(v, float) else str(v)
-    )
+    return table.map(lambda v: '' if v is None or v != v else amount(v) if isinstance(v, float) else str(v))
 
 
 def search_page(found: Found, figures: Sequence[FigureFile], runs: Mapping[str, Sequence[dict]]) -> Page:
     "A search as a page."
-    values = seed_values(found, runs)
-    lines = sentences(found, values)
     drawn = tuple(f for f in figures if f.path)
-    tables = [
-        _as_table(
-            front_with_test(found, runs), 'The front, means over seeds; the test set with its 95 % interval.'
-        ),
-        _as_table(settings_table(found, runs), 'What was drawn for them.'),
-    ]
-    broken = infeasible_table(found)
-    parts = [
-        Part('The front', tables=tuple(tables), figures=drawn[:2]),
-        Part('What matters', figures=drawn[2:]),
-    ]
-    if len(broken):
-        parts.append(
-            Part('What was infeasible', tables=(_as_table(broken, 'Trials by the constraint they broke.'),))
-        )
-    parts.append(
-        Part('All trials', tables=(_as_table(trials_as_text(found), 'In the order they were asked for.'),))
+    tables = dict(
+        front=front_with_test(found, runs),
+        settings=settings_table(found, runs),
+        infeasible=infeasible_table(found),
+        trials=trials_as_text(found),
     )
-    about = (
-        f'Search {found.study}: task {found.task}, corpus {found.corpus} (sha256 {found.corpus_sha256[:12]}).'
+    front, parameters, infeasible, trials = (_as_table(df, name) for name, df in tables.items())
+    parts = dict(
+        front=dict(tables=(front, parameters), figures=drawn[:2]),
+        parameters=dict(figures=drawn[2:]),
+        infeasible=dict(tables=(infeasible,)),
+        trials=dict(tables=(trials,)),
     )
-    return Page(f'Search {found.study}', about, tuple(lines), tuple(parts))
+    if not infeasible.rows:
+        del parts['infeasible']
+    return Page(
+        phrase('search.jinja', 'title', found),
+        phrase('search.jinja', 'about', found),
+        sentences(found, seed_values(found, runs)),
+        tuple(Part(phrase('search.jinja', 'part', name), **of) for name, of in parts.items()),
+    )
 
 
-def progress_in_words(
+def progress(
     found: Found,
     n_trials: int,  # that are asked for
 ) -> str:
     "How far a search has come."
     ended = [t for t in found.trials if t.ended_s is not None]
-    said = f'{len(ended)} of {n_trials} trials, {len(found.front)} on the front'
-    if found.front:
-        best = found.front[int(losses(found.front, found.objectives)[:, 0].argmin())]
-        values = (f'{o.label} {number_text(best.values[o.name])}' for o in found.objectives)
-        said += f', the best: {", ".join(values)}'
-    if len(ended) > 1:
-        a_trial = sum(t.seconds or 0.0 for t in ended) / len(ended)
-        left = (n_trials - len(ended)) * a_trial / found.asked.get('workers', 1)
-        said += f'; about {duration(left)} left' if left > 0 else ''
-    return said
+    best = found.front and found.front[int(losses(found.front, found.objectives)[:, 0].argmin())]
+    a_trial = fmean(t.seconds or 0.0 for t in ended) if len(ended) > 1 else 0.0
+    left = (n_trials - len(ended)) * a_trial / found.asked.get('workers', 1)
+    return phrase(
+        'search.jinja', 'progress', found, n_trials, len(ended), best, duration(left) if left > 0 else ''
+    )
 
 
 def search_lines(found: Found) -> list[str]:
@@ -334,15 +252,17 @@ def search_lines(found: Found) -> list[str]:
     return lines + ['', *broken.to_string(index=False).splitlines()] * bool(len(broken))
 
 
-def search_as_dict(found: Found) -> dict:  # JSON-able
+def search_json(found: Found) -> dict:  # JSON-able
     "A search for a program."
     runs = runs_of(found)
-    chosen = choice(found, seed_values(found, runs))
+    values = seed_values(found, runs)
+    chosen = choice(found, values)
+    teacher = weak_teacher(found, values)
     return dict(
         study=found.study,
         ship=chosen.trial.run_id if chosen.trial else None,
         sentence=chosen.sentence,
-        weak_teacher=weak_teacher(found, seed_values(found, runs)),
+        weak_teacher=phrase('search.jinja', 'weak_teacher', teacher, found.objectives[0]),
         threshold=None if found.threshold is None else found.threshold.value,
         front=front_with_test(found, runs).to_dict('records'),
         trials=json.loads(trials_table(found.trials, found.objectives).to_json(orient='records')),
