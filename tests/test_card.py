@@ -349,7 +349,7 @@ def test_an_export_has_no_latency_of_a_busy_machine():
     found |= dict(latency=dict(fp32_torch=dict(batch_1_ms=33.5, batch_32_ms=424.0)))
     found |= dict(bytes={'model.safetensors': 2**20})
     quiet = export_text(found | dict(load_average=1.0))
-    assert '| this one | fp32, torch | 1.0 | 33.5 | 424 |' in quiet
+    assert '| this model | fp32, torch | 1.0 | 33.5 | 424 |' in quiet
     busy = export_text(found | dict(load_average=9.0))
-    assert '| this one | fp32, torch | 1.0 | not measured | not measured |' in busy
+    assert '| this model | fp32, torch | 1.0 | not measured | not measured |' in busy
     assert 'busy with other work (load average 9.0), so no time could be measured' in busy
