@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 import pandas as pd
-from ..analysis.estimate import duration
+from ..core.render import duration
 from ..analysis.comparable import is_above, unit_matrix
 from ..analysis.intervals import Interval, mean_interval
 from ..analysis.page import Page, Part, SavedReport, Table, save_page
