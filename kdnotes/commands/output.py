@@ -50,7 +50,7 @@ def print_json(
 def _cells(rows: Any) -> list[list[str]]:
     "A table as rows of texts, the names of its columns first."
     if not isinstance(rows, Sequence):
-        rows = [list(rows), *rows.values.tolist()]
+        rows = [list(rows), *rows.itertuples(index=False)]
     elif rows and isinstance(rows[0], dict):
         rows = [list(rows[0]), *(row.values() for row in rows)]
     return [[str(cell) for cell in row] for row in rows]
