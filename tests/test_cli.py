@@ -115,14 +115,14 @@ def test_json_of_what_trains_and_of_its_plan(small_run, small_home, rank_here, c
     given = small_options(small_home, 'json')
     typed = ['run', '--mode', 'parallel_baseline', '--corpus', 'embedded', *given]
     planned = as_json(capsys, *typed, '--dry-run')
-    assert [run['state'] for run in planned['runs']] == ['to make'] and planned['to_make'] == 1
+    assert [run['state'] for run in planned['runs']] == ['pending'] and planned['to_make'] == 1
     assert not (small_home / 'runs' / 'json').exists()
     made = as_json(capsys, *typed)
     assert made['run_id'] == planned['runs'][0]['run_id'] and made['mode'] == 'parallel_baseline'
     again = as_json(capsys, *typed, '--dry-run')
-    assert again['runs'][0]['state'] == 'there' and again['seconds'] == 0
+    assert again['runs'][0]['state'] == 'done' and again['seconds'] == 0
     assert cli.main(typed) == 0
-    assert f'more of it: kdnotes show {made["run_id"]}' in capsys.readouterr().out
+    assert f'Details: kdnotes show {made["run_id"]}' in capsys.readouterr().out
     # another seed of the same takes as long as the runs that are like it
     like = as_json(capsys, *typed, '--seed', '1', '--dry-run')
     took = [record['time']['wall_s'] for record in finished_runs()]
@@ -187,7 +187,7 @@ def test_a_list_says_how_far_each_run_is_and_survives_a_damaged_one(home, capsys
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + 9 and lines[0].split() == 'study run mode seed result when state'.split()
     assert cli.main(['show', begun.run_id]) == 0
-    assert 'a run that is not done' in capsys.readouterr().out
+    assert 'unfinished run' in capsys.readouterr().out
     assert cli.main(['show', second.run_id]) == 1
 
 
@@ -232,7 +232,7 @@ def test_a_list_tells_of_evidence_and_names_its_runs(home, capsys):
     capsys.readouterr()
     assert cli.main(['list']) == 0
     said = capsys.readouterr().out
-    assert 'no run yet' in said and 'kept as evidence, without weights: mine; `kdnotes list STUDY`' in said
+    assert 'no runs yet' in said and 'kept as evidence, without weights: mine. `kdnotes list STUDY`' in said
     assert cli.main(['list', 'mine']) == 0
     said = capsys.readouterr().out
     assert all(folder.run_id in said for folder in kept) and said.count(' evidence') == len(kept)
@@ -275,17 +275,17 @@ def test_clean_removes_what_no_run_needs_and_says_how_much(home, capsys):
     data.parent.mkdir(parents=True)
     data.write_text('{}')
     assert cli.main(['clean', '--dry-run']) == 0
-    assert capsys.readouterr().out.endswith('2.0 MiB would be removed\n')
+    assert capsys.readouterr().out.endswith('2.0 MiB would be removed.\n')
     assert idle.is_dir() and len(leftovers()) == 2
     assert cli.main(['clean']) == 2, 'nobody is there to say yes'
     assert 'add --yes' in capsys.readouterr().err and idle.is_dir()
     assert cli.main(['clean', '--yes']) == 0
-    assert 'removed: 2.0 MiB of 2.0 MiB' in capsys.readouterr().out
+    assert 'Removed 2.0 MiB of 2.0 MiB.' in capsys.readouterr().out
     assert not idle.exists() and not (done.path / 'checkpoints').exists()
     assert wanted.is_dir() and (begun.path / 'checkpoints' / 'step-000010').is_dir() and data.is_file()
     assert kept <= {p for p in home.rglob('*') if p.is_file()}
     assert cli.main(['clean', '--yes']) == 0
-    assert capsys.readouterr().out == 'there is nothing that no run needs\n'
+    assert capsys.readouterr().out == 'There are no checkpoints or caches to remove.\n'
     # a run whose config is torn may want any corpus: nothing of theirs goes, and cleaning goes on
     (begun.path / 'config.json').write_text('{')
     later = signal('other', 'c')

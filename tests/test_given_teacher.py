@@ -22,6 +22,7 @@ from kdnotes.analysis.wording import explain, sentence
 from kdnotes.checks.doctor import doctor
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.given import make_config
+from kdnotes.core.render import phrase
 from kdnotes.core.resolve import Machine
 from kdnotes.distill import models, tokenizers, weights
 from kdnotes.distill.architectures import call, weights_sha256
@@ -196,8 +197,8 @@ def test_its_name_does_not_depend_on_a_training(tmp_path):
     names |= {trained.run_id, plan(asked(other), CPU).run_id, plan(asked(folder, max_length=64), CPU).run_id}
     assert len(names) == 4, 'and on the weights and the length of its texts it does'
     told = students[0].explain()
-    assert f'teacher: {folder}, given: not trained, texts of at most 128 tokens' in told
-    assert 'the given teacher' in told and students[0].teacher.run_id in told and 'fine-tuned' not in told
+    assert f'teacher: {folder}, fine-tuned already, not trained, texts of at most 128 tokens' in told
+    assert 'the given teacher' in told and students[0].teacher.run_id in told
 
 
 def test_the_baseline_of_a_study_is_the_given_model(tmp_path):
@@ -211,11 +212,16 @@ def test_the_baseline_of_a_study_is_the_given_model(tmp_path):
     assert {p.teacher.run_id for p in found.values() if p.teacher} == {found['baseline'].run_id}
     assert found['baseline'].run_id == found['full_kd'].teacher.run_id
     told = explain_study(list(found.values()))
-    assert f'teacher: {folder}, given: fine-tuned already' in told and 'taught by' not in told
+    assert f'teacher: {folder}, fine-tuned already' in told and 'taught by' not in told
     assert 'not trained, texts of at most 128 tokens (baseline)' in told
     alone = forecast([found['full_kd']])
-    assert [line.state for line in alone] == ['measured first', 'to make']
-    assert {line.mode: line.state for line in forecast(list(found.values()))}['baseline'] == 'to measure'
+    assert [(line.state, line.planned, line.is_given) for line in alone] == [
+        ('pending', False, True),
+        ('pending', True, False),
+    ]
+    assert [phrase('plan.txt.jinja', 'state', line) for line in alone] == ['measured first', 'to train']
+    [baseline] = [line for line in forecast(list(found.values())) if line.mode == 'baseline']
+    assert phrase('plan.txt.jinja', 'state', baseline) == 'to measure'
     for arms in ('all', 'baseline,parallel_baseline', 'mixed_baseline'):
         with pytest.raises(KdnotesError, match="mode='(parallel|mixed)_baseline' would train it"):
             plan_study(1, arms, **shared)

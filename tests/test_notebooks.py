@@ -521,9 +521,9 @@ def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, ho
     of_run = links(nbformat.read(own / 'executed.ipynb', 4), own)
     assert {p.name for p in of_run} >= {'study.ipynb', '01_targets.ipynb'}
     assert [p for p in [*links(executed, home), *of_run] if not p.is_file()] == []
-    [plans] = [t for t in outputs(executed, 'text/html') if 'to make' in t]
-    assert plans.count('to make') == 1 and plans.count('there') == 3
-    for text in ('time: not known: no run like', 'corpus: embedded (sha256 ', f'training {own.name}'):
+    [plans] = [t for t in outputs(executed, 'text/html') if 'to train' in t]
+    assert plans.count('to train') == 1 and plans.count('>done<') == 3
+    for text in ('time: not known: no similar run', 'corpus: embedded (sha256 ', f'training {own.name}'):
         assert text in said
     figures = study / 'figures'
     manifest = json.loads((figures / 'MANIFEST.json').read_text())

@@ -639,7 +639,7 @@ def test_a_study_of_scores_says_whose_they_are_and_shares_nothing_with_its_basel
     assert {p.config.mode for p in plans} == {'baseline', 'full_student', 'full_kd', 'mixed_kd'}
     assert not any(p.teacher for p in plans)
     assert 'taught by: score of the corpus (logits; sha256 ' in explain_study(plans)
-    assert [line.state for line in forecast(plans)] == ['to make'] * 4
+    assert [line.state for line in forecast(plans)] == ['pending'] * 4
     made = run_study(1, 'full_student,full_kd', study='scored', say=lambda text: None, **given)
     records = {r['arm']: r for r in study_records('scored')}
     effect = attribute((records['full_student'], records['full_kd']))

@@ -19,13 +19,13 @@ from kdnotes.analysis.overview import run_table
 from kdnotes.core.given import make_config
 from kdnotes.core.files import figures_path
 from kdnotes.core.processes import Stopped
+from kdnotes.core.render import phrase
 from kdnotes.core.resolve import resolve
 from kdnotes.experiment.launch import spared
 from kdnotes.experiment.plan import plan_study
 from kdnotes.experiment.kernels import Kernels
 from kdnotes.experiment.shown import SMOKE_RUN, make_here, run_box
-from kdnotes.experiment.forecast import time_in_words, to_make
-from kdnotes.experiment.study import plan_table
+from kdnotes.experiment.forecast import plan_table, time_left, to_make
 from kdnotes.telemetry.summary import environment
 
 
@@ -106,8 +106,8 @@ def test_a_name_is_no_html():
 
 def test_a_table_of_a_run_is_in_words_and_with_units():
     shown = run_table(pair())['']
-    assert shown['time', 'training'] == '10 s' and shown['time of an answer', 'one example'] == '4 ms'
-    assert shown['not known', 'energy.device_j'] == 'made up' and ('energy', 'of the device') not in shown
+    assert shown['time', 'training'] == '10 s' and shown['latency', 'one example'] == '4 ms'
+    assert shown['not measured', 'energy.device_j'] == 'made up' and ('energy', 'device') not in shown
 
 
 # ---- smoke says so ----
@@ -179,7 +179,8 @@ def cpu():
 
 def test_a_study_says_how_long_it_will_take_or_what_will_tell():
     plans = plan_study(2, 'baseline,full_kd', corpus='embedded', study='mine')
-    assert time_in_words(plans).startswith('not known: no run like the 4 runs to be made')
+    left = time_left(plans)
+    assert (left.runs, left.known, left.n_finished) == (4, 0, 0)
     assert set(plan_table(plans)['time']) == {'not known'}
     base = next(p for p in plans if p.config.mode == 'baseline')
     for seed in (7, 8):
@@ -187,18 +188,21 @@ def test_a_study_says_how_long_it_will_take_or_what_will_tell():
         made |= dict(corpus_sha256=base.corpus_sha256, models=dict(teacher=base.config.teacher, student=None))
         here(made, wall_s=50.0 + 10 * seed)
         write_run(made)
-    told = time_in_words(plans)
-    assert told.startswith('about 4 min for 2 of 4 runs, as 2 finished runs on this machine tell')
-    assert told.endswith('not known of full_kd, of which none like it was finished here in one go')
+    left = time_left(plans)
+    assert (left.runs, left.known, left.n_finished, left.unknown) == (4, 2, 2, ('full_kd',))
+    assert phrase('plan.txt.jinja', 'time', left, 2) == (
+        'about 4 min for 2 of 4 runs, from 2 finished runs on this machine; not known for full_kd, of which '
+        'no similar run has finished here in one session; less with 2 runs at a time'
+    )
     table = plan_table(plans).set_index('run_id')
-    assert table.loc[base.run_id, 'time'] == 'about 2 min' and table.loc[base.run_id, 'state'] == 'to make'
+    assert table.loc[base.run_id, 'time'] == 'about 2 min' and table.loc[base.run_id, 'state'] == 'to train'
 
 
 def test_what_a_run_stands_on_is_made_before_it_and_once():
     plans = [p for p in plan_study(1, 'full_kd,mixed_kd', corpus='embedded', study='mine')]
     [teacher] = {p.teacher.run_id for p in plans}
     assert [p.run_id for p in to_make(plans)] == [teacher, *(p.run_id for p in plans)]
-    assert plan_table(plans)['state'].tolist() == ['made first', 'to make', 'to make']
+    assert plan_table(plans)['state'].tolist() == ['trained first', 'to train', 'to train']
 
 
 # ---- callbacks ----

@@ -117,14 +117,14 @@ def test_one_seed_may_teach_all():
     found = study('baseline,full_kd', seeds=2, teacher_seed=1, epochs=2)
     [teacher] = [p for p in found if (p.config.mode, p.config.seed) == ('baseline', 1)]
     assert {p.teacher.run_id for p in found if p.teacher} == {teacher.run_id}
-    assert 'teacher_seed=1 as given' in explain_study(found)
+    assert 'except teacher_seed=1' in explain_study(found)
 
 
 def test_every_seed_has_its_own_baseline():
     found = study('baseline,mixed_kd', seeds=3, epochs=2)
     pairs = {p.config.seed: p.teacher.run_id for p in found if p.teacher}
     assert pairs == {p.config.seed: p.run_id for p in found if not p.teacher}
-    assert f"{', '.join(pairs.values())}: the study's baseline" in explain_study(found)
+    assert f"{', '.join(pairs.values())}: settings of the study's baseline" in explain_study(found)
 
 
 def test_a_teacher_takes_what_it_can():
@@ -166,7 +166,7 @@ def test_a_single_run_keeps_its_teacher_unless_it_is_told():
     assert shorter.teacher.run_id == usual.teacher.run_id and shorter.run_id != usual.run_id
     assert (
         f"{usual.teacher.run_id}, 3 epochs, learning rate 0.0001, 32 examples a step, texts of at most "
-        "128 tokens: its corpus' setting" in usual.explain()
+        "128 tokens; default settings of the corpus" in usual.explain()
     )
     assert single(teacher_epochs=3).run_id == usual.run_id, 'given as it is anyway: the same run'
     given = {'epochs': 1, 'learning_rate': 3e-4, 'warmup_fraction': 0, 'weight_decay': 0.1, 'batch_size': 16}
@@ -174,7 +174,7 @@ def test_a_single_run_keeps_its_teacher_unless_it_is_told():
     told = single(**{f'teacher_{name}': value for name, value in given.items()})
     assert told.teacher.run_id == plan(make_config(mode='baseline', corpus='embedded', **given), CPU).run_id
     assert told.run_id != usual.run_id and told.config.epochs == usual.config.epochs
-    for part in ("its corpus' setting, but teacher_epochs=1.0", 'teacher_batch_size=16', 'as given'):
+    for part in ('default settings of the corpus, except teacher_epochs=1.0', 'teacher_batch_size=16'):
         assert part in told.explain()
 
 
@@ -183,7 +183,9 @@ def test_a_study_may_have_a_teacher_of_its_own():
     assert {p.teacher.config.epochs for p in found.values() if p.teacher} == {5} and found[
         'baseline'
     ].config.epochs == 2
-    assert "the study's baseline, but teacher_epochs=5.0 as given" in explain_study(list(found.values()))
+    assert "settings of the study's baseline, except teacher_epochs=5.0" in explain_study(
+        list(found.values())
+    )
     own = by_mode(study(epochs=2, teacher_setting='own'))
     assert own['full_kd'].teacher.run_id == by_mode(study())['baseline'].run_id
 

@@ -350,19 +350,19 @@ TOLD = {
     'test in dev': (
         dict(dev=dict(text=['e', ' f ', 'g', 'h']), test=dict(text=['f', 'f', 'a', 'a'])),
         {},
-        '2 rows of test have the texts of a row of dev',
+        '2 rows of test have the same texts as rows of dev',
     ),
     'two labels': (
         dict(train=dict(text=['twice', ' twice ', 'alike', 'alike'], label=['n', 'p', 'n', 'n'])),
         {},
-        'labels: 2 of 4 rows of train have the texts of another row there, and another label',
+        '2 of 4 rows of train have the same texts as another row of their split, with a different label',
     ),
     'one step': (
         {},
         dict(batch_size=4),
-        'steps: one an epoch: batch_size=4 takes all 4 rows of train at once',
+        'batch_size=4 takes all 4 rows of train at once: an epoch is one step',
     ),
-    'numbers': (labels('1', '2', '3', '4'), NUMBER, 'steps: one an epoch'),
+    'numbers': (labels('1', '2', '3', '4'), NUMBER, 'an epoch is one step'),
 }
 
 

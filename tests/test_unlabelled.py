@@ -182,7 +182,7 @@ def test_rows_that_are_scored_on_are_left_out_counted_and_told(how, large, home,
     found = planned(task, without, **given)
     assert found.sizes['unlabelled']['rows'] == 40 and found.run_id == clean.run_id
     assert found.left_out == 2
-    told = 'left out: 2 of 42 rows without a label: they have the texts of a row of dev or test'
+    told = '2 of 42 rows without a label are left out, with the same texts as rows of dev or test'
     assert told in found.explain()
     again = planned(task, without, **given)  # from columns that are kept, where it is large
     assert again.run_id == found.run_id and again.left_out == 2

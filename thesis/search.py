@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 import pandas as pd
 from kdnotes.analysis.compare import compare
-from kdnotes.analysis.estimate import duration
+from kdnotes.core.render import duration
 from kdnotes.analysis.intervals import Interval
 from kdnotes.analysis.evidence import primary_interval
 from kdnotes.core.config import task_info

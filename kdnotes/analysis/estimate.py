@@ -13,7 +13,7 @@ from ..core.config import RunConfig
 from ..core.resolve import settings
 
 # %% auto #0
-__all__ = ['Work', 'work_of', 'work_planned', 'seconds_of', 'Estimate', 'estimate', 'duration', 'in_words']
+__all__ = ['Work', 'work_of', 'work_planned', 'seconds_of', 'Estimate', 'estimate']
 
 # %% ../../nbs/analysis/17_estimate.ipynb #b188ce21
 # settings that change what a step does, and not how long it takes
@@ -85,7 +85,7 @@ class Estimate:
     runs: int
     known: int  # runs of which something is known
     seconds: float  # of these
-    told_by: int  # finished runs
+    n_finished: int  # finished runs that it is the mean of
     unknown: tuple[str, ...]  # arms of which no run was finished on this machine
 
 
@@ -101,35 +101,6 @@ def estimate(
         runs=len(works),
         known=sum(seconds is not None for seconds, _ in found),
         seconds=sum(seconds or 0.0 for seconds, _ in found),
-        told_by=sum(kinds.values()),
+        n_finished=sum(kinds.values()),
         unknown=tuple(dict.fromkeys(w.arm for w, (seconds, _) in zip(works, found) if seconds is None)),
     )
-
-# %% ../../nbs/analysis/17_estimate.ipynb #fff8a15e
-def duration(seconds: float) -> str:
-    "A time as one says it: 40 s, 12 min, 3.5 h."
-    if seconds < 100:
-        return f'{seconds:.0f} s'
-    if seconds < 100 * 60:
-        return f'{seconds / 60:.0f} min'
-    return f'{seconds / 3600:.1f} h'
-
-
-def in_words(found: Estimate) -> str:  # a clause; '': there is nothing to do
-    "What is known of the time that runs will take."
-    if not found.runs:
-        return ''
-    runs = f'{found.runs} run{"s" * (found.runs > 1)}'
-    if not found.told_by:
-        return (
-            f'not known: no run like the {runs} to be made was finished on this machine; the first run of '
-            'each arm will tell; what `kdnotes doctor` forecasts beforehand stands in its own lines and is '
-            'not kept'
-        )
-    told = f'{found.told_by} finished run{"s" * (found.told_by > 1)} on this machine'
-    known = f'{found.known} of {runs}' if found.unknown else runs
-    said = f'about {duration(found.seconds)} for {known}, as {told} tell{"s" * (found.told_by == 1)}'
-    if found.unknown:
-        arms = ', '.join(found.unknown)
-        return f'{said}; not known of {arms}, of which none like it was finished here in one go'
-    return said

@@ -19,8 +19,9 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from .comparable import trained
 from .costs import training_cost
-from .estimate import duration, work_of
+from .estimate import work_of
 from .overview import evidence_studies, find_run, find_study, studies
+from ..core.render import duration
 from ..core.config import ConfigError, counted, shown
 from ..core.tables import FORMATS, as_text, read_table
 from ..records.schema import RecordError, made_on_cpu

@@ -19,7 +19,7 @@ from ..core.files import own_folder
 from ..core.processes import Ranks, die_with_parent, how_ended
 from .examination import DoctorError, examine
 from .verdicts import CHECKS, Diagnosis, Finding
-from ..experiment.clean import size_in_words, stale
+from ..experiment.clean import stale
 from ..experiment.launch import why_ended
 from ..experiment.plan import plan
 from ..distill.intermediate import uses_intermediate_layers
@@ -55,7 +55,7 @@ def _jobs(
         missing = teacher is not None and find_run_model(teacher.run_id) is None
         what = f'training {task_info(c.task).row_name}'
         notes.append(f"{c.task} on {c.corpus}, {len(corpora[c.corpus].splits['train'])} {what}")
-        notes += filter(None, planned.findings.values())
+        notes += planned.findings
         untrained = missing and not is_given(teacher.config)
         if untrained:
             notes.append(
@@ -158,7 +158,8 @@ def doctor(
         )
     if old := stale():
         notes.append(
-            f'{counted(len(old), "kept folder")} ({size_in_words(old)}) of changed files or earlier versions '
+            f'{counted(len(old), "kept folder")} ({sum(one.size for one in old) / 2**20:,.1f} MiB) of '
+            'changed files or earlier versions '
             'will not be used; `kdnotes clean` removes them'
         )
     modes = list(dict.fromkeys(case['label'] for job in jobs for case in job['cases']))

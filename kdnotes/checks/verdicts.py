@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 import numpy as np
 import pandas as pd
-from ..analysis.estimate import duration
+from ..core.render import duration
 from ..core.config import counted
 
 # %% auto #0

@@ -9,14 +9,17 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 from ..core.processes import Stopped
 from ..core.config import counted, visible
 from ..core.progress import Report, reporting_to
+from ..core.render import phrase
 
 # %% auto #0
 __all__ = ['say', 'tell', 'speaker', 'print_json', 'plain_table', 'print_table', 'print_groups', 'print_report', 'following',
-           'saved_in_words', 'resumable']
+           'saved', 'resumable']
 
 # %% ../../nbs/commands/04_output.ipynb #28789e3c
 def say(*lines: object) -> None:
@@ -44,19 +47,25 @@ def print_json(
     say(json.dumps(found, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False))
 
 # %% ../../nbs/commands/04_output.ipynb #16612d3a
+def _cells(rows: Any) -> list[list[str]]:
+    "A table as rows of texts, the names of its columns first."
+    if not isinstance(rows, Sequence):
+        rows = [list(rows), *rows.itertuples(index=False)]
+    elif rows and isinstance(rows[0], dict):
+        rows = [list(rows[0]), *(row.values() for row in rows)]
+    return [[str(cell) for cell in row] for row in rows]
+
+
 def plain_table(
-    rows: Sequence[dict[str, str]],  # of the same keys
+    rows: Sequence[Sequence[str]],  # of as many cells each
 ) -> str:
     "A table in columns, two blanks between them."
-    if not rows:
-        return ''
-    cells = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = ('  '.join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells)
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ('  '.join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in rows)
     return '\n'.join(lines)
 
 
-def _on_terminal(rows: Sequence[dict[str, str]], **look: Any) -> None:
+def _on_terminal(rows: Sequence[Sequence[str]], **look: Any) -> None:
     "Rich's table, which folds to the width of the terminal."
     from rich import box
     from rich.console import Console
@@ -64,43 +73,42 @@ def _on_terminal(rows: Sequence[dict[str, str]], **look: Any) -> None:
     from rich.text import Text
 
     table = Table(**dict(box=box.SIMPLE_HEAD, title_justify='left', pad_edge=False) | look)
-    for name in rows[0]:
+    head, *others = rows
+    for name in head:
         # a run_id is copied from here, so it is never broken
         table.add_column(Text(visible(name)), overflow='fold', no_wrap=name in ('run', 'run_id'))
-    for row in rows:
-        table.add_row(*(Text(visible(value)) for value in row.values()))  # a text, so that [x] is no markup
+    for row in others:
+        table.add_row(*(Text(visible(value)) for value in row))  # a text, so that [x] is no markup
     Console().print(table)
 
 
 def print_table(
-    rows: Any,  # a data frame, or dicts of the same keys with texts
+    rows: Any,  # a data frame, dicts of the same keys, or lists of cells with the columns' names first
 ) -> None:
     "A table: Rich's on a terminal, plain text elsewhere."
-    if not isinstance(rows, Sequence):
-        rows = [{str(k): str(v) for k, v in row.items()} for row in rows.to_dict('records')]
-    if rows and sys.stdout.isatty():
+    rows = _cells(rows)
+    if len(rows) > 1 and sys.stdout.isatty():
         _on_terminal(rows)
-    elif rows:
+    elif len(rows) > 1:
         say(plain_table(rows))
 
 
 def print_groups(
-    groups: dict[str, dict[str, str]],  # group -> name -> text
+    rows: Sequence[tuple[str, str, str]],  # group, name, value
 ) -> None:
     "Groups of named values, folded to the width of a terminal."
-    column = 2 + max((len(name) for group in groups.values() for name in group), default=0)
-    for title, group in groups.items():
-        say(title)
-        lines = {f'  {name}'.ljust(column + 2): ' '.join(text.split()) for name, text in group.items()}
-        if group and sys.stdout.isatty():
-            rows = [dict(name=name, text=text) for name, text in lines.items()]
-            _on_terminal(rows, box=None, show_header=False, padding=0)
+    column = 4 + max((len(name) for _, name, _ in rows), default=0)
+    for group, lines in groupby(rows, key=itemgetter(0)):
+        say(group)
+        lines = [(f'  {name}'.ljust(column), value) for _, name, value in lines]
+        if sys.stdout.isatty():
+            _on_terminal([('', ''), *lines], box=None, show_header=False, padding=0)
         else:
-            say(*(f'{name}{text}' for name, text in lines.items()))
+            say(*map(''.join, lines))
 
 
 def print_report(
-    found: Any,  # an `analysis.report.Report`
+    found: Any,  # a `report.report.Report`
 ) -> None:
     "A study's report: tables that fold on a terminal, the text of `table.txt` in a pipe."
     if not sys.stdout.isatty():
@@ -184,24 +192,19 @@ def _bar(progress: Any, say: Callable[[str], None]) -> Callable[[dict], None]:  
     return on_row
 
 # %% ../../nbs/commands/04_output.ipynb #39ca7619
-def saved_in_words(
+def saved(
     plans: Sequence[Any],  # of the runs that were to be made; []: none was planned yet
-) -> str:
+) -> str:  # a clause
     "What is left of runs that were stopped."
     from kdnotes.experiment.launch import saved_step
     from kdnotes.records.runs import RunFolder
 
-    if not plans:
-        return 'nothing was begun'
+    n_done = sum(RunFolder(p.config.study, p.run_id).done for p in plans)
     every = {p.run_id: p for p in [*(first for p in plans for first in p.foundations), *plans]}
     folders = [RunFolder(p.config.study, p.run_id) for p in every.values()]
-    done = sum(RunFolder(p.config.study, p.run_id).done for p in plans)
-    said = [f'{done} of {len(plans)} runs {"is" if done == 1 else "are"} done']
-    for folder in folders:
-        step = saved_step(folder)
-        if step is not None and not folder.done:
-            said.append(f'{folder.run_id} is saved at step {step}')
-    return ', '.join(said)
+    steps = {of.run_id: saved_step(of) for of in folders if not of.done}
+    steps = {run_id: step for run_id, step in steps.items() if step is not None}
+    return phrase('plan.txt.jinja', 'saved', len(plans), n_done, steps)
 
 
 @contextlib.contextmanager
@@ -211,4 +214,4 @@ def resumable() -> Iterator[list]:  # put the plans of what is made into it
     try:
         yield plans
     except KeyboardInterrupt:
-        raise Stopped(f'stopped; {saved_in_words(plans)}; the same command makes the rest') from None
+        raise Stopped(f'stopped; {saved(plans)}; the same command makes the rest') from None

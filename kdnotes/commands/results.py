@@ -6,6 +6,7 @@
 from __future__ import annotations
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 from kdnotes.commands.options import (
@@ -20,6 +21,7 @@ from kdnotes.commands.options import (
 )
 from .output import print_groups, print_json, print_report, print_table, say
 from ..core.config import ConfigError
+from ..core.render import local_time, phrase, sentences, table
 
 # %% auto #0
 __all__ = ['list_', 'show', 'compare', 'report', 'evidence', 'forget', 'clean']
@@ -33,60 +35,37 @@ def list_(
     as_json: Json = False,
 ) -> int:
     "List studies and runs: mode, seed, result, when, and how far each is."
-    from kdnotes.analysis.overview import (
-        evidence_studies,
-        list_as_dict,
-        list_runs,
-        when_in_words,
-    )
+    from kdnotes.analysis.overview import evidence_studies, list_runs
 
     lines = list_runs(study)
+    kept = evidence_studies()
     if as_json:
-        print_json(list_as_dict(lines))
-        return 0
-    rows = [
-        {
-            'study': line.study,
-            'run': line.run_id,
-            'mode': line.mode,
-            'seed': '' if line.seed is None else str(line.seed),
-            'result': f'{line.metric} {line.result}'.strip(),
-            'when': when_in_words(line.at_s),
-            'state': line.state,
-        }
-        for line in lines
-    ]
-    print_table(rows)
-    if not rows:
-        say(f'{study} has no run' if study else 'no run yet: `kdnotes study` makes some')
-    if study is None and (kept := evidence_studies()):
-        say(
-            f'\nfinished studies that are kept as evidence, without weights: {", ".join(kept)}; '
-            '`kdnotes list STUDY` names their runs, `kdnotes compare STUDY` and `kdnotes report STUDY` say '
-            'what they show'
-        )
+        print_json(dict(runs=[asdict(line) for line in lines], evidence=kept))
+    else:
+        print_table(table('list.txt.jinja', 'table', lines))
+        say(*(f'\n{note}' for note in sentences('list.txt.jinja', 'notes', lines, study, kept)))
     return 0
 
 
 @command('show <run_id>', 'show <run_id> --json')
 def show(run: RunName, as_json: Json = False) -> int:
-    "Show one run: its record in words, or all of it with --json."
-    from kdnotes.analysis.overview import find_run, record_in_words, run_state, when_in_words
+    "Show one run: its record as a table, or all of it with --json."
+    from kdnotes.analysis.overview import find_run, record_rows, run_state
 
     record, folder = find_run(run)
     if record is None:
         state = folder.state() or {}
         found = dict(run=folder.run_id, study=folder.study, state=run_state(folder))
-        found |= dict(since=when_in_words(state.get('at_s')), why=str(state.get('reason') or ''))
+        found |= dict(since=local_time(state.get('at_s')), why=str(state.get('reason') or ''))
         if as_json:
             print_json(found | dict(config=folder.config()))
         else:
-            print_groups({'a run that is not done': {k: v for k, v in found.items() if v}})
-            say(f'\nthe command that began it goes on with it; what it said is in {folder.path}/log.txt')
+            print_groups(table('show.txt.jinja', 'unfinished', found))
+            say('', *sentences('show.txt.jinja', 'resume', folder.path))
     elif as_json:
         print_json(record)
     else:
-        print_groups(record_in_words(record))
+        print_groups(record_rows(record))
     return 0
 
 # %% ../../nbs/commands/06_results.ipynb #ce58cd27
@@ -232,10 +211,10 @@ def clean(
     Teachers' outputs and tokenised texts are made again when a later run wants them. Records, models and
     evidence stay. What a begun run waits for stays too."""
     from kdnotes.experiment.clean import clean as remove
-    from kdnotes.experiment.clean import leftovers, size_in_words
+    from kdnotes.experiment.clean import leftovers
 
     found = leftovers()
-    size = size_in_words(found)
+    size = phrase('clean.txt.jinja', 'size', found)
     if dry_run or not found:
         removed = []
     elif yes or _agreed(f'remove {size} of checkpoints and caches?'):
@@ -245,16 +224,9 @@ def clean(
     if as_json:
         listed = [dict(kind=one.kind, path=str(one.path), bytes=one.size) for one in found]
         print_json(dict(found=listed, removed=[str(one.path) for one in removed]))
-    elif not found:
-        say('there is nothing that no run needs')
     else:
-        print_table(
-            [
-                {'what': one.kind, 'MiB': size_in_words([one]).split()[0], 'where': str(one.path)}
-                for one in found
-            ]
-        )
-        say(f'{size} would be removed' if dry_run else f'removed: {size_in_words(removed)} of {size}')
+        print_table(table('clean.txt.jinja', 'table', found))
+        say(phrase('clean.txt.jinja', 'outcome', found, removed, dry_run))
     return 0
 
 

@@ -34,8 +34,10 @@ from kdnotes.commands.output import (
 )
 from ..core.arms import MODES
 from ..core.processes import Stopped
-from ..core.config import TASKS
+from ..core.config import TASKS, score_name
+from ..core.files import runs_path
 from ..core.given import make_config
+from ..core.render import phrase, sentences
 
 # %% auto #0
 __all__ = ['run', 'study', 'name', 'tune', 'search', 'parameters']
@@ -43,27 +45,17 @@ __all__ = ['run', 'study', 'name', 'tune', 'search', 'parameters']
 # %% ../../nbs/commands/05_training.ipynb #755afce8
 def _show_forecast(plans: list[Any], about: str, jobs: int, as_json: bool) -> int:
     "What would be made of plans."
-    from kdnotes.analysis.estimate import duration
-    from kdnotes.experiment.forecast import forecast, forecast_as_dict, time_in_words
+    from kdnotes.experiment.forecast import forecast, plan_table, time_left
 
-    lines = forecast(plans)
     if as_json:
-        print_json(forecast_as_dict(lines))
+        lines = forecast(plans)
+        left = [line.seconds for line in lines if line.state != 'done']
+        seconds = None if None in left else sum(left)
+        print_json(dict(runs=[asdict(line) for line in lines], to_make=len(left), seconds=seconds))
         return 0
     say(f'{about}\n')
-    rows = [
-        {
-            'run': line.run_id,
-            'state': line.state,
-            'time': f'about {duration(line.seconds)}' if line.seconds else '',
-            'epochs': '' if line.epochs is None else f'{line.epochs:g}',
-            'teacher': line.teacher or '',
-        }
-        for line in lines
-    ]
-    print_table(rows)
-    said = time_in_words(plans, jobs) or 'all runs are there: nothing would be trained'
-    say(f'\ntime: {said}')
+    print_table(plan_table(plans))
+    say('', phrase('plan.txt.jinja', 'time_line', time_left(plans), jobs))
     return 0
 
 # %% ../../nbs/commands/05_training.ipynb #773b878b
@@ -91,13 +83,8 @@ def run(given: OfRun = None, dry_run: DryRun = False, as_json: Json = False) -> 
 
 def _show_result(record: dict) -> None:
     "A finished run in a few lines."
-    from kdnotes.core.files import runs_path
-    from kdnotes.experiment.launch import outcome
-
-    run_id = record['run_id']
-    say(f'{run_id}: {outcome(record)}')
-    say(f"its model and its record are in {runs_path() / record['study'] / run_id}")
-    say(f'more of it: kdnotes show {run_id}; ask it: kdnotes predict {run_id} --help')
+    folder = runs_path() / record['study'] / record['run_id']
+    say(*sentences('run.txt.jinja', 'finished', record, score_name(record), folder))
 
 # %% ../../nbs/commands/05_training.ipynb #794860d5
 _OF_STUDY = ('mode', 'seed', 'arm')  # a study has modes and seeds of its own

@@ -7,6 +7,7 @@ from __future__ import annotations
 import html
 import math
 import re
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,8 +17,8 @@ from .config import KdnotesError, counted, metric_name, shown, task_info, visibl
 
 # %% auto #0
 __all__ = ['ALPHA', 'MINUS', 'NOISE', 'MOST_DIGITS', 'PLAIN', 'PERCENT', 'FormatError', 'number_texts', 'number', 'amount',
-           'percent', 'p_text', 'p_equals', 'listed', 'markdown', 'Unit', 'unit_of', 'metric_on', 'environment',
-           'render', 'phrase', 'sentences', 'Reason', 'reason']
+           'percent', 'p_text', 'p_equals', 'listed', 'quantity', 'score', 'duration', 'local_time', 'markdown', 'Unit',
+           'unit_of', 'metric_on', 'cells', 'environment', 'render', 'phrase', 'sentences', 'table', 'Reason', 'reason']
 
 # %% ../../nbs/core/14_render.ipynb #e2d748a7
 ALPHA = 0.05  # significance level of every test
@@ -130,6 +131,60 @@ def listed(
     *most, last = [*map(str, names)] or ['']
     return f'{", ".join(most)} {word} {last}' if most else last
 
+# %% ../../nbs/core/14_render.ipynb #bc8acb73
+# the end of a record's key -> the unit, and what its value is multiplied by
+_UNITS = {
+    '_flops_per_s': (' GFLOP/s', 1e-9),
+    '_per_s': ('/s', 1.0),
+    '_percent': ('%', 1.0),
+    '_share': ('%', 100.0),
+    '_steal': ('%', 1.0),
+    '_mib': (' MiB', 1.0),
+    '_ms': (' ms', 1.0),
+    '_s': (' s', 1.0),
+    '_j': (' J', 1.0),
+    '_w': (' W', 1.0),
+}
+
+
+def quantity(
+    value: float | int | str,
+    key: str,  # of a record
+) -> str:  # '61.2 s', '3,195 MiB', '4.8%'
+    "A value of a record with its unit."
+    if isinstance(value, str):
+        return value
+    unit, scale = next((of for end, of in _UNITS.items() if key.endswith(end)), ('', 1))
+    value *= scale
+    return number(value, ',.3g' if isinstance(value, float) and abs(value) < 100 else ',.0f') + unit
+
+
+def score(
+    value: float | None,
+    task: str,  # of TASKS
+    metric: str,
+) -> str:  # '0.712', or '71.2%' where the metric is a share
+    "A metric's value."
+    if value is None:
+        return 'unknown'
+    return percent(value) if metric in task_info(task).percent else number(value, '.3f')
+
+
+def duration(seconds: float) -> str:  # '40 s', '12 min', '3.5 h'
+    "A time span to two or three digits."
+    if seconds < 100:
+        return f'{seconds:.0f} s'
+    if seconds < 100 * 60:
+        return f'{seconds / 60:.0f} min'
+    return f'{seconds / 3600:.1f} h'
+
+
+def local_time(
+    at_s: float | None,  # unix time
+) -> str:  # '2026-03-01 12:30'; '': not known
+    "A time in the local time zone."
+    return '' if at_s is None else time.strftime('%Y-%m-%d %H:%M', time.localtime(at_s))
+
 # %% ../../nbs/core/14_render.ipynb #5d1c7e02
 _MARKUP = re.compile(
     r'[\\`*~\[\]|$]'
@@ -230,6 +285,11 @@ def _one_line(text: str) -> str:
     return re.sub(r' ([,.;:)])(?= |$)', r'\1', ' '.join(text.split()))
 
 
+def cells(values: Iterable[object]) -> str:  # None is an empty cell
+    "A row of a table, as `table` reads it."
+    return '\t'.join('' if value is None else ' '.join(str(value).split()) for value in values)
+
+
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     "The templates of kdnotes, and what they may call."
@@ -251,6 +311,12 @@ def environment() -> Environment:
         p_text=p_text,
         p_equals=p_equals,
         listed=listed,
+        duration=duration,
+        local_time=local_time,
+        quantity=quantity,
+        score=score,
+        one_line=_one_line,
+        cells=cells,
         plural=counted,
         quoted=shown,
         metric_on=metric_on,
@@ -297,6 +363,17 @@ def sentences(
     text = str(getattr(_macros(name), macro)(*values, **named))
     paragraphs = map(_one_line, re.split(r'\n\s*\n', text))
     return tuple(paragraph for paragraph in paragraphs if paragraph)
+
+
+def table(
+    name: str,  # of a file under report/templates
+    macro: str,  # in it; a line for each row, made by the filter `cells`
+    *values: Any,
+    **named: Any,
+) -> list[list[str]]:  # rows of cells
+    "What a macro says in columns."
+    text = str(getattr(_macros(name), macro)(*values, **named))
+    return [line.split('\t') for line in text.splitlines() if line.strip()]
 
 # %% ../../nbs/core/14_render.ipynb #e9b6a87d
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ..core.config import KdnotesError, RunConfig, score_name
 from ..core.files import BusyError
 from ..core.processes import STOP_TIMEOUT_S, Meeting, Ranks
 from ..core.progress import ReportFollower, report, silent
+from ..core.render import phrase
 from ..core.resolve import place_of
 from ..records.runs import RowFollower, RunFolder, lock_run
 from ..train.checkpoint import checkpoints
@@ -200,12 +201,7 @@ def outcome(
     record: dict,
 ) -> str:
     "A run in a line."
-    # a rank imports this module, and has no use for the libraries of tables
-    from kdnotes.analysis.overview import value_in_words
-
-    seconds = record['time']['train_s']
-    made = f'trained in {seconds:.0f} s' if seconds else 'measured, not trained'
-    return f'{score_name(record)} {value_in_words(record)}, {made}'
+    return phrase('run.txt.jinja', 'outcome', record, score_name(record))
 
 
 def failures(

@@ -13,7 +13,7 @@ from ..core.files import BusyError, FileError, cache_path, lock, read_json, sha2
 from ..records.runs import RunFolder, lock_run, run_folders
 
 # %% auto #0
-__all__ = ['Leftover', 'stale', 'leftovers', 'clean', 'size_in_words']
+__all__ = ['Leftover', 'stale', 'leftovers', 'clean']
 
 # %% ../../nbs/experiment/16_clean.ipynb #e2e0480d
 @dataclass(frozen=True)
@@ -151,10 +151,3 @@ def _remove(leftover: Leftover) -> bool:
     except (BusyError, OSError):  # it stays, and is not counted
         return False
     return True
-
-
-def size_in_words(
-    found: Sequence[Leftover],
-) -> str:  # '12.3 MiB'
-    "How much room it takes."
-    return f'{sum(leftover.size for leftover in found) / 2**20:,.1f} MiB'

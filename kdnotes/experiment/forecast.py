@@ -10,15 +10,18 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
-from ..analysis.estimate import estimate, in_words, seconds_of, work_planned
+import pandas as pd
+from ..analysis.estimate import Estimate, estimate, seconds_of, work_planned
 from ..core.arms import MODES
 from ..core.config import RunConfig, flat, is_given
 from ..core.processes import process_environment
+from ..core.render import phrase
 from ..core.resolve import resolved_dtype
 from .launch import RunError, saved_step
 from .plan import Plan, make_task, source_of, teacher_origin
+from .planned import TEMPLATE
 from .worker import as_asked, encoded_task, task_of_teacher
 from ..records.schema import RecordError
 from ..records.runs import RunFolder, run_folders
@@ -27,8 +30,7 @@ from ..tasks.sources import corpus_of
 from ..telemetry.summary import environment
 
 # %% auto #0
-__all__ = ['to_make', 'finished_runs', 'Forecast', 'forecast', 'forecast_as_dict', 'time_in_words', 'Needs', 'size_of',
-           'memory_of']
+__all__ = ['to_make', 'finished_runs', 'Forecast', 'forecast', 'plan_table', 'time_left', 'Needs', 'size_of', 'memory_of']
 
 # %% ../../nbs/experiment/08_forecast.ipynb #9948e53b
 def to_make(
@@ -71,23 +73,14 @@ class Forecast:
     mode: str
     arm: str
     seed: int
-    # 'there', 'to make', 'made first', 'goes on from step 40'; of a given model 'to measure' or 'measured
-    # first'
-    state: str
+    state: str  # 'done', 'pending' or 'resumes'
     teacher: str | None  # run_id
     teacher_from: str  # where the teacher's setting comes from; '': no teacher
     seconds: float | None  # that it will take; 0: it is there; None: not known
-    epochs: float | None = None  # that it is trained; None: it is not
-
-
-def _state(plan: Plan, planned: bool) -> str:
-    "Of a run that is not there."
-    step = saved_step(RunFolder(plan.config.study, plan.run_id))
-    if step is not None:
-        return f'goes on from step {step}'
-    if is_given(plan.config):
-        return 'to measure' if planned else 'measured first'
-    return 'to make' if planned else 'made first'
+    epochs: float | None  # that it is trained; None: it is not
+    saved_step: int | None  # that it resumes at
+    planned: bool  # False: a planned run needs it first
+    is_given: bool  # a model that is measured and not trained
 
 
 def forecast(
@@ -103,41 +96,51 @@ def forecast(
     def line(p: Plan) -> Forecast:
         work = work_planned(p.config, p.corpus_sha256)
         is_missing = p.run_id in missing
+        step = saved_step(RunFolder(p.config.study, p.run_id)) if is_missing else None
+        pending = 'pending' if step is None else 'resumes'
         return Forecast(
             run_id=p.run_id,
             mode=p.config.mode,
             arm=p.config.arm,
             seed=p.config.seed,
-            state=_state(p, p.run_id in planned) if is_missing else 'there',
+            state=pending if is_missing else 'done',
             teacher=p.teacher.run_id if p.teacher else None,
             teacher_from=teacher_origin(p) if p.teacher else '',
             seconds=seconds_of(work, finished, machine)[0] if is_missing else 0.0,
             epochs=None if is_given(p.config) else p.config.epochs,
+            saved_step=step,
+            planned=p.run_id in planned,
+            is_given=is_given(p.config),
         )
 
     return [line(p) for p in [*(p for p in plans if p.run_id not in missing), *left]]
 
 
-def forecast_as_dict(
-    lines: Sequence[Forecast],
-) -> dict:  # JSON-able
-    "The same for programs."
-    left = [line.seconds for line in lines if line.state != 'there']
-    return dict(
-        runs=[asdict(line) for line in lines],
-        to_make=len(left),
-        seconds=None if None in left else sum(left),
-    )
+def plan_table(
+    plans: Sequence[Plan],  # of one study
+) -> pd.DataFrame:  # a row a run, text
+    "The same as a table."
+    rows = [
+        dict(
+            seed=line.seed,
+            arm=line.arm,
+            run_id=line.run_id,
+            epochs='' if line.epochs is None else f'{line.epochs:g}',
+            teacher=line.teacher or '',
+            state=phrase(TEMPLATE, 'state', line),
+            time=phrase(TEMPLATE, 'time_of', line),
+        )
+        for line in forecast(plans)
+    ]
+    return pd.DataFrame(rows)
 
 # %% ../../nbs/experiment/08_forecast.ipynb #e0033ddf
-def time_in_words(
+def time_left(
     plans: Sequence[Plan],  # of one study
-    jobs: int = 1,  # runs at the same time
-) -> str:  # '': there is nothing to make
+) -> Estimate:
     "How long it will take to make what is not there."
     works = [work_planned(p.config, p.corpus_sha256) for p in to_make(plans)]
-    found = in_words(estimate(works, finished_runs(), environment()))
-    return f'{found}; less with {jobs} at a time' if jobs > 1 and found.startswith('about') else found
+    return estimate(works, finished_runs(), environment())
 
 # %% ../../nbs/experiment/08_forecast.ipynb #9776fd49
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from kdnotes.core.config import (
 )
 from ..core.given import make_config
 from ..core.grid import arm_order, cell_name, cells, read_grid
+from ..core.render import render
 from kdnotes.core.resolve import (
     Machine,
     by_arm,
@@ -53,14 +54,13 @@ from kdnotes.experiment.fit import (
 from kdnotes.experiment.planned import (
     Plan,
     choose_arms,
-    converged_in_words,
-    lined,
     named,
     of_arm,
     on_this_machine,
+    other_teachers,
     study_name,
     teacher_origin,
-    teachers_in_words,
+    teachers_warning,
 )
 from ..tasks.base import split_sizes
 from kdnotes.tasks.sources import (
@@ -480,58 +480,30 @@ def plan_study(
     return _teachers_named(plans, of_grid.values) if grid else plans
 
 
-def _teachers(found: dict[str, list[str]]) -> list[str]:  # origin -> run_ids
-    "The runs that teach a study."
-    return [f'{", ".join(ids)}: {origin}' for origin, ids in found.items()]
-
-
-def _repeated(plans: Sequence[Plan], of_arm: int) -> str:
-    "What the runs of an arm differ in: seeds, or the settings of a search on one of them."
-    seeds = {p.config.seed for p in plans}
-    if len(seeds) == of_arm:
-        return f'{counted(of_arm, "seed")} each'
-    return f'{counted(of_arm // len(seeds), "setting")} each, on seed {", ".join(map(str, sorted(seeds)))}'
-
-
 def explain_study(
     plans: Sequence[Plan],  # of `plan_study`
+    time: str = '',  # that its runs will take; '': not shown
 ) -> str:
     "What a study will run, on what, in which number formats and why."
-    first = plans[0].config
     chain = sorted(
         plans, key=lambda p: (list(MODES).index(p.config.mode), arm_order(p.config.mode, p.config.arm))
     )
-    arms = list(dict.fromkeys(p.config.arm for p in chain))
-    formats = {resolved_dtype(p.config): p.reason for p in plans}
-    losses = dict.fromkeys(losses_in_words(p.config) for p in plans if MODES[p.config.mode].kd)
     teachers: dict[str, list[str]] = {}  # by where their setting comes from
     for p in plans:
         if p.teacher and p.teacher.run_id not in teachers.setdefault(teacher_origin(p), []):
             teachers[teacher_origin(p)].append(p.teacher.run_id)
-    given = first.teacher_mode == 'given'
-    return lined(
-        [
-            ('study', first.study),
-            (
-                'runs',
-                (f'{len(plans)}: {", ".join(arms)}, {_repeated(plans, len(plans) // len(arms))}'),
-            ),
-            ('corpus', plans[0].corpus),
-            *(('rows', w) for w in by_arm((p.config.arm, p.amount) for p in chain)),
-            *((name, words) for name, words in plans[0].findings.items() if words),
-            ('teacher', f'{first.teacher}, given: fine-tuned already' if given else first.teacher),
-            *(('measured as' if given else 'taught by', words) for words in _teachers(teachers)),
-            *(('taught by', words) for words in teachers_in_words(plans)),
-            *(('warning', words) for words in [converged_in_words(plans)] if words),
-            *(
-                ('setting', w)
-                for w in by_arm((p.config.arm, setting_in_words(settings(p.config))) for p in chain)
-            ),
-            *(('not default', w) for w in by_arm((p.config.arm, p.changes) for p in chain)),
-            *(('tokens', words) for words in dict.fromkeys(p.tokens for p in plans if p.tokens)),
-            *(('loses', words) for words in dict.fromkeys(p.loses for p in plans if p.loses)),
-            *(('head', words) for words in dict.fromkeys(p.head for p in plans if p.head)),
-            *(('precision', f'{dtype}: {why}') for dtype, why in formats.items()),
-            *(('distillation', words) for words in losses),
-        ]
-    )
+    return render(
+        'plan_study.txt.jinja',
+        plans=plans,
+        arms=list(dict.fromkeys(p.config.arm for p in chain)),
+        seeds=sorted({p.config.seed for p in plans}),
+        rows=by_arm((p.config.arm, p.amount) for p in chain),
+        teachers=teachers,
+        other_teachers=other_teachers(plans),
+        warning=teachers_warning(plans),
+        settings=by_arm((p.config.arm, setting_in_words(settings(p.config))) for p in chain),
+        changes=by_arm((p.config.arm, p.changes) for p in chain),
+        formats={resolved_dtype(p.config): p.reason for p in plans},
+        losses=dict.fromkeys(losses_in_words(p.config) for p in plans if MODES[p.config.mode].kd),
+        time=time,
+    ).rstrip()

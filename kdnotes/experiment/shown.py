@@ -41,12 +41,12 @@ class Box:
 
     def __str__(self) -> str:
         width = max(map(len, self.lines), default=0)
-        return visible(render('run.txt.jinja', box=self, width=width).rstrip())
+        return visible(render('box.txt.jinja', box=self, width=width).rstrip())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return render('run.html', box=self)
+        return render('box.html', box=self)
 
 # %% ../../nbs/experiment/15_shown.ipynb #e41a7f90
 MOST_NAMED = 4  # settings that a sentence names
@@ -81,7 +81,7 @@ def _finished(record: dict) -> float:
 def _nearest_line(other: dict, record: dict) -> str:
     "How another run was trained, and what it scores."
     differ = {k: v for k, v in differences(other, record).items() if not isinstance(v[0], dict)}
-    return phrase('run.jinja', 'nearest', other, differ, MOST_NAMED)
+    return phrase('box.jinja', 'nearest', other, differ, MOST_NAMED)
 
 # %% ../../nbs/experiment/15_shown.ipynb #e3573ab9
 def run_box(
@@ -95,20 +95,20 @@ def run_box(
     lines = {}
     if s.savings:
         lines['savings'] = phrase('headline.jinja', 'saves', s)
-    lines['confidence'] = phrase('run.jinja', 'confidence', s, bool(record['factors'].get('kd')))
+    lines['confidence'] = phrase('box.jinja', 'confidence', s, bool(record['factors'].get('kd')))
     if other := _nearest(record):
         lines['nearest'] = _nearest_line(other, record)
     if e.times.notes:
         lines['times'] = '; '.join(map(str, e.times.notes))
     if record['teacher_run_id'] and len(e.records) == 1:
-        lines['teacher'] = phrase('run.jinja', 'teacher_missing', record['teacher_run_id'])
+        lines['teacher'] = phrase('box.jinja', 'teacher_missing', record['teacher_run_id'])
     if s.unconverged:
         lines['warning'] = phrase('headline.jinja', 'unconverged', s.unconverged)
     lines['model'] = str(RunFolder(record['study'], record['run_id']).path / 'model')
-    smoke = [phrase('run.jinja', 'smoke')] if use.is_smoke else []
+    smoke = [phrase('box.jinja', 'smoke')] if use.is_smoke else []
     warnings = [*smoke, *sentences('headline.jinja', 'cautions', use)]
     names = {arm: arm} | {other: f'{other} (teacher)' for other in e.arms if other != arm}
-    return Box(phrase('run.jinja', 'title', record, s), _models(use, names), lines, ' '.join(warnings))
+    return Box(phrase('box.jinja', 'title', record, s), _models(use, names), lines, ' '.join(warnings))
 
 
 def _models(

@@ -12,42 +12,23 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 import pandas as pd
-from ..analysis.estimate import duration
 from ..report.figures import draw_evidence
 from ..analysis.plotting import FigureFile
 from ..report.report import Report, report_of
 from ..analysis.evidence import evidence
 from ..core.config import flat
 from ..core.files import atomic_write, figures_path, file_errors, runs_path
+from ..core.render import phrase
 from .cluster import Cluster
-from .forecast import Forecast, forecast, time_in_words
+from .forecast import time_left
 from .launch import Follow, execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
+from .planned import TEMPLATE
 from .worker import have_floors
 from ..records.runs import RunFolder
 
 # %% auto #0
-__all__ = ['plan_table', 'StudyResult', 'run_study', 'all_differences', 'notebook_parameters']
-
-# %% ../../nbs/experiment/18_study.ipynb #25f437f6
-def plan_table(
-    plans: Sequence[Plan],  # of one study
-) -> pd.DataFrame:  # a row a run, text
-    "The runs of a study and what they stand on: those that are there, then the others as they will be made."
-
-    def row(line: Forecast) -> dict:
-        known = 'not known' if line.seconds is None else f'about {duration(line.seconds)}'
-        return {
-            'seed': line.seed,
-            'arm': line.arm,
-            'run_id': line.run_id,
-            'epochs': '' if line.epochs is None else f'{line.epochs:g}',
-            'teacher': line.teacher or '',
-            'state': line.state,
-            'time': '' if line.state == 'there' else known,
-        }
-
-    return pd.DataFrame([row(line) for line in forecast(plans)])
+__all__ = ['StudyResult', 'run_study', 'all_differences', 'notebook_parameters']
 
 # %% ../../nbs/experiment/18_study.ipynb #17eb68bd
 @dataclass(frozen=True)
@@ -118,8 +99,8 @@ def run_study(
         (cluster.execute if cluster else execute)(p, on_each, say, beside)
         if p.run_id in planned:
             after_run(p)
-        if beside == 1 and (told := time_in_words(plans)):
-            say(f'   left: {told}')
+        if beside == 1 and (time := phrase(TEMPLATE, 'time', time_left(plans))):
+            say(f'   left: {time}')
 
     ray_address = ray_address or next((p.config.rendezvous for p in plans if p.config.launcher == 'ray'), '')
     with ExitStack() as stack:
@@ -129,9 +110,7 @@ def run_study(
             cluster = stack.enter_context(closing(Cluster(ray_address, machines)))
         if jobs is None:
             jobs = cluster.room(plans) if cluster else 1
-        say(explain_study(plans))
-        if told := time_in_words(plans, jobs):
-            say(f'{"time":>13}: {told}')
+        say(explain_study(plans, phrase(TEMPLATE, 'time', time_left(plans), jobs)))
         on_plans(plans)
         failed = make_runs(plans, make, say, jobs)
     _score_baselines(plans, say)

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 import pandas as pd
-from ..analysis.estimate import duration
+from ..core.render import duration
 from ..analysis.comparable import is_above, unit_matrix
 from ..analysis.intervals import mean_interval, scaled
 from ..report.page import Page, Part, SavedReport, Table, save_page
