@@ -115,7 +115,7 @@ endif
 help:    ## print this list
 	@sed -n 's/^\([a-z-]*\): *.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
-setup: $(DONE)  ## make the virtual environment .venv with everything in it: a few minutes, once
+setup: $(DONE)  ## create the virtual environment .venv with all dependencies: a few minutes, once
 $(DONE): pyproject.toml constraints.txt constraints-cuda.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make setup PYTHON=python3.11")'
 	@echo 'installing into .venv: a few minutes, about 2.5 GB, 6 GB with CUDA'
@@ -134,10 +134,10 @@ $(DONE): pyproject.toml constraints.txt constraints-cuda.txt
 	.venv/bin/python -m pip check
 	@touch $@
 
-constraints:  ## write constraints.txt and constraints-cuda.txt anew: versions stay, new needs and hashes come; ARGS=--upgrade or ARGS='--upgrade-package numpy'
+constraints:  ## update constraints.txt and constraints-cuda.txt: keeps versions, adds new dependencies and hashes; ARGS=--upgrade or ARGS='--upgrade-package numpy'
 	python tools/constraints.py $(ARGS)
 
-audit: setup  ## look up the known vulnerabilities of all pinned versions; where the database does not answer, say so and go on, or fail: ARGS=--required
+audit: setup  ## check all pinned versions for known vulnerabilities; if the database does not answer, print a warning, or fail with ARGS=--required
 	@python tools/audit.py $(ARGS)
 
 study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=usual GRID='temperature=2,4' TRANSFER=none PROFILE=laptop STUDY=<corpus> JOBS=1 RAY=<address> P='alpha=.3 ...'; SMOKE=1 for a try
@@ -149,14 +149,14 @@ study: setup  ## train and compare the arms: TASK=answer_selection CORPUS=embedd
 report: setup  ## write the report of a study, HTML and PDF: STUDY=embedded
 	kdnotes report $(call quoted,$(or $(STUDY),embedded))
 
-tune: setup   ## search at random for one arm's setting: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0, and TASK, CORPUS, COLUMNS, TRANSFER, INIT, PROFILE, STUDY, P as for study
+tune: setup   ## tune one arm by random search: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0, and TASK, CORPUS, COLUMNS, TRANSFER, INIT, PROFILE, STUDY, P as for study
 	@$(STOPPABLE) study=$$($(NAME)) && folder=$(call quoted,$(RUNS))/$$study-tuning && mkdir -p "$$folder" && notebook="$$folder"/tune-$(call quoted,$(MODE)).ipynb && echo "search $$study-tuning: its output is kept in $$notebook" && \
 	papermill nbs/tune.ipynb "$$notebook" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode $(call quoted,$(MODE)) -p trials $(call quoted,$(TRIALS)) $(if $(JOBS),-p jobs $(call quoted,$(JOBS))) \
 	    -p seeds $(call quoted,$(TUNED_SEEDS)) < /dev/null 2>&1 | $(QUIET) >&2
 
 # of the two that other commands read as well, its own defaults
 given_or = $(call quoted,$(if $(filter $(1),$(GIVEN_VARIABLES)),$($(1)),$(2)))
-search: setup  ## search for the students that are worth their size: TRIALS=40 WORKERS=1 SPACE=student OBJECTIVES=score,params SAMPLER=tpe MODE=mixed_kd RAY=, and TASK, CORPUS, COLUMNS, TRANSFER, PROFILE, STUDY, P as for study
+search: setup  ## search for students on the Pareto front of quality and size: TRIALS=40 WORKERS=1 SPACE=student OBJECTIVES=score,params SAMPLER=tpe MODE=mixed_kd RAY=, and TASK, CORPUS, COLUMNS, TRANSFER, PROFILE, STUDY, P as for study
 	@$(STOPPABLE) study=$$($(NAME) --search) && folder=$(call quoted,$(RUNS))/$$study && mkdir -p "$$folder" && echo "search $$study: its notebook, its page and its trials as a table will be in $$folder/" && \
 	papermill nbs/search.ipynb "$$folder/search.ipynb" --cwd . --no-progress-bar --log-output $(GIVEN) -r study "$$study" -r mode $(call given_or,MODE,mixed_kd) \
 	    -p n_trials $(call given_or,TRIALS,40) -p workers $(call given_or,WORKERS,1) -r sampler $(call quoted,$(SAMPLER)) -r space $(call quoted,$(SPACE)) -r objectives $(call quoted,$(OBJECTIVES)) \
@@ -173,7 +173,7 @@ test: lint   ## run every notebook, and one test of each kind: a quarter of an h
 	nbdev_test --path bench/nbs --n_workers $(call quoted,$(WORKERS))
 	$(PYTEST) -m 'not exhaustive'
 
-test-all: setup  ## run every notebook and every test: half an hour more, with all kills, mutants, rehearsals and 10,000 malformed inputs
+test-all: setup  ## run every notebook and every test, with all kills, mutants, rehearsals and 10,000 malformed inputs: half an hour more
 	nbdev_test --n_workers $(call quoted,$(WORKERS))
 	nbdev_test --path bench/nbs --n_workers $(call quoted,$(WORKERS))
 	KDNOTES_FUZZ=10000 $(PYTEST)
@@ -195,10 +195,10 @@ check: lint  ## check a staged change before its commit: modules equal notebooks
 	@git diff --exit-code --stat -- nbs bench || { echo 'a notebook differs from what is staged: look at it, stage it, try again'; exit 1; }
 	$(PYTEST) -m 'not slow and not exhaustive'
 
-fuzz: setup   ## try 10,000 malformed corpora, configurations, records and checkpoints, other ones each time
+fuzz: setup   ## test with 10,000 malformed corpora, configurations, records and checkpoints, new ones each time
 	KDNOTES_FUZZ=10000 pytest tests/test_fuzz.py
 
-mutation: setup  ## change the code in small ways, one at a time, and count the changes that a quick test sees: MODULE=train.loop SAMPLE=150
+mutation: setup  ## mutation testing: change the code in small ways and count the changes that quick tests detect: MODULE=train.loop SAMPLE=150
 	python tests/mutation.py --module $(call quoted,$(MODULE)) --sample $(call quoted,$(SAMPLE))
 
 bench: setup  ## compare kdnotes with other libraries on this machine, 40 minutes: CONTESTANTS=all|race|quality|inference|scaling|scoring|names ALTERNATIONS=5 STEPS=50
@@ -208,7 +208,7 @@ bench: setup  ## compare kdnotes with other libraries on this machine, 40 minute
 	    -p smoke $(if $(SHORT),True,False) < /dev/null 2>&1 | $(QUIET) >&2
 	@cat $(call quoted,$(RUNS)/bench/table.txt)
 
-scaling: setup  ## what synchronising ranks costs on this machine, and a model of a step, 30 minutes: TURNS=5
+scaling: setup  ## measure the cost of synchronising ranks and fit a model of step time, 30 minutes: TURNS=5
 	@mkdir -p $(call quoted,$(RUNS)/scaling)
 	@papermill nbs/scaling.ipynb $(call quoted,$(RUNS)/scaling/scaling.ipynb) --cwd . --no-progress-bar --log-output \
 	    -p turns $(call quoted,$(TURNS)) -p smoke $(if $(SHORT),True,False) < /dev/null 2>&1 | $(QUIET) >&2
@@ -217,10 +217,10 @@ scaling: setup  ## what synchronising ranks costs on this machine, and a model o
 doctor: setup ## check all modes on this machine in a minute; for your own model: kdnotes doctor -p teacher=<folder> ...
 	kdnotes doctor
 
-gpu-check:  ## check a GPU machine in ten minutes: correctness, memory, speed, energy; uses PYTHON as it is, without setup; ARGS='--device cpu --smoke' for a rehearsal
+gpu-check:  ## check a GPU machine in ten minutes: correctness, memory, speed, energy; uses PYTHON without setup; to try it, ARGS='--device cpu --smoke'
 	@$(PYTHON) -m bench.gpu_check $(ARGS)
 
-thesis: setup ## make values, figures and thesis/thesis.pdf again from the committed evidence alone: offline, in a minute, the same bytes
+thesis: setup ## build the values, the figures and thesis/thesis.pdf from the committed evidence: offline, in a minute, byte for byte reproducible
 	python -m thesis
 
 docs: setup   ## build the docs site in _docs/ from notebooks, modules and evidence: offline, in two minutes
@@ -229,17 +229,17 @@ docs: setup   ## build the docs site in _docs/ from notebooks, modules and evide
 lab: setup    ## start JupyterLab
 	jupyter lab
 
-lessons: setup  ## run the lessons in nbs/lessons from beginning to end, and keep what they show: ten minutes
+lessons: setup  ## execute the lessons in nbs/lessons and store their outputs: ten minutes
 	@for lesson in nbs/lessons/*.ipynb; do \
 	    echo "$$lesson" && jupyter nbconvert --log-level=ERROR --to notebook --execute --inplace "$$lesson" 2> >($(QUIET) >&2) || \
 	    { echo "$$lesson failed at the cell above; mend it, or what it shows, and call make lessons again" >&2; exit 1; }; done
 	nbdev_clean --fname nbs/lessons
 
-readme: setup ## make README.md of nbs/index.ipynb
+readme: setup ## generate README.md from nbs/index.ipynb
 	jupyter nbconvert --to notebook --execute --inplace nbs/index.ipynb
 	nbdev_clean --fname nbs/index.ipynb
 	python tools/readme.py
 
-clean:   ## remove .venv and caches; runs/ stays
+clean:   ## remove .venv and caches; keep runs/
 	rm -rf .venv kdnotes.egg-info .pytest_cache _docs _proc mutants
 	find kdnotes bench nbs tests tools -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf

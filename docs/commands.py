@@ -28,7 +28,9 @@ def parameter_table(command: Any) -> str:
 def about_parameters(command: Any) -> str:
     "Where the parameters of a run are described, for a command that takes them."
     takes = any('-p' in p.opts for p in command.params)
-    return 'It takes [parameters of a run](/reference/parameters.md).' if takes else ''
+    return (
+        'The command accepts [parameters of a run](/reference/parameters.md) with `-p`.' if takes else ''
+    )
 
 
 def described(name: str, command: Any) -> str:
@@ -59,7 +61,7 @@ def commands_page() -> str:
     commands = typer.main.get_command(make_app()).commands
     parts = [
         '# Commands',
-        '`kdnotes --help` lists the commands, and `kdnotes COMMAND --help` says what one takes.',
+        '`kdnotes --help` lists the commands, and `kdnotes COMMAND --help` describes one of them.',
     ]
     heading = ''
     for listed in COMMANDS:

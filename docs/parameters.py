@@ -67,7 +67,7 @@ def own_defaults(task: str, mode: str) -> str:
 
     usual = task_info(task).usual(dict(mode=mode))
     said = ', '.join(code(f'{name}={as_typed(value)}') for name, value in usual.items())
-    return f'Its own defaults: {said}.' if said else ''
+    return f'Other defaults for this task: {said}.' if said else ''
 
 
 def presets() -> str:
@@ -100,14 +100,15 @@ def parameters_page() -> str:
     mode = RunConfig.model_fields['mode'].default
     parts = [
         '# Parameters of a run',
-        "They mean the same everywhere: `-p name=value` on the command line, `P='name=value'` with make, the "
-        "parameters cell of a notebook, keywords in Python. Defaults are written as they are typed.",
-        '## Of every task',
+        "Set parameters with `-p name=value` on the command line, `P='name=value'` with make, in the "
+        "parameters cell of a notebook, or as keyword arguments in Python. They have the same names and "
+        "values everywhere.",
+        '## All tasks',
         of_model(RunConfig, 'parameter', without=('task_settings',)),
     ]
     for task in TASKS:
         parts += [
-            f'## Of task={task} alone',
+            f'## Only task={task}',
             of_model(task_info(task).settings, task.replace('_', '-')),
             own_defaults(task, mode),
         ]

@@ -129,8 +129,8 @@ def python_page(
     parts = [
         '# import kdnotes as kd',
         paragraphs(module.about),
-        'Nothing is loaded before it is used. What stands here is what users call; all else is in the '
-        '[modules](/reference/modules.md).',
+        'This page lists the user interface; everything else is in the [modules](/reference/modules.md). '
+        'Modules are imported when they are first used.',
         directive('py:module', 'kdnotes', ''),
         *shown,
     ]

@@ -40,7 +40,7 @@ class Listed:
 
 _GROUPS = {
     'train': [training.run, training.study, training.tune, training.search, training.parameters],
-    'look at what there is': [results.list_, results.show, results.compare, results.report],
+    'inspect results': [results.list_, results.show, results.compare, results.report],
     'use a model': [models.predict, models.score, models.export, models.push],
     'check this machine': [
         machine.doctor,
@@ -49,7 +49,7 @@ _GROUPS = {
         machine.hardware,
         machine.gpu_check,
     ],
-    'keep and tidy up': [results.evidence, results.forget, results.clean, training.name],
+    'manage studies': [results.evidence, results.forget, results.clean, training.name],
 }
 COMMANDS = [Listed(run, group) for group, runs in _GROUPS.items() for run in runs]
 _FIRST_EXAMPLES = (
@@ -69,14 +69,14 @@ def _print_version(asked: bool) -> None:
 
 
 _Version = Annotated[
-    bool, typer.Option('--version', callback=_print_version, is_eager=True, help='print the version')
+    bool, typer.Option('--version', callback=_print_version, is_eager=True, help='Show the version and exit.')
 ]
 
 
 def _all(version: _Version = False) -> None:
-    """Distillation, mixed precision and parallel training of BERT-like models, as experiments.
+    """Experiments with knowledge distillation, mixed precision and parallel training of BERT-like models.
 
-    `kdnotes COMMAND --help` says what a command takes, `kdnotes parameters` what a run does."""
+    `kdnotes COMMAND --help` describes a command, `kdnotes parameters` lists the parameters of a run."""
 
 
 def _typed_examples(examples: Sequence[str]) -> str:

@@ -44,7 +44,7 @@ def doctor(
         list[str],
         option(
             '--mode M',
-            f"one of {', '.join(MODES)}; may be given several times",
+            f"one of {', '.join(MODES)}; can be given several times",
             autocompletion=offer(MODES),
             show_default=False,
         ),
@@ -58,14 +58,14 @@ def doctor(
     profile: ProfileName = None,
     smoke: Smoke = False,
     p: Parameters = (),
-    # S: the seconds that all checks together may take
+    # S: time limit of all checks together, in seconds
     timeout: Annotated[float, dict(parser=at_least(1.0))] = 600.0,
     as_json: Json = False,
 ) -> int:
     """Check configurations before a long run, in about a minute.
 
-    Ranks, micro-batches, teacher, saving, precision, padding, memory, time. Without --mode it checks every
-    mode that accepts the parameters."""
+    Checks ranks, micro-batches, teacher, saving, precision, padding, memory and time. Without --mode, it
+    checks every mode that accepts the parameters."""
     options = dict(task=task, corpus=corpus, columns=columns, teacher=teacher, student=student)
     given = gather(p, **options, transfer=transfer, profile=profile, smoke=smoke)
     configs, skipped = configurations(mode, given)
@@ -107,18 +107,18 @@ def bench(
     task: Task = None,
     corpus: Corpus = None,
     profile: ProfileName = None,
-    # C: all, race, quality, inference, scaling, scoring, or names, with commas
+    # C: all, race, quality, inference, scaling, scoring, or a comma-separated list of names
     contestants: Annotated[
         str, dict(autocompletion=offer(['all', 'race', 'quality', 'inference', 'scaling', 'scoring']))
     ] = 'all',
-    alternations: Count = 5,  # N: rounds
-    steps: Count = 50,  # N: measured in a turn, of 32 examples each
-    # D: auto (for each library the faster one), bf16, fp16 (a GPU) or fp32
+    alternations: Count = 5,  # N: number of rounds
+    steps: Count = 50,  # N: measured steps per turn, with 32 examples each
+    # D: auto (the fastest format for each library), bf16, fp16 (GPU only) or fp32
     dtype: Annotated[str, dict(autocompletion=offer(['auto', 'bf16', 'fp16', 'fp32']))] = 'auto',
     smoke: Smoke = False,
     as_json: Json = False,
 ) -> int:
-    "Compare kdnotes with other libraries on this machine: about 40 minutes."
+    "Compare kdnotes with other libraries on this machine, in about 40 minutes."
     from kdnotes.core.files import atomic_write, runs_path
 
     common = {k: v for k, v in dict(task=task, corpus=corpus, profile=profile).items() if v is not None}
@@ -139,12 +139,12 @@ def bench(
 
 @command('scaling', 'scaling --turns 3')
 def scaling(
-    name: str = 'scaling',  # NAME: of the results; the same name goes on with them
-    turns: Count = 5,  # N: of each setting, for an interval
+    name: str = 'scaling',  # NAME: name of the results; the same name continues them
+    turns: Count = 5,  # N: measurements of each setting, for a confidence interval
     smoke: Smoke = False,
     as_json: Json = False,
 ) -> int:
-    "Measure what synchronising ranks costs here, with a model of a step: about 30 minutes."
+    "Measure the cost of synchronising ranks and fit a model of step time, in about 30 minutes."
     from kdnotes.analysis.scaling_results import predictions
     from kdnotes.core.files import read_json
 
@@ -160,25 +160,25 @@ def scaling(
     "hardware --measured 'Tesla V100=1.3' --epochs 3 --trials 479 --workers 20",
 )
 def hardware(
-    # NAME: a finished run, or a study: what is to be trained
+    # NAME: finished run or study to estimate
     run: Annotated[str | None, dict(autocompletion=offer_studies_and_runs)] = None,
-    arm: str | None = None,  # A: the runs of this arm of the study
-    # DEVICE=HOURS: instead of --run: an epoch that you timed yourself; may be given several times
+    arm: str | None = None,  # A: use only the runs of this arm
+    # DEVICE=HOURS: instead of --run: the time of one epoch that you measured; can be given several times
     measured: list[str] = (),
-    # P: of --measured: fp32, fp16 or bf16
+    # P: number format of --measured: fp32, fp16 or bf16
     precision: Annotated[str, dict(autocompletion=offer(['fp32', 'fp16', 'bf16']))] = 'fp32',
-    epochs: Amount = None,  # N: of a training (those that the runs had)
-    # FILE: your devices and prices (CSV, TSV, JSONL, Parquet), which replace the packaged ones or add to them
+    epochs: Amount = None,  # N: number of epochs. Default: as in the runs
+    # FILE: table of devices and prices (CSV, TSV, JSONL, Parquet) that extends or overrides the built-in one
     prices: str | None = None,
-    device: list[str] = (),  # DEVICE: this device alone; may be given several times
-    trials: Count = None,  # N: also the wall clock of a search of so many trials
-    workers: Count = 1,  # N: devices that try at the same time
+    device: list[str] = (),  # DEVICE: only this device; can be given several times
+    trials: Count = None,  # N: also estimate the duration of a search with this number of trials
+    workers: Count = 1,  # N: number of devices that run trials at the same time
     as_json: Json = False,
 ) -> int:
-    """Choose hardware: time, price and energy of a training by device.
+    """Estimate time, price and energy of a training on different devices.
 
-    From the throughput that finished runs recorded. A device that none was made on is an estimate, by the
-    ratios of peaks and of memory bandwidths, with two ends. Prices are list prices of the day beside them."""
+    Uses the throughput recorded by finished runs. For a device without runs, it gives a range, from the
+    ratios of peak performance and of memory bandwidth. Prices are list prices of the date given with them."""
     from kdnotes.analysis import hardware as h
     from kdnotes.experiment.forecast import finished_runs
 
@@ -208,25 +208,25 @@ def hardware(
 # %% ../../nbs/commands/08_machine.ipynb #0daab589
 @command('gpu-check --device cpu --smoke', 'gpu-check --parts numbers,energy')
 def gpu_check(
-    device: Literal['cuda', 'cpu'] = 'cuda',  # cuda, or cpu for a rehearsal, which needs --smoke too
+    device: Literal['cuda', 'cpu'] = 'cuda',  # cuda; or cpu to try the command, which also needs --smoke
     smoke: bool = False,  # use tiny models and a few steps
-    # P: some of machine, numbers, fits, doctor, energy, minilm and bert, with commas; the first is always
-    # made; all where none is given
+    # P: comma-separated list of machine, numbers, fits, doctor, energy, minilm and bert; machine is always
+    # included. Default: all
     parts: str | None = None,
     task: Task = None,
     corpus: Corpus = None,
-    # FOLDER: one with all-MiniLM-L6-v2/ and bert-base-uncased/, whole or with a vocab.txt alone; data/models
-    # where none is given
+    # FOLDER: folder with all-MiniLM-L6-v2/ and bert-base-uncased/, complete or with only a vocab.txt.
+    # Default: data/models
     models: str | None = None,
-    steps: Annotated[int, dict(parser=at_least(10))] = 200,  # N: optimizer steps of a turn
-    alternations: Count = 3,  # N: rounds in which all take turns
-    minutes: Annotated[float, dict(parser=at_least(1.0))] = 9.5,  # M: the time for all parts
+    steps: Annotated[int, dict(parser=at_least(10))] = 200,  # N: optimizer steps per turn
+    alternations: Count = 3,  # N: number of rounds in which all libraries take turns
+    minutes: Annotated[float, dict(parser=at_least(1.0))] = 9.5,  # M: time limit of all parts together
     as_json: Json = False,
 ) -> int:
     """Check a GPU machine in ten minutes: correctness, memory, speed, energy.
 
-    Correctness in every number format, the memory of the paper profile, and speed and energy beside other
-    libraries."""
+    Tests correctness in every number format and the memory of the paper profile, and compares speed and
+    energy with other libraries."""
     check = program('gpu_check')
     if absent := check.missing():
         raise ConfigError(f'these packages are missing or too old: {", ".join(absent)}; install them')

@@ -26,28 +26,29 @@ __all__ = ['predict', 'score', 'export', 'push']
 )
 def predict(
     model: ModelName,
-    question: str | None = None,  # Q: a question, with candidates or a passage
-    passage: str | None = None,  # P: a text of any length that may hold the answer
-    candidate: list[str] = (),  # C: a candidate; may be given several times
-    candidates: str | None = None,  # FILE: a text file with a candidate a line
-    text: str | None = None,  # T: a text to classify, or one with [MASK] in it
-    pair: str | None = None,  # T2: the second text of a pair
-    # MODEL: another model that answers the same (the teacher of the run, if it is at hand); none: no other
+    question: str | None = None,  # Q: question, to use with candidates or a passage
+    passage: str | None = None,  # P: text of any length that may contain the answer
+    candidate: list[str] = (),  # C: candidate answer; can be given several times
+    candidates: str | None = None,  # FILE: text file with one candidate per line
+    text: str | None = None,  # T: text to classify, or text that contains [MASK]
+    pair: str | None = None,  # T2: second text of a pair
+    # MODEL: second model for comparison; none: no second model. Default: the teacher of the run, if its
+    # weights are available
     beside: str | None = None,
-    # FILE: a table to ask about, row by row, with the columns of the task (.tsv, .csv, .jsonl or .parquet)
+    # FILE: table with the columns of the task, predicted row by row (.tsv, .csv, .jsonl or .parquet)
     file: str | None = None,
-    out: str
-    | None = None,  # FILE: where the table of --file goes, with what the model says beside its columns
-    # MAP: columns of --file that have other names than the task's, as of 'text=review'
+    # FILE: output table: the columns of --file and those of the predictions
+    out: str | None = None,
+    # MAP: column names of --file, if they are not the task's: 'text=review'
     columns: str | None = None,
-    overwrite: bool = False,  # replace the file of --out
+    overwrite: bool = False,  # replace the file --out if it exists
     as_json: Json = False,
 ) -> int:
-    """Ask a model about texts of your own.
+    """Predict on your own texts with a trained model.
 
-    It puts candidates in the order of being the answer, classifies a text, finds pieces for a [MASK], or the
-    answer in a passage. A student is answered beside its teacher where the weights of both are at hand. With
-    --file each row of a table is answered, candidates among those of their question."""
+    Ranks candidates, classifies a text, fills a [MASK], or finds the answer in a passage, depending on the
+    task of the model. The predictions of a student are shown next to those of its teacher if the weights of
+    both are available. With --file, every row of a table is predicted; candidates are ranked per question."""
     from kdnotes.experiment.predict import predict as ask
 
     single = dict(question=question, passage=passage, candidates=candidates, text=text, pair=pair)
@@ -115,28 +116,28 @@ def score(
         str,
         argument(
             'TEXT',
-            'a .txt file, a folder of them, wikitext2, imdb, or a corpus whose test part is meant '
-            '(embedded, gutenberg)',
+            'a .txt file, a folder of .txt files, wikitext2, imdb, or the test set of a corpus (embedded, '
+            'gutenberg)',
         ),
     ],
-    # what the model sees at once: blocks of running text, or each line by itself
+    # input of the model: blocks of running text, or single lines
     by: Literal['block', 'line'] = 'block',
-    # N: tokens of a block, or most tokens of a line
+    # N: tokens per block, or maximum number of tokens of a line
     length: Annotated[int, dict(parser=at_least(8))] = 128,
-    # N: hide so many tokens, drawn at random from the whole text; without it all of them
+    # N: mask this number of tokens, sampled from the whole text. Default: all tokens
     sample: Annotated[int, dict(parser=at_least(2))] = None,
-    # the number format of matmuls; 16 bits change a score by about a thousandth of a nat
+    # number format of matmuls; 16 bits change a score by about 0.001 nats
     dtype: Literal['fp32', 'bf16', 'fp16'] = 'fp32',
-    # N: most tokens of a batch, padding included; fewer take less memory
+    # N: maximum number of tokens in a batch, including padding; a smaller number needs less memory
     budget: Annotated[int, dict(parser=at_least(8))] = 8192,
-    out: str | None = None,  # FILE: also write what each hidden token costs, as a gzipped CSV (.csv.gz)
+    out: str | None = None,  # FILE: also write the loss of each masked token to this CSV file (.csv.gz)
     as_json: Json = False,
 ) -> int:
-    """Say how well a masked language model knows a text.
+    """Measure how well a masked language model predicts a text.
 
-    Pseudo-perplexity (each token hidden by itself) and perplexity (15 % of a block hidden at once), a word
-    piece and a word, with intervals. What is done is kept: the same command goes on where an earlier one was
-    stopped."""
+    Reports pseudo-perplexity (tokens are masked one at a time) and perplexity (15% of a block is masked at
+    once), per word piece and per word, with confidence intervals. To continue a stopped command, run it
+    again."""
     from kdnotes.experiment.score import score as score_text
     from kdnotes.records.runs import write_csv
 
@@ -165,19 +166,18 @@ def _file_to_write(name: str) -> Path:
 @command('export <run_id> --to <folder> --int8')
 def export(
     run_id: RunName,
-    to: str,  # FOLDER: the folder to write, new or empty
-    onnx: bool = False,  # also as ONNX in float32
-    int8: bool = False,  # also as ONNX with weights in 8 bits (and --onnx)
-    # measure its teacher, too, where ONNX is written: the card then compares the two, and it takes about as
-    # long again
+    to: str,  # FOLDER: output folder, new or empty
+    onnx: bool = False,  # also write ONNX in float32
+    int8: bool = False,  # also write ONNX with weights in 8 bits; implies --onnx
+    # with --onnx or --int8, also measure the teacher and compare both on the card; takes about twice as long
     teacher: bool = True,
     as_json: Json = False,
 ) -> int:
-    """Write a run's model for use elsewhere, as transformers loads it.
+    """Export the model of a run for transformers and, optionally, ONNX.
 
-    With its card; a model of answer selection also in cross-encoder/, for sentence_transformers. ONNX and
-    int8 need the extra `export`; what int8 loses is measured on all evaluation sets, which takes minutes on a
-    real corpus."""
+    Also writes a model card and, for answer selection, a folder cross-encoder/ for sentence_transformers.
+    --onnx and --int8 need the extra `export`. The quality of the int8 model is measured on all evaluation
+    sets, which takes minutes on a real corpus."""
     from kdnotes.experiment.export import export_model, export_text
 
     found = export_model(run_id, to, onnx=onnx, int8=int8, say=tell, teacher=teacher)
@@ -192,16 +192,16 @@ def export(
 @command('push <run_id> <user/name> --yes')
 def push(
     run_id: RunName,
-    repo: Annotated[str, argument('REPO', 'user/name; it is made where it is not there')],
-    yes: bool = False,  # send it
-    public: bool = False,  # let everybody see a repository that is made
-    int8: bool = False,  # with ONNX in float32 and in 8 bits
+    repo: Annotated[str, argument('REPO', 'user/name; created if it does not exist')],
+    yes: bool = False,  # upload the model
+    public: bool = False,  # make a new repository public
+    int8: bool = False,  # include ONNX in float32 and in 8 bits
     as_json: Json = False,
 ) -> int:
-    """Put a run's model on the Hugging Face hub.
+    """Upload the model of a run to the Hugging Face Hub.
 
-    It sends what `kdnotes export` writes, to a private repository unless --public is given. Without --yes
-    nothing is sent."""
+    Uploads the files that `kdnotes export` writes, to a private repository unless --public is given. Without
+    --yes, nothing is uploaded."""
     from kdnotes.experiment.export import push_model
 
     commit = push_model(run_id, repo, yes, public, int8, tell)

@@ -125,14 +125,13 @@ _MODES = ', '.join(MODES)
 _USUAL_MODE = RunConfig.model_fields['mode'].default
 Mode = Annotated[
     str | None,
-    option('--mode M', f'one of {_MODES}; {_USUAL_MODE} where none is given', autocompletion=offer(MODES)),
+    option('--mode M', f'one of {_MODES}; default: {_USUAL_MODE}', autocompletion=offer(MODES)),
 ]
 Seed = Annotated[
     int | None,
     option(
         '--seed N',
-        'one seed, of data order, dropout and a new head; `kdnotes study --seeds N` trains several; '
-        '0 where none is given',
+        f'{of_all_tasks()["seed"].about}; default: 0. `kdnotes study --seeds N` trains several seeds',
         parser=at_least(0),
     ),
 ]
@@ -149,8 +148,8 @@ Parameters = Annotated[
     list[str],
     option(
         '-p name=value',
-        'any parameter of a run, may be given several times, and of one name the last counts; '
-        '`kdnotes parameters` lists them',
+        'a parameter of the run; can be given several times. If a name is repeated, its last value is used. '
+        '`kdnotes parameters` lists all of them',
         autocompletion=offer_parameters,
         show_default=False,
     ),
@@ -165,16 +164,18 @@ OfStudy = Annotated[dict, _MADE]
 OfRun = Annotated[dict, dict(mode=Mode, seed=Seed) | _MADE]
 
 # what a command does
-Json = Annotated[bool, option('--json', 'print the result as JSON, alone on standard output')]
+Json = Annotated[
+    bool, option('--json', 'print the result as JSON; nothing else is printed to standard output')
+]
 DryRun = Annotated[
-    bool, option('--dry-run', 'say what would be made, and about how long it takes; train nothing')
+    bool, option('--dry-run', 'show what would be trained and about how long it takes; train nothing')
 ]
 Arms = Annotated[
     str,
     option(
         '--arms A',
-        f"usual ({', '.join(USUAL)}), procedures (the same without full_student), all, or some of "
-        f'{_MODES}, with commas',
+        f"usual ({', '.join(USUAL)}), procedures (the same without full_student), all, or a comma-separated "
+        f'list of {_MODES}',
         autocompletion=offer(['usual', 'procedures', 'all', *MODES], last=True),
     ),
 ]
@@ -182,8 +183,8 @@ Grid = Annotated[
     list[str],
     option(
         '--grid name=v,v ...',
-        'values of parameters: each arm is made once for each combination of those that it reads, as of '
-        '--grid learning_rate=1e-4,2e-4 temperature=2,4',
+        'values of parameters: every arm is trained once for each combination of the values that apply to '
+        'it, as in --grid learning_rate=1e-4,2e-4 temperature=2,4',
         autocompletion=offer_parameters,
         show_default=False,
     ),
@@ -192,20 +193,20 @@ Jobs = Annotated[
     int,
     option(
         '--jobs N',
-        'runs that train at the same time: sooner done, but on the same device times, memory and '
-        'energy are not compared; 1 where none is given, and on a cluster as many as it has room for',
+        'number of runs that train at the same time. This takes less time, but times, memory and energy of '
+        'runs that share a device are not compared. Default: 1; on a cluster, as many as fit',
         parser=at_least(1),
     ),
 ]
 StudyName = Annotated[
-    str, argument('STUDY', 'the folder under runs/, or evidence of that name', offer_studies)
+    str, argument('STUDY', 'name of a study: its folder under runs/, or committed evidence', offer_studies)
 ]
-RunName = Annotated[str, argument('RUN', 'the run_id or the folder of a run', offer_runs)]
+RunName = Annotated[str, argument('RUN', 'run_id or folder of a run', offer_runs)]
 ModelName = Annotated[
     str,
     argument(
         'MODEL',
-        'the run_id or the folder of a finished run, a folder of a saved model, or a hub id',
+        'run_id or folder of a finished run, folder of a saved model, or hub id',
         offer_runs,
     ),
 ]

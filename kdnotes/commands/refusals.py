@@ -20,10 +20,10 @@ __all__ = ['EXIT_CODES', 'as_parameter', 'usage_sentence', 'Command', 'exit_code
 
 # %% ../../nbs/commands/02_refusals.ipynb #6178eaf9
 EXIT_CODES = {
-    0: 'done, or already done',
-    1: 'a finding: a check that failed, a run that failed, a file that cannot be believed or written',
-    2: 'not carried out: an option, a parameter, a name or a folder is wrong; one sentence says which',
-    EXIT_STOPPED: 'stopped, by Ctrl-C or a signal: what is done is kept, and the same command goes on',
+    0: 'success; also if there was nothing left to do',
+    1: 'a check or a run failed, or a file is invalid or cannot be written',
+    2: 'nothing was done: an option, a parameter, a name or a folder is wrong; the message says which',
+    EXIT_STOPPED: 'stopped by Ctrl-C or a signal; finished work is kept, and the same command continues it',
 }
 
 # %% ../../nbs/commands/02_refusals.ipynb #b42261ac

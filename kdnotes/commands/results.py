@@ -30,11 +30,11 @@ __all__ = ['list_', 'show', 'compare', 'report', 'evidence', 'forget', 'clean']
 @command('list', 'list <study>', 'list --json | jq .runs')
 def list_(
     study: Annotated[
-        str | None, argument('STUDY', 'the folder under runs/; without it all of them', offer_studies)
+        str | None, argument('STUDY', 'name of a study. Default: all studies', offer_studies)
     ] = None,
     as_json: Json = False,
 ) -> int:
-    "List studies and runs: mode, seed, result, when, and how far each is."
+    "List studies and runs with mode, seed, result, date and state."
     from kdnotes.analysis.overview import evidence_studies, list_runs
 
     lines = list_runs(study)
@@ -49,7 +49,7 @@ def list_(
 
 @command('show <run_id>', 'show <run_id> --json')
 def show(run: RunName, as_json: Json = False) -> int:
-    "Show one run: its record as a table, or all of it with --json."
+    "Show the record of one run: a summary, or everything with --json."
     from kdnotes.analysis.overview import find_run, record_rows, run_state
 
     record, folder = find_run(run)
@@ -75,15 +75,15 @@ def compare(
         list[str],
         argument(
             'STUDY|RUN...',
-            'a study, several, or single runs: all of them are compared together',
+            'one or more studies or runs; all of them are compared together',
             offer_studies_and_runs,
         ),
     ],
     as_json: Json = False,
 ) -> int:
-    """Compare runs by arm, in tables and in words, with intervals.
+    """Compare runs by arm: tables and sentences, with confidence intervals.
 
-    Nothing is written; `kdnotes report` writes a page."""
+    It writes no files; use `kdnotes report` to write a report."""
     from kdnotes.report.report import report_of
     from kdnotes.analysis.evidence import evidence
 
@@ -118,16 +118,16 @@ def _runs_of(names: list[str]) -> tuple[str, list[str] | None]:  # a study, and 
 def report(
     study: StudyName,
     run_id: Annotated[
-        list[str], argument('[RUN_ID]...', 'these runs only; without it all of them', offer_runs)
+        list[str], argument('[RUN_ID]...', 'only these runs. Default: all runs', offer_runs)
     ] = (),
-    to: str | None = None,  # FOLDER: where the files go (runs/STUDY)
-    no_pdf: bool = False,  # the HTML file alone; a PDF needs typst
+    to: str | None = None,  # FOLDER: output folder. Default: runs/STUDY
+    no_pdf: bool = False,  # write only the HTML file; the PDF needs typst
     as_json: Json = False,
 ) -> int:
-    """Write the report of a study: HTML and PDF.
+    """Write the report of a study as HTML and PDF.
 
-    Writes report.html, one file that needs no network, and report.pdf: what the student keeps and saves,
-    tables, figures, every comparison in words, the runs, and what was left out and why."""
+    report.html is one file that works offline; report.pdf has the same content: quality and cost of the
+    student, tables, figures, all comparisons, the runs, and what was left out and why."""
     from kdnotes.analysis.overview import find_study
     from kdnotes.report.page import save_report
     from kdnotes.search.found import is_search, load_found
@@ -149,10 +149,11 @@ def report(
 # %% ../../nbs/commands/06_results.ipynb #5d3e469c
 @command('evidence <study>')
 def evidence(study: StudyName, as_json: Json = False) -> int:
-    """Keep the finished runs of a study beside the code.
+    """Save the finished runs of a study in the repository, as evidence.
 
-    Writes them to thesis/data/STUDY.*: records, units and scores, small enough for git, no text of a corpus
-    among them. A clone compares and draws them without training; runs that are there already stay."""
+    Writes records, results per test unit and scores to thesis/data/STUDY.*. The files are small enough for
+    git and contain no corpus text. A clone can compare and plot these runs without training. Runs that are
+    already saved are not changed."""
     from kdnotes.core.files import evidence_path
     from kdnotes.analysis.overview import find_study
     from kdnotes.records.store import export
@@ -171,12 +172,12 @@ def evidence(study: StudyName, as_json: Json = False) -> int:
 @command('forget <study> <run_id>')
 def forget(
     study: StudyName,
-    run_id: Annotated[list[str], argument('RUN_ID', 'a folder under runs/STUDY/', offer_runs)],
+    run_id: Annotated[list[str], argument('RUN_ID', 'name of a folder under runs/STUDY/', offer_runs)],
     as_json: Json = False,
 ) -> int:
-    """Take finished runs out of a study, so that they are made again.
+    """Remove finished runs from a study, so that they are trained again.
 
-    Out of thesis/data/STUDY.*, and their folders to runs/.forgotten/."""
+    Removes them from thesis/data/STUDY.* and moves their folders to runs/.forgotten/."""
     from kdnotes.records.store import forget as forget_runs
 
     elsewhere, stand = forget_runs(study, run_id)
@@ -202,14 +203,14 @@ def forget(
 
 @command('clean --dry-run', 'clean --yes')
 def clean(
-    yes: bool = False,  # remove it without asking
-    dry_run: bool = False,  # say what would be removed
+    yes: bool = False,  # remove the files without asking
+    dry_run: bool = False,  # show what would be removed; remove nothing
     as_json: Json = False,
 ) -> int:
     """Remove checkpoints and caches that finished runs no longer need.
 
-    Teachers' outputs and tokenised texts are made again when a later run wants them. Records, models and
-    evidence stay. What a begun run waits for stays too."""
+    Teacher outputs and tokenised texts are computed again if a later run needs them. Records, models,
+    evidence and the files of unfinished runs are kept."""
     from kdnotes.experiment.clean import clean as remove
     from kdnotes.experiment.clean import leftovers
 

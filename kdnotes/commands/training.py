@@ -64,7 +64,7 @@ def _show_forecast(plans: list[Any], about: str, jobs: int, as_json: bool) -> in
     'run --mode full_kd --seed 1 --corpus wikiqa -p learning_rate=5e-5 -p epochs=2',
 )
 def run(given: OfRun = None, dry_run: DryRun = False, as_json: Json = False) -> int:
-    "Train one model, after its teacher if there is none yet; or find it trained."
+    "Train one model, and its teacher if needed; a finished run is not repeated."
     config = make_config(**given)
     from kdnotes.experiment.cluster import make_run
     from kdnotes.experiment.plan import plan
@@ -105,15 +105,15 @@ def study(
     given: OfStudy = None,
     grid: Grid = (),
     jobs: Jobs = None,
-    # ADDRESS: make the runs on a Ray cluster: auto (one that runs on this machine), host:port,
+    # ADDRESS: train the runs on a Ray cluster: auto (the one running on this machine), host:port,
     # ray://host:port, or local (started for this command)
     ray: Annotated[str, dict(autocompletion=offer(['auto', 'local']))] = '',
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Train the runs of a study that are not done, compare them and draw their figures.
+    """Train the missing runs of a study, compare all of its runs and draw figures.
 
-    It is `make study` without notebooks. The study is called as --study says, else by task and corpus."""
+    The same as `make study`, without notebooks. The study's default name is made from task and corpus."""
     given = _CORPUS | given | dict(grid=list(grid))
     from kdnotes.experiment.launch import RunError
     from kdnotes.experiment.plan import explain_study, plan_study
@@ -143,16 +143,16 @@ def _study_as_dict(made: Any) -> dict:  # of a `StudyResult`; JSON-able
 
 @command('name --corpus wikiqa --smoke', without=_OF_STUDY)
 def name(
-    arms: str | None = None,  # A: plan the study of these arms first, so that what it refuses is refused here
-    seeds: Count = 1,  # N: of the study that is planned
-    search: bool = False,  # the name of a search, as of `kdnotes search`
+    arms: str | None = None,  # A: first plan the study of these arms, and report what is wrong with it
+    seeds: Count = 1,  # N: number of seeds of the planned study
+    search: bool = False,  # print the name that `kdnotes search` uses
     given: OfName = None,
     grid: Grid = (),
     as_json: Json = False,
 ) -> int:
     """Print the name of a study.
 
-    It is that of --study, else one made of the task and the corpus. Its runs are in runs/NAME/."""
+    The name given by --study, or one made from task and corpus. The runs of the study are in runs/NAME/."""
     from kdnotes.experiment.plan import named, plan_study
 
     if search:
@@ -174,8 +174,8 @@ def tune(
     mode: Annotated[
         str, option('--mode M', f'the arm: one of {", ".join(MODES)}', autocompletion=offer(MODES))
     ] = 'baseline',
-    trials: Count = 6,  # N: settings that are tried
-    # N: afterwards train the arm with the chosen setting on seeds 0 to N - 1, as runs of the study
+    trials: Count = 6,  # N: number of settings to try
+    # N: then train the arm with the best setting on seeds 0 to N - 1, as runs of the study
     # NAME-sensitivity
     seeds: Whole = 0,
     given: OfStudy = None,
@@ -183,9 +183,9 @@ def tune(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Search at random for one arm's setting, judged on the development set.
+    """Tune one arm by random search on the development set.
 
-    It is `make tune` without notebooks. The trials are runs of the study NAME-tuning; those that are done
+    The same as `make tune`, without notebooks. The trials are runs of the study NAME-tuning; finished trials
     are skipped."""
     from kdnotes.experiment.launch import outcome
     from kdnotes.experiment.plan import explain_study, named
@@ -216,7 +216,7 @@ _MODE = Annotated[
     str | None,
     option(
         '--mode M',
-        f'how its students are trained: one of {", ".join(_STUDENTS)}; mixed_kd where none is given',
+        f'mode in which the students are trained: one of {", ".join(_STUDENTS)}; default: mixed_kd',
         autocompletion=offer(_STUDENTS),
     ),
 ]
@@ -229,29 +229,28 @@ _MODE = Annotated[
     without=('arm', 'tuning_id'),
 )
 def search(
-    trials: Count = 40,  # N: settings that are proposed
-    workers: Count = 1,  # N: trials that train at the same time
+    trials: Count = 40,  # N: number of trials
+    workers: Count = 1,  # N: number of trials that train at the same time
     # S: tpe, gp, nsga2, random or sobol
     sampler: Annotated[str, dict(autocompletion=offer(['tpe', 'gp', 'nsga2', 'random', 'sobol']))] = 'tpe',
-    # S: what is drawn: student, laptop, study, or a YAML file with lines such as layers: [1, 6]
+    # S: the search space: student, laptop, study, or a YAML file with lines such as layers: [1, 6]
     space: Annotated[str, dict(autocompletion=offer(['student', 'laptop', 'study']))] = 'student',
-    # A,B: what is made large or small: score, params, latency_ms, energy_j, train_s, peak_mib
+    # A,B: quantities to optimise: score, params, latency_ms, energy_j, train_s, peak_mib
     objectives: str = 'score,params',
-    # X: the score a student must be better than; 'none': any will do; without it that of the best
-    # trivial baseline
+    # X: score that students must beat; 'none': no limit. Default: the score of the best trivial baseline
     threshold: str | None = None,
-    budget_minutes: Amount = None,  # M: after which no trial is begun
-    max_trial_minutes: Amount = None,  # M: that a trial may take
-    memory_mib: Amount = None,  # M: memory that a trial may take
-    front_seeds: Whole = 3,  # N: more seeds that the students of the front are trained on
-    storage: str = '',  # URL: a database for the trials; without it a file beside the runs
-    ray: str = '',  # ADDRESS: a Ray cluster on which trials run; 'local' starts one
+    budget_minutes: Amount = None,  # M: start no more trials after this time
+    max_trial_minutes: Amount = None,  # M: time limit of one trial
+    memory_mib: Amount = None,  # M: memory limit of one trial
+    front_seeds: Whole = 3,  # N: number of additional seeds for the students on the Pareto front
+    storage: str = '',  # URL: database of the trials. Default: a file in the study's folder
+    ray: str = '',  # ADDRESS: Ray cluster that runs the trials; 'local' starts one
     given: Annotated[dict, dict(mode=_MODE) | get_args(OfStudy)[1]] = None,
     as_json: Json = False,
 ) -> int:
-    """Search for the students that are worth their size.
+    """Search for students on the Pareto front, by default of quality and size.
 
-    Every trial is a run of the study NAME-search. A search that was stopped goes on with the same command."""
+    Every trial is a run of the study NAME-search. To continue a stopped search, repeat the command."""
     asked = dict(n_trials=trials, workers=workers, sampler=sampler, space=space, objectives=objectives)
     asked |= dict(threshold=threshold, budget_minutes=budget_minutes, max_trial_minutes=max_trial_minutes)
     asked |= dict(memory_mib=memory_mib, front_seeds=front_seeds, storage=storage, ray_address=ray)
@@ -274,11 +273,11 @@ def search(
 # %% ../../nbs/commands/05_training.ipynb #341f2d4c
 @command('parameters', 'parameters --task extractive_qa')
 def parameters(
-    # T: only those that this task reads
+    # T: list only the parameters of this task
     task: Annotated[str | None, dict(autocompletion=offer(TASKS))] = None,
     as_json: Json = False,
 ) -> int:
-    "List all parameters of a run: default, values, meaning."
+    "List all parameters of a run with their defaults, values and meanings."
     from kdnotes.commands.parameters import describe_parameters, parameter_lines
 
     if as_json:

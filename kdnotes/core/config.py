@@ -255,261 +255,281 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra='forbid', protected_namespaces=(), allow_inf_nan=False)
 
-    # the point in four factors that is trained: network, precision, distillation, ranks
+    # the arm: a fixed choice of network, precision, distillation and ranks
     mode: Literal[tuple(MODES)] = parameter('mixed_kd', named=False)
-    task: Literal[tuple(TASKS)] = FIRST_TASK  # what is learnt
-    # auto | embedded | a published corpus' name | a folder | a hub id
+    task: Literal[tuple(TASKS)] = FIRST_TASK  # task to train on
+    # auto (the published corpus if it is available, otherwise embedded) | embedded | the name of a published
+    # corpus | a folder | a hub id
     corpus: str = parameter('auto', named=False)
-    # which column holds what, for a folder or the hub: 'text=review,label=stars'; None: the usual names;
-    # 'teacher=score' names the outputs of a teacher, of teacher_mode=scores
+    # column names, for a folder or a hub dataset: 'text=review,label=stars' reads text from the column review
+    # and label from stars; None: the task's own names. With teacher_mode=scores, 'teacher=score' names the
+    # column of the teacher's outputs
     columns: str | None = parameter(None, named=False)
-    # a corpus (as above) the teacher's architecture learns first, once for all arms and seeds; 'none': it
-    # starts from its pretrained weights
+    # corpus on which the teacher's architecture is trained first, once for all arms and seeds; takes the same
+    # values as `corpus`. 'none': start from pretrained weights
     transfer: str = parameter('none', factors=('transfer',))
-    # the seed of data order, dropout and a new head
+    # random seed of data order, dropout and the initial weights of a new head
     seed: int = parameter(0, ge=0, lt=2**32, named=False)
-    # which models: MiniLM-L6 and 3 of its layers, or BERT-base and 6
+    # pair of models. laptop: all-MiniLM-L6-v2 and a student of 3 of its layers; paper: BERT-base and a
+    # student of 6 layers
     profile: Literal[tuple(PROFILES)] = parameter('laptop', named=False)
-    # a published setting that stands where nothing else is given
+    # a published setting, used for every parameter that is not given
     preset: Literal[tuple(PRESETS)] = _aside('none')
-    # the study that the run belongs to, a folder under runs/
+    # study that the run belongs to; a folder under runs/
     study: str = parameter('default', pattern=NAME_PATTERN, named=False)
-    # what the run is called in comparisons; None: the mode
+    # name of the run's arm in comparisons; None: the mode
     arm: str | None = parameter(None, pattern=NAME_PATTERN, named=False)
 
     # the models
 
-    # hub id or folder of the teacher's pretrained weights; None: the profile's
+    # hub id or folder of the teacher's pretrained weights; None: the teacher of the profile
     teacher: str | None = parameter(None, named=False)
-    # hub id or folder of the student, for student_init='hub'; None: the profile's
+    # hub id or folder of the student, for student_init='hub'; None: the student of the profile
     student: str | None = parameter(None, named=False)
-    # layers of the teacher kept in the student; None: every second one
+    # indices of the teacher's layers that the student keeps, counted from 0; None: every second layer
     student_layers: tuple[int, ...] | None = parameter(None, factors=('network', 'init'))
-    # how many layers the student has, instead of student_layers: evenly spread over the teacher's (a hub
-    # student's), and new ones behind them where it has fewer; None: student_layers, or all of a hub student
+    # number of layers of the student, as an alternative to student_layers. They are spread evenly over the
+    # layers of the teacher (or of the hub student); if it has fewer, new layers are added at the end. None:
+    # as student_layers says, or all layers of a hub student
     layers: int | None = _shape(None, ge=1, le=20)
-    # attention heads in each layer of the student, all of the size they have; None: as many as it starts with
+    # number of attention heads in each layer of the student; the size of a head does not change. None: the
+    # number it starts with
     heads: int | None = _shape(None, ge=1, le=12)
-    # which heads stay: drawn by pruning_seed, or those that the loss depends on most (Michel et al. 2019)
+    # which heads are kept. seed: a random choice made with pruning_seed; importance: the heads that affect
+    # the loss most (Michel et al. 2019)
     head_choice: Literal['seed', 'importance'] = _shape('seed')
-    # the seed that draws the heads that stay
+    # random seed of the choice of heads
     pruning_seed: int = _shape(42, ge=0, lt=2**32)
-    # neurons of each feed-forward layer of the student: those with the largest weights stay, more are new;
-    # None: as many as it starts with
+    # number of neurons in each feed-forward layer of the student. The neurons with the largest weights are
+    # kept; if there are too few, new ones are added. None: the number it starts with
     feed_forward: int | None = _shape(None, ge=1, le=65536)
-    # 'transferred': a student distilled on the corpus of `transfer`, once for all arms and seeds;
-    # teacher_mode=scores and several teachers have no layers to start from: teacher_pretrained, if not given
+    # where the student's weights come from. 'teacher_finetuned' and 'teacher_pretrained': layers of the
+    # teacher, after or before its fine-tuning; 'transferred': a student distilled on the corpus of
+    # `transfer`, once for all arms and seeds; 'hub': the model named by `student`. With teacher_mode=scores
+    # or several teachers the default is teacher_pretrained, because no single fine-tuned teacher has layers
+    # to start from
     student_init: Literal['teacher_finetuned', 'teacher_pretrained', 'transferred', 'hub'] = parameter(
         'teacher_finetuned', factors=('network', 'init')
     )
-    # where a new head's bias starts: at the log share of each training label, or at 0
+    # initial bias of a new head. prior: the log of each label's share in the training set; zero: 0
     head_bias: Literal['prior', 'zero'] = parameter('prior', training=True, shared=True)
-    # the seed of the teacher's training; None: the run's own
+    # random seed of the teacher's training; None: the seed of the run
     teacher_seed: int | None = parameter(None, ge=0, lt=2**32, factors=('network', 'kd', 'init'))
-    # whose model teaches a student; 'given': `teacher` is fine-tuned already and is taken as it is, never
-    # trained; 'scores': none of kdnotes, the corpus holds a teacher's outputs in the columns that
-    # columns='teacher=<column>' names: 'neg+pos' a column a class, 'a;b' two teachers
+    # the model that teaches. 'baseline' and 'mixed_baseline': a teacher trained by the run of that mode;
+    # 'given': `teacher` is already fine-tuned and is used without training; 'scores': the corpus holds a
+    # teacher's outputs, in the columns named by columns='teacher=<column>' ('neg+pos': one column per class,
+    # 'a;b': two teachers)
     teacher_mode: Literal['baseline', 'mixed_baseline', 'given', 'scores'] = parameter(
         'baseline', factors=('kd',), younger=True
     )
-    # models that teach together, fine-tuned already and taken as they are: folders, hub ids or run_ids;
-    # None: one teacher, as teacher_mode says
+    # models that teach together: folders, hub ids or run_ids of fine-tuned models, used without training.
+    # None: one teacher, as set by teacher_mode
     teachers: tuple[str, ...] | None = parameter(None, kd=True, named=False)
     # what the scores of teacher_mode=scores are
     scores_are: Literal['logits', 'probabilities'] = _taught('logits')
-    # what a student learns of several teachers: the mean of their logits, or of their probabilities
+    # how several teachers are combined: by the mean of their logits or of their probabilities
     teachers_mean: Literal['logits', 'probabilities'] = _taught('logits')
-    # how much each of several teachers counts: '2,1'; None: all alike
+    # weight of each of several teachers, as in '2,1'; None: equal weights
     teachers_weights: tuple[float, ...] | None = _taught(None)
-    # the setting its teacher is trained with: the corpus' usual one ('own'), or the one this run is given
-    # ('shared', as in a study, where the study's baseline teaches)
+    # training setting of the teacher. own: the default of the corpus; shared: the setting of this run, as in
+    # a study, where the teacher is the study's baseline
     teacher_setting: Literal['own', 'shared'] = parameter('own', named=False)
-    # passes of the teacher's training; None: as teacher_setting says
+    # number of passes over the training examples in the teacher's training; None: as set by teacher_setting
     teacher_epochs: float | None = parameter(None, gt=0, le=1000, named=False, teachers='epochs')
-    # the peak of the teacher's learning rate; None: as teacher_setting says
+    # peak learning rate of the teacher; None: as set by teacher_setting
     teacher_learning_rate: float | None = parameter(None, gt=0, le=1, named=False, teachers='learning_rate')
-    # share of the teacher's steps with a rising learning rate; None: as teacher_setting says
+    # share of the teacher's steps in which the learning rate increases; None: as set by teacher_setting
     teacher_warmup_fraction: float | None = parameter(
         None, ge=0, lt=1, named=False, teachers='warmup_fraction'
     )
-    # AdamW's weight decay in the teacher's training; None: as teacher_setting says
+    # AdamW's weight decay in the teacher's training; None: as set by teacher_setting
     teacher_weight_decay: float | None = parameter(None, ge=0, le=1, named=False, teachers='weight_decay')
-    # examples per optimizer step of the teacher's training; None: as teacher_setting says
+    # examples per optimizer step in the teacher's training; None: as set by teacher_setting
     teacher_batch_size: int | None = parameter(None, ge=1, le=65536, named=False, teachers='batch_size')
-    # most tokens, padding included, in a micro-batch of the teacher's training; None: as teacher_setting says
+    # maximum number of tokens, including padding, in a micro-batch of the teacher's training; None: as set by
+    # teacher_setting
     teacher_micro_batch_tokens: int | None = parameter(
         None, ge=16, named=False, teachers='micro_batch_tokens'
     )
 
     # distillation
 
-    # T of the soft targets, at least 0.05
+    # temperature of the soft targets, at least 0.05
     temperature: float = parameter(2.0, ge=0.05, le=100, kd=True)
-    # weight of the soft targets, 0 to 1; the hard ones get 1 - alpha
+    # weight of the soft targets, 0 to 1; the weight of the hard targets is 1 - alpha
     alpha: float = parameter(0.5, ge=0, le=1, kd=True)
-    # rows without a label that a student learns from by its teacher's outputs: those of the corpus' own
-    # folder (auto: where it has unlabelled.*), none, the training rows whose labels are left out (rest), or
-    # the training rows of another corpus, named as `corpus` is, or a file of such rows
+    # rows without a label; the student learns from the teacher's outputs for them. auto: the file
+    # unlabelled.* in the corpus' folder, if there is one; none: no such rows; rest: the training rows whose
+    # labels are left out. Or the training rows of another corpus, given like `corpus`, or a file of such rows
     unlabelled: str = parameter('auto', named=False, kd=True)
-    # share of a step's examples that have no label; an epoch then is one pass over the rows that take longer,
-    # and the others begin again; None: all rows in turn, once an epoch
+    # share of examples without a label in every step; the kind of rows that runs out first is repeated until
+    # the epoch ends. None: all rows are shuffled together and used once per epoch
     unlabelled_share: float | None = _taught(None, gt=0, lt=1)
-    # which rows without a label: their number and the beginning of their sha256, found by the plan
+    # number of rows without a label and the beginning of their sha256; set when the run is planned
     unlabelled_id: str = _taught('', pattern=r'^(\d+-[0-9a-f]{12})?$')
-    # the teacher's outputs: computed once and stored (cached), or at every step (online)
+    # how the teacher's outputs are obtained: computed once and stored (cached), or computed at every step
+    # (online)
     signal: Literal['cached', 'online'] = parameter('cached', kd=True)
-    # number format in which a cached signal is stored
+    # number format of stored teacher outputs
     signal_dtype: Literal['fp32', 'bf16', 'fp16'] = parameter('fp32', kd=True, factors=('signal_dtype',))
-    # number format in which the teacher computes its outputs, stored or not: bf16 is faster, and rounds them
+    # number format in which the teacher computes its outputs, stored or not; bf16 is faster and rounds the
+    # outputs
     forward_dtype: Literal['fp32', 'bf16'] = _taught('fp32', factors=('signal_dtype',))
 
-    # other losses than the study's: off unless asked for
+    # additional losses: off by default
 
-    # the system in whose convention the weights alpha and 1 - alpha are meant
+    # loss convention: the system that defines what alpha and temperature mean
     dialect: Literal['canonical', 'hf_distilbert', 'textbrewer', 'torchdistill', 'modelopt'] = _taught(
         'canonical'
     )
-    # soft targets without the classes to which the teacher gives a smaller probability; None: all classes
+    # leave out of the soft targets all classes to which the teacher gives a smaller probability; None: keep
+    # all classes
     min_probability: float | None = _taught(None, gt=0, le=1)
-    # soft targets of the teacher's k likeliest classes alone; None: of all classes
+    # keep only the k classes with the teacher's highest probabilities in the soft targets; None: keep all
+    # classes
     top_k: int | None = _taught(None, ge=1)
-    # a loss between hidden states of student and teacher; needs signal='online'
+    # loss between the hidden states of student and teacher; needs signal='online'
     hidden_loss: Literal['none', 'cosine', 'mse'] = _taught('none')
-    # weight of hidden_loss, beside those of hard and soft targets
+    # weight of hidden_loss, in addition to the weights of hard and soft targets
     hidden_weight: float = _taught(1.0, gt=0, le=1000)
-    # for each layer of the student the teacher's, counted from 0, that it learns from, or one for its last
-    # layer alone (-1: the teacher's last); None: the one it was made of
+    # for each layer of the student, the index (from 0) of the teacher's layer that it learns from; a single
+    # number is for the student's last layer only (-1: the teacher's last layer). None: the layer that each
+    # one was copied from
     hidden_layers: tuple[int, ...] | None = _taught(None)
-    # a loss between the last layers' value relations; needs signal='online'
+    # loss between the value relations of the last layers; needs signal='online'
     relation_loss: Literal['none', 'values'] = _taught('none')
-    # weight of relation_loss, beside those of hard and soft targets
+    # weight of relation_loss, in addition to the weights of hard and soft targets
     relation_weight: float = _taught(1.0, gt=0, le=1000)
 
     # precision and parallelism
 
-    # number format of matmuls; None: the mode's
+    # number format of matmuls; None: as set by the mode
     precision: Literal['fp32', 'tf32', 'mixed'] | None = parameter(None, factors=('precision',))
     # number format of mixed precision; 'auto': fp16 on a GPU, bf16 on a CPU
     amp_dtype: Literal['auto', 'fp16', 'bf16'] = parameter('auto', named=False, factors=('precision',))
-    # training processes, 1 to 1024; 'auto': the visible GPUs; on a CPU one with all cores, or two where a
-    # step has several micro-batches or the study varies ranks
+    # number of training processes, 1 to 1024. 'auto': all visible GPUs; on a CPU one process that uses all
+    # cores, or two if a step has several micro-batches or the study compares ranks
     ranks: int | Literal['auto'] = parameter('auto', factors=('ranks',))
-    # CPU threads of each rank; 'auto': the cores are shared; None: on a GPU
+    # CPU threads of each rank; 'auto': the cores divided by the ranks; None: on a GPU
     threads_per_rank: int | Literal['auto'] | None = parameter('auto', factors=('ranks',))
 
     # optimisation
 
-    # passes over the training examples; None: the corpus' setting
+    # number of passes over the training examples; None: the default of the corpus
     epochs: float | None = _trained(None, gt=0, le=1000)
-    # peak learning rate, after warm-up; None: the corpus' setting
+    # peak learning rate, after warm-up; None: the default of the corpus
     learning_rate: float | None = _trained(None, gt=0, le=1)
-    # share of the steps with a rising learning rate; None: the corpus' setting
+    # share of the steps in which the learning rate increases; None: the default of the corpus
     warmup_fraction: float | None = _trained(None, ge=0, lt=1)
-    # steps with a rising learning rate, instead of warmup_fraction; None: as warmup_fraction says
+    # number of steps in which the learning rate increases, as an alternative to warmup_fraction; None: use
+    # warmup_fraction
     warmup_steps: int | None = _trained(None, ge=0, younger=True)
     # AdamW's weight decay
     weight_decay: float = _trained(0.01, ge=0, le=1)
-    # AdamW's decay of the mean of gradients
+    # AdamW's decay rate of the mean of gradients
     adam_beta1: float = _trained(0.9, ge=0, lt=1, younger=True)
-    # AdamW's decay of the mean of their squares
+    # AdamW's decay rate of the mean of squared gradients
     adam_beta2: float = _trained(0.999, ge=0, lt=1, younger=True)
-    # what AdamW adds to a divisor
+    # AdamW's epsilon, added to the denominator
     adam_epsilon: float = _trained(1e-8, gt=0, le=1, younger=True)
-    # share of hidden states that dropout zeroes; None: the model's config
+    # dropout probability of hidden states; None: as in the model's config
     dropout: float | None = _trained(None, ge=0, lt=1, younger=True)
-    # share of attention weights that dropout zeroes; None: the model's config
+    # dropout probability of attention weights; None: as in the model's config
     attention_dropout: float | None = _trained(None, ge=0, lt=1, younger=True)
-    # which draw of dropout's masks a seed has, 0 to 999; another one, and all else alike, is the control of a
-    # comparison in which masks differ too
+    # index of the dropout masks for a seed, 0 to 999. Another index gives other masks and changes nothing
+    # else; use it as a control when the arms of a comparison also differ in their masks
     dropout_draw: int = parameter(0, ge=0, lt=1000, younger=True, training=True)
-    # standard deviation of new weights, as of a head; None: the model's config
+    # standard deviation of new weights, such as those of a head; None: as in the model's config
     initializer_range: float | None = _trained(None, gt=0, le=1, younger=True)
-    # gradients with a larger norm are scaled down to it
+    # maximum norm of the gradients; larger gradients are scaled down
     max_grad_norm: float = parameter(1.0, gt=0, training=True)
     # examples per optimizer step, over all ranks and micro-batches
     batch_size: int = parameter(32, ge=1, le=65536, training=True)
-    # most tokens, padding included, in a rank's micro-batch
+    # maximum number of tokens, including padding, in a micro-batch of one rank
     micro_batch_tokens: int = parameter(8192, ge=16, training=True)
-    # whose model is the result: that of the last step, or of the evaluation at which dev scored best by the
-    # primary metric (at the ends of epochs, every score_every steps, and at the last step)
+    # which model is the result. last: the model of the last step; best: the model of the evaluation with the
+    # best primary metric on dev (evaluations are at the ends of epochs, every score_every steps, and at the
+    # last step)
     keep: Literal['last', 'best'] = parameter('last', training=True, younger=True)
-    # evaluations without a better score after which a training with keep=best ends; None: it never ends early
+    # with keep=best, stop training after this number of evaluations without a better score; None: never stop
+    # early
     patience: int | None = parameter(None, ge=1, le=1000, training=True, younger=True)
-    # most tokens of an example, from 8 to as many as its model reads (512 of BERT, 8,192 of ModernBERT); of a
-    # pair, the longer text is cut
+    # maximum number of tokens of an example, from 8 to the limit of the model (512 for BERT, 8,192 for
+    # ModernBERT); of a pair, the longer text is truncated
     max_length: int = parameter(128, ge=8, le=2**20, shared=True)
-    # training rows that keep their labels, drawn by the seed (whole questions, until there are so many); the
-    # others are left out; None: all
+    # number of training rows that keep their labels, chosen at random (whole questions, until this number is
+    # reached); the other rows are left out. None: all rows
     labels: int | None = parameter(None, ge=2, shared=True, training=True, younger=True)
-    # the seed that draws them; None: the run's own. A teacher that is trained for a student has the
-    # student's, so that it knows no label that the student's run leaves out
+    # random seed of that choice; None: the seed of the run. A teacher trained for a student uses the
+    # student's labels_seed, so it sees no label that the student's run leaves out
     labels_seed: int | None = parameter(None, ge=0, lt=2**32, training=True, younger=True)
-    # the search that chose the setting; None: what the setting says
+    # search that chose the setting; None: the one recorded with the default setting
     tuning_id: str | None = parameter(None, named=False, training=True)
-    # a few steps on a few examples of the same corpus
+    # use a few steps on a few examples of the same corpus
     smoke: bool = parameter(False, shared=True)
 
     # gradients between ranks
 
-    # what the all-reduce carries; powersgd: low-rank factors (no checkpoint holds its state: a resumed
-    # training goes nearly where it would have gone)
+    # number format of the all-reduce. powersgd: low-rank factors (their state is not in checkpoints, so a
+    # resumed training is close to, but not equal to, an uninterrupted one)
     gradient_dtype: Literal['fp32', 'bf16', 'fp16', 'powersgd'] = parameter(
         'fp32', training=True, younger=True
     )
-    # gradients are synchronised once a step (delayed), or after every micro-batch
+    # when gradients are synchronised: once per step (delayed) or after every micro-batch (every)
     gradient_sync: Literal['delayed', 'every'] = parameter('delayed', training=True, younger=True)
-    # MiB of gradients that are reduced together
+    # size of a bucket of gradients that are reduced together, in MiB
     bucket_mib: float = parameter(25.0, gt=0, le=1024, training=True, younger=True)
 
-    # where the ranks are: changes no result
+    # machines and launchers: no effect on results
 
-    # machines that train together, each with an equal share of the ranks; the same command is given on each;
-    # of launcher=slurm and inherit the number that the scheduler says
+    # number of machines that train together. Each has an equal share of the ranks, and the same command is
+    # given on each. With launcher=slurm or inherit: the number reported by the scheduler
     nodes: int = _place(1, ge=1, le=1024)
-    # who starts the ranks: kdnotes itself, on one machine; torchrun, on each of several; slurm: torchrun on
-    # each machine on which srun has started kdnotes; inherit: each kdnotes that torchrun or srun has started
-    # is a rank; ray: a Ray cluster, by one command
+    # what starts the ranks. local: kdnotes, on one machine; torchrun: on each of several machines; slurm:
+    # torchrun on each machine on which srun has started kdnotes; inherit: every kdnotes process started by
+    # torchrun or srun is a rank; ray: a Ray cluster, with one command
     launcher: Literal['local', 'torchrun', 'slurm', 'inherit', 'ray'] = _place('local')
-    # host:port at which several machines meet; the host is one of them, and trains what the run stands on;
-    # slurm and inherit know it; of launcher=ray the cluster's address: local, auto, host:port or
-    # ray://host:port
+    # host:port at which several machines connect. The host is one of them; it also trains the runs that this
+    # run needs. Not needed with launcher=slurm or inherit. With launcher=ray: the address of the cluster
+    # (local, auto, host:port or ray://host:port)
     rendezvous: str | None = _place(None)
-    # is the home one disk for all machines? Then that of the first rank alone writes there
+    # set it if all machines share one home folder on disk; then only the first rank's machine writes there
     shared_storage: bool = _place(False)
-    # folder on this machine's own disk for tokens, columns and a teacher's outputs; None: runs/.cache, and
-    # with shared_storage a folder of the user's in the temporary one
+    # folder on this machine's own disk for tokens, columns and teacher outputs. None: runs/.cache, or, with
+    # shared_storage, a folder in the machine's temporary directory
     node_cache: str | None = _place(None)
-    # a command of yours, run once on each machine before anything is planned, as to copy a corpus to its own
-    # disk; KDNOTES_STAGE names its folder, `staged` in node_cache or in runs/.cache
+    # a shell command that runs once on each machine before planning, for example to copy a corpus to a local
+    # disk. The environment variable KDNOTES_STAGE holds the folder for its files: `staged` in node_cache or
+    # in runs/.cache
     stage: str | None = _place(None)
 
-    # what is said of the training on its way: changes no result
+    # evaluation during training: no effect on results, except with keep=best
 
-    # optimizer steps between two evaluations of all sets, besides those at the end of epochs; 0: none; with
-    # keep=best it says which models are compared, and is part of the run
+    # optimizer steps between two evaluations of all sets, in addition to those at the ends of epochs; 0:
+    # none. With keep=best it decides which models are compared, and is part of the run_id
     score_every: int = _aside(0, ge=0)
-    # epochs between two evaluations of dev on the way: more where an epoch of few labels is short; with
-    # keep=best part of the run
+    # epochs between two evaluations of dev during training; increase it if epochs are short, as with few
+    # labels. With keep=best it is part of the run_id
     score_epochs: int = _aside(1, ge=1, le=10_000)
 
-    # examples of a batch in evaluation; None: as many as are fastest, 2,048 tokens on a CPU
+    # examples per evaluation batch; None: the fastest size, 2,048 tokens on a CPU
     eval_batch_size: int | None = _aside(None, ge=1, le=65536)
 
-    # safety: changes no result
+    # checkpoints: no effect on results
 
     # minutes between two checkpoints
     checkpoint_minutes: float = _aside(5.0, gt=0)
-    # steps between two checkpoints, besides; None: by the clock alone
+    # also save a checkpoint after this number of steps; None: use checkpoint_minutes alone
     checkpoint_steps: int | None = _aside(None, ge=1)
     # record the ranges of the layers' gradients every n steps; 0: never
     gradient_stats: int = _aside(0, ge=0)
-    # checkpoints that are kept, the newest ones
+    # number of newest checkpoints that are kept
     keep_checkpoints: int = _aside(2, ge=1, le=100)
 
-    # what is made of the measured energy: changes no result
+    # CO2 of the measured energy: no effect on results
 
-    # grams of CO2 of a kilowatt-hour where the machine stands; with it a record has the CO2 of its run's
-    # measured energy; None: no CO2
+    # grams of CO2 per kilowatt-hour of the local power grid. If given, the record contains the CO2 of the
+    # run's measured energy. None: no CO2
     grid_g_per_kwh: float | None = _aside(None, ge=0, le=2000)
 
     # a TaskSettings: what only the task reads; `make_config` takes its fields by their own names

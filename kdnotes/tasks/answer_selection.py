@@ -34,20 +34,22 @@ __all__ = ['DEFAULTS', 'USE', 'TASK', 'AnswerSelectionSettings', 'two_logits', '
 class AnswerSelectionSettings(TaskSettings):
     "What answer selection reads besides the settings of every task."
 
-    # between candidates of one question, which then stay together in a step
+    # loss between the candidates of one question; keeps all candidates of a question in the same step
     ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = parameter('none', training=True, younger=True)
-    # beside those of hard and soft targets; 0: a control with the same steps
+    # weight of ranking_loss, in addition to the weights of hard and soft targets; 0: a control with the same
+    # steps
     ranking_weight: float = parameter(1.0, ge=0, le=1000, training=True, younger=True)
-    # 'answered': leave out training questions without a positive; 'auto': the corpus' setting
+    # training questions. 'answered': only those with at least one correct candidate; 'auto': the default of
+    # the corpus
     train_questions: Literal['auto', 'all', 'answered'] = parameter(
         'auto', training=True, factors=('network',)
     )
-    # those a student's teacher was trained on; 'auto': `train_questions` where that is given, else the
-    # corpus' setting
+    # training questions of the student's teacher; 'auto': `train_questions` if it is given, otherwise the
+    # default of the corpus
     teacher_questions: Literal['auto', 'all', 'answered'] | None = parameter(
         'auto', factors=('network', 'kd', 'init'), teachers='train_questions'
     )
-    # the document's title before each sentence; None: the corpus' setting
+    # put the document's title before each sentence; None: the default of the corpus
     document_title: bool | None = parameter(None, shared=True)
 
 

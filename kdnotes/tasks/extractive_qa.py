@@ -34,16 +34,16 @@ __all__ = ['USE', 'DEFAULTS', 'TASK', 'ExtractiveQASettings', 'usual', 'check', 
 class ExtractiveQASettings(TaskSettings):
     "What extractive question answering reads besides the settings of every task."
 
-    # tokens of a long passage that neighbouring windows share; less, where max_length is short and nothing
-    # else is given
+    # number of tokens that neighbouring windows of a long passage share; the default is smaller if max_length
+    # is short
     stride: int = parameter(128, ge=0, le=400, shared=True)
-    # most tokens of an answer that is predicted
+    # maximum number of tokens in a predicted answer
     answer_length: int = parameter(30, ge=1, le=512, shared=True)
-    # weight of the soft targets, of any size beside hard_weight
+    # weight of the soft targets; does not have to add up to 1 with hard_weight
     soft_weight: float = parameter(0.5, ge=0, le=1000, kd=True)
-    # weight of the hard targets, of any size beside soft_weight
+    # weight of the hard targets; does not have to add up to 1 with soft_weight
     hard_weight: float = parameter(0.5, ge=0, le=1000, kd=True)
-    # dropout before the head that finds answers; None: the model's own (BERT has none there)
+    # dropout probability before the answer head; None: that of the model (BERT has none there)
     qa_dropout: float | None = parameter(None, ge=0, lt=1, training=True, factors=('network',))
 
 

@@ -36,29 +36,30 @@ COSINE_WEIGHTS = {'distilbert': 1.0, 'distilbert_equal': 0.33}
 class MaskedLMSettings(TaskSettings):
     "What masked language modelling reads besides the settings of every task."
 
-    # texts to score on besides `dev`, the first of them for the primary metric: test, wikitext2, imdb
+    # evaluation texts in addition to `dev`: test, wikitext2, imdb; the first one gives the primary metric
     score_on: tuple[str, ...] = parameter(('test',), shared=True)
-    # at most so many blocks of each evaluation set, drawn once for all runs; None: all
+    # maximum number of blocks of each evaluation set, sampled once for all runs; None: all
     score_blocks: int | None = parameter(1000, ge=2, shared=True)
-    # positions of each of these texts whose pseudo-perplexity is computed, drawn once for all runs; 0: none
+    # number of positions of each of these texts for which pseudo-perplexity is computed, sampled once for all
+    # runs; 0: none
     pseudo_sample: int = parameter(500, ge=0, le=10**7, shared=True)
-    # the first so many tokens of the training text alone; None: all
+    # train on this number of tokens from the start of the training text; None: all
     train_tokens: int | None = parameter(None, ge=8, shared=True)
-    # share of a block's tokens that are hidden
+    # share of a block's tokens that are masked
     mask_share: float = parameter(0.15, gt=0, lt=1, shared=True)
-    # hide words, not pieces of words
+    # mask whole words instead of word pieces
     whole_words: bool = parameter(False, shared=True)
-    # hide rare pieces more often: in proportion to count^-rare_power; DistilBERT took .7
+    # mask rare pieces more often, in proportion to count^-rare_power; DistilBERT uses .7
     rare_power: float = parameter(0.0, ge=0, le=2, shared=True)
-    # other hidden words in each epoch (dynamic), or the same ones (static)
+    # dynamic: new masks in every epoch; static: the same masks in all epochs
     masks: Literal['dynamic', 'static'] = parameter('dynamic', shared=True)
-    # the weights of distillation's losses, where they are not given
+    # default weights of the distillation losses
     recipe: Literal[tuple(RECIPES)] = parameter('distilbert', kd=True)
-    # weight of the soft targets; None: the recipe's
+    # weight of the soft targets; None: as in the recipe
     soft_weight: float | None = parameter(None, ge=0, le=1000, kd=True)
-    # weight of the hard targets; None: the recipe's
+    # weight of the hard targets; None: as in the recipe
     hard_weight: float | None = parameter(None, ge=0, le=1000, kd=True)
-    # the tokens whose soft targets are learnt: the hidden ones, or all; None: the recipe's
+    # tokens with soft targets: the masked ones, or all; None: as in the recipe
     soft_on: Literal['masked', 'all'] | None = parameter(None, kd=True)
 
     @model_validator(mode='before')

@@ -42,9 +42,9 @@ CORPORA = replace(
 class SentencePairsSettings(TaskSettings):
     "What sentence pairs read besides the settings of every task."
 
-    # the score of two sentences that have nothing in common
+    # lowest score: the two sentences have nothing in common
     score_low: float = parameter(0.0, shared=True)
-    # that of two that mean the same
+    # highest score: the two sentences mean the same
     score_high: float = parameter(5.0, shared=True)
 
 

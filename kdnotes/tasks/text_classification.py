@@ -39,7 +39,7 @@ __all__ = ['DEFAULTS', 'ONLY_CLASSES', 'USE', 'TASK', 'TextClassificationSetting
 class TextClassificationSettings(TaskSettings):
     "What text classification reads besides the settings of every task."
 
-    # what a label is: the name of a class, or a number (a regression)
+    # type of the labels: names of classes (classes), or numbers (number, for regression)
     target: Literal['classes', 'number'] = parameter('classes', shared=True)
 
 
