@@ -137,6 +137,12 @@ def test_pin_takes_what_the_evidence_holds(copy):
     assert read_json(copy / 'thesis' / 'plan.json') == again  # nothing is written
 
 
+def test_an_unknown_command_prints_the_usage(capsys):
+    assert (th.main(['bake']), th.main(['--help'])) == (1, 0)
+    printed = capsys.readouterr()
+    assert printed.err == printed.out and printed.out.startswith('usage: python -m thesis')
+
+
 @pytest.mark.parametrize(
     'wrong, words',
     [
