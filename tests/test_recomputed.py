@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 PLAN = json.loads((ROOT / 'thesis/plan.json').read_text())
 VALUES = json.loads((ROOT / 'thesis/generated/values.json').read_text())
 PARTS = [part for part in PLAN['parts'] if f'{part}.tables.comparisons' in VALUES]
-COMPARED = [part for part in PARTS if VALUES[f'{part}.tables.comparisons']['rows']]
-VARIED = [part for part in PARTS if VALUES.get(f'{part}.tables.variants', dict(rows=[]))['rows']]
+COMPARED = [part for part in PARTS if VALUES[f'{part}.tables.comparisons']]
+VARIED = ['labels_gpu', 'labels_imdb']
 # steps in which one factor changes; all other comparisons are a family of their own
 ONE_FACTOR = {
     ('baseline', 'parallel_baseline'),
@@ -30,12 +30,6 @@ ONE_FACTOR = {
     ('mixed_student', 'mixed_kd'),
 }
 FEW = 15
-NAMES = {
-    'map': 'MAP',
-    'nll': 'nats a hidden token',
-    'exact': 'exact match',
-    'accuracy': 'accuracy',
-}  # of metrics, in heads of tables
 
 
 def t_upper(t, df):
@@ -155,14 +149,6 @@ def matrix(part, runs, seeds):
     return totals * len(names) / len(units) + y.mean(1, keepdims=True)
 
 
-def numbers(text):
-    return [float(x) for x in re.findall(r'[+-]?\d+(?:\.\d+)?', text.replace('−', '-'))]
-
-
-def digits(text):
-    return len(re.search(r'\.(\d+)', text).group(1))
-
-
 def holm(p_values):
     "Each p value times the number of those that are not smaller, and never below a smaller one's."
     rising = sorted(p_values, key=p_values.get)
@@ -170,77 +156,69 @@ def holm(p_values):
     return {name: min(max(steps[: i + 1]), 1.0) for i, name in enumerate(rising)}
 
 
-def same(printed, found):
-    "Numbers as printed, to the last digit but for its rounding."
-    width = 0.51 * 10.0 ** -digits(printed)
-    assert numbers(printed) == pytest.approx(found, abs=width), printed
+def interval_of(key):
+    return [VALUES[f'{key}.{end}'] for end in ('estimate', 'low', 'high')]
 
 
 @pytest.mark.parametrize('part', PARTS)
 def test_means_and_intervals_of_arms(part):
-    runs, metric = read(part)
-    table = VALUES[f'{part}.tables.arms']
-    scale = 100.0 if table['head'][2].endswith('%') else 1.0
-    for row in table['rows']:
-        y = matrix(part, runs[row[0]], sorted(runs[row[0]]))
+    runs, _ = read(part)
+    for arm in VALUES[f'{part}.arm_names']:
+        y = matrix(part, runs[arm], sorted(runs[arm]))
         mean, half, _ = crossed(y)
-        assert row[1] == str(len(y)) and NAMES[metric] in table['head'][2]
-        same(row[2], [scale * mean, scale * half])
+        key = f'{part}.arms.{arm}'
+        assert VALUES[f'{key}.n'] == len(y)
+        assert interval_of(f'{key}.primary') == pytest.approx([mean, mean - half, mean + half], abs=2e-5)
 
 
 @pytest.mark.parametrize('part', COMPARED)
 def test_differences_their_intervals_and_p_values(part):
     runs, metric = read(part)
-    table = VALUES[f'{part}.tables.comparisons']
-    scale = 100.0 if table['head'][4] == 'points' else 1.0
+    rows = {(row['a'], row['b']): row for row in VALUES[f'{part}.tables.comparisons']}
     p_values = {}
-    for a, b, _, n, difference, p, *_ in table['rows']:
+    for (a, b), row in rows.items():
         seeds = sorted(runs[a].keys() & runs[b].keys())
         d = matrix(part, runs[b], seeds) - matrix(part, runs[a], seeds)
         mean, half, found = crossed(d)
         differ = int((np.abs(d) > 1e-9).any(0).sum())
-        assert n == str(len(seeds))
+        assert row['n_seeds'] == len(seeds)
+        difference = [row['difference'][end] for end in ('estimate', 'low', 'high')]
         if metric == 'map' and differ < min(FEW, d.shape[1] / 2):
             # two sets of random weights agree to some ten-thousandths
             limits, found_p = bounded(d, np.random.default_rng(7))
-            assert numbers(difference) == pytest.approx([mean, *limits], abs=1.2e-3)
-            assert found is None or float(p) == pytest.approx(found_p, abs=0.03)
-            p_values[a, b] = None if found is None else float(p)
+            assert difference == pytest.approx([mean, *limits], abs=1.2e-3)
+            assert found is None or row['p'] == pytest.approx(found_p, abs=0.03)
+            p_values[a, b] = None if found is None else row['p']
             continue
-        same(difference, [scale * x for x in (mean, mean - half, mean + half)])
+        assert difference == pytest.approx([mean, mean - half, mean + half], abs=2e-5)
+        assert row['p'] == (found if found is None else pytest.approx(found, rel=1e-2, abs=1e-4))
         p_values[a, b] = found
-        if found is None:
-            assert p == '-'
-        elif p != '< 0.001':
-            same(p, [found])
-        else:
-            assert found < 0.001
     if part.startswith(('mlm', 'qa')):
         return  # their steps are named by what they compare in each study
-    for row in table['rows']:
-        step = (row[0], row[1])
-        family = [
-            s for s, p in p_values.items() if p is not None and (s in ONE_FACTOR) == (step in ONE_FACTOR)
-        ]  # what one seed cannot test makes no family larger
-        if p_values[step] is not None and numbers(row[6]) and '<' not in row[6]:
-            corrected = holm({s: p_values[s] for s in family})[step]
-            assert numbers(row[6])[0] == pytest.approx(corrected, abs=3e-3)
+    tested = {step: p for step, p in p_values.items() if p is not None}
+    for step in tested:
+        # what one seed cannot test makes no family larger
+        family = {s: p for s, p in tested.items() if (s in ONE_FACTOR) == (step in ONE_FACTOR)}
+        assert rows[step]['p_holm'] == pytest.approx(holm(family)[step], rel=1e-2, abs=3e-3)
 
 
 @pytest.mark.parametrize('part', VARIED)
 def test_variants_of_a_taught_arm(part):
     runs, _ = read(part)
     chosen = runs[VALUES[f'{part}.texts.taught']]
-    rows = VALUES[f'{part}.tables.variants']['rows']
+    names = re.compile(rf'{part}\.variants\.(\w+)\.p')
     p_values = {}
-    for arm, _, n, _, difference, _ in rows:
+    for arm in [found[1] for key in VALUES if (found := names.fullmatch(key))]:
         seeds = sorted(runs[arm].keys() & chosen.keys())
-        assert n == str(len(seeds))
+        key = f'{part}.variants.{arm}.difference'
+        assert VALUES[f'{key}.n'] == len(seeds)
         d = matrix(part, runs[arm], seeds) - matrix(part, chosen, seeds)
         mean, half, p_values[arm] = crossed(d)
-        same(difference, [mean, mean - half, mean + half])
-    for arm, *_, p in rows:
-        assert numbers(p)[0] == pytest.approx(holm(p_values)[arm], abs=6e-4)
+        assert interval_of(key) == pytest.approx([mean, mean - half, mean + half], abs=2e-5)
+    corrected = holm(p_values)
+    assert corrected and all(
+        VALUES[f'{part}.variants.{arm}.p'] == pytest.approx(p, abs=6e-4) for arm, p in corrected.items()
+    )
 
 
 def by_set(part):
@@ -254,10 +232,6 @@ def by_set(part):
                 its = found.setdefault(where[row['run_id']], {}).setdefault(int(row['seed']), {})
                 its[row['split'], row['unit']] = float(row['value'])
     return found
-
-
-def interval_of(key):
-    return [VALUES[f'{key}.{end}'] for end in ('estimate', 'low', 'high')]
 
 
 def test_what_soft_targets_add_is_pooled_over_formats_studies_and_sets():

@@ -137,6 +137,12 @@ def test_pin_takes_what_the_evidence_holds(copy):
     assert read_json(copy / 'thesis' / 'plan.json') == again  # nothing is written
 
 
+def test_an_unknown_command_prints_the_usage(capsys):
+    assert (th.main(['bake']), th.main(['--help'])) == (1, 0)
+    printed = capsys.readouterr()
+    assert printed.err == printed.out and printed.out.startswith('usage: python -m thesis')
+
+
 @pytest.mark.parametrize(
     'wrong, words',
     [
@@ -161,16 +167,14 @@ def test_results_of_a_gpu_check_that_are_not_whole_are_no_facts(wrong, words):
     'text, words',
     [
         ('#v("main.no_such_key")', "'main.no_such_key', which was not generated"),
-        ('#n("lesson.nothing")', "'lesson.nothing', which is null: nobody measured it"),
+        ('#n("lesson.nothing")', "'lesson.nothing', which is null"),
         ('#text(font: "No Such Font")[x]', 'unknown font family: no such font'),
         ('#by("main.steps.kd.verdict", never: [x])', "'main.steps.kd.verdict' is '"),
     ],
 )
 def test_what_typst_cannot_set_is_named(copy, text, words):
     values = copy / 'thesis' / 'generated' / 'values.json'
-    write_json(
-        values, read_json(values) | {'lesson.nothing': None, 'lesson.nothing_reason': 'nobody measured it'}
-    )
+    write_json(values, read_json(values) | {'lesson.nothing': None})
     with open(copy / 'thesis' / 'chapters' / '16_conclusion.typ', 'a') as f:
         f.write('\n' + text)
     with pytest.raises(th.ThesisError, match=re.escape(words)) as e:
@@ -285,7 +289,7 @@ def test_every_figure_is_bound_to_its_runs():
     # those of a search are bound to its trials
     bound = {part: sorted(i for *_, i in th.planned(PLAN, part)) for part in PLAN['parts']}
     listed = ('trials', 'batches', 'transfer', 'search')
-    studies = {part: PLAN['parts'][part]['study'] for part in bound if th.PARTS[part].kind not in listed}
+    studies = {part: PLAN['parts'][part]['study'] for part in bound if th.PARTS[part] not in listed}
     for part, study in (studies | dict(scaling='scaling')).items():
         folder = ROOT / 'figures' / study
         manifest = read_json(folder / 'MANIFEST.json')

@@ -126,10 +126,10 @@ def test_values_of_the_study(home):
     order = found['order']
     assert (order['n'], order['above'], order['seen_above'], order['verdict']) == (8, 0, 8, 'consistent')
     assert found['recipe']['published_weights'] and found['params_ratio'] == 0.7
-    scores = found['tables']['scores'].set_index('arm')
-    assert scores.at['unigram', 'WikiText-2'] == '8.000'
-    nll = float(scores.at['full_kd', 'WikiText-2'].split()[0])
-    assert float(scores.at['full_kd', 'perplexity']) == pytest.approx(np.exp(nll), rel=1e-2)
+    scores = {row['arm']: row for row in found['tables']['scores']}
+    assert scores['unigram']['wikitext2.nll'] == dict(estimate=8.0)
+    nll, perplexity = (scores['full_kd'][f'wikitext2.{name}'].estimate for name in ('nll', 'perplexity'))
+    assert perplexity == pytest.approx(np.exp(nll))
 
 
 @pytest.mark.parametrize(

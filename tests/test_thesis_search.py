@@ -95,9 +95,15 @@ def test_values_of_a_search(home):
     cost = values['cost']
     assert (cost['trials'], cost['complete'], cost['more']) == (5, 3, 9)
     assert cost['driver'] == pytest.approx(3 * 0.6 / 210)
-    assert list(values['tables']['front']['seeds']) == ['4', '4', '4']
-    assert values['corpus_name'] == 'facts-2000' and 'somewhere' not in json.dumps(flat(values), default=str)
-    assert values['threshold'] == '0.6061' and values['baseline_params'] == 20
+    front = values['tables']['front']
+    assert [(row['trial'], row['n'], row['on_front']) for row in front] == [
+        (1, 4, True),
+        (0, 4, False),
+        (2, 4, True),
+    ]
+    assert [row['saved'] for row in front] == [pytest.approx(0.3), None, pytest.approx(-0.005)]
+    assert values['corpus'] == 'facts-2000' and 'somewhere' not in json.dumps(flat(values))
+    assert values['threshold'] == 0.6061 and values['baseline_params'] == 20
     ship = values['ship']
     assert ship['by'] == 'margin' and ship['saved'] == pytest.approx(0.3), 'the smallest that is as good'
     assert ship['kept'] == pytest.approx(0.71 / 0.70)
@@ -136,7 +142,7 @@ def test_what_was_found_must_be_there_and_be_planned(tmp_path, monkeypatch):
     lost = found.seeds[found.trials[0].run_id][1]
 
     def made(runs: list[dict]) -> dict:
-        return th.VALUES['search'](th.Given(th.PARTS['search'], dict(search=runs), plan, {}, copy))
+        return th.VALUES['search'](th.Given('search', runs, plan, {}, copy))
 
     with th.evidence_alone(copy):
         runs = th.part_records(plan, 'search')

@@ -5,15 +5,17 @@ import inspect
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 import pandas as pd
 from kdnotes.analysis.compare import uncommitted
-from kdnotes.analysis.in_use import MIB, in_use
-from kdnotes.analysis.intervals import FEW_DIFFER, scaled
+from kdnotes.analysis.comparable import timed
+from kdnotes.analysis.intervals import FEW_DIFFER
 from kdnotes.analysis.coverage import ENOUGH_SEEDS
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.files import at_home, read_json, root, with_evidence, write_json
@@ -26,11 +28,10 @@ from kdnotes.analysis.energy import energy_values, measured_modes
 from kdnotes.analysis.scaling_results import predictions as predicted_steps
 from kdnotes.search.found import is_search, load_found
 from kdnotes.search.summary import draw_found, runs_of, seed_values
-from .facts import flat, peaks_table, settings_table, studies_table, table
-from .facts import transfer_values, trial_values
+from .facts import flat, peaks_rows, settings_rows, study_row, transfer_values, trial_values
 from .labels import labels_values
 from .language import batch_values, claims_values, language_values, of_one_rank
-from .measured import MADE, ThesisError, texts_table, write_facts
+from .measured import MADE, ThesisError, write_facts
 from .questions import draw_questions, question_values
 from .rates import at_rates, draw_rates, rates_values, scored_questions
 from .scaling import draw_scaling, scaling_values
@@ -46,45 +47,42 @@ def evidence_alone(where: Path) -> Iterator[Path]:  # an empty home beside its e
         yield home
 
 
-class Part(NamedTuple):
-    "A section that rests on the runs of one study."
-
-    name: str  # in thesis/plan.json, and before its keys
-    kind: str  # of VALUES: what is said of it
-    transfer: str = 'transfer'  # the part that holds what its runs start from
-
-
+# a section that rests on the runs of one study: its name in thesis/plan.json -> its kind
 PARTS = {
-    part.name: part
-    for part in (
-        Part('main', 'study'),
-        Part('without_transfer', 'study'),
-        Part('without_bf16', 'study'),
-        Part('gpu', 'study'),
-        Part('tuning', 'trials'),
-        Part('transfer', 'transfer'),
-        Part('gpu_transfer', 'transfer'),
-        Part('mlm', 'language'),
-        Part('mlm_batch', 'batches'),
-        Part('qa', 'questions', transfer='qa_transfer'),
-        Part('qa_transfer', 'transfer'),
-        Part('search', 'search', transfer='search_transfer'),
-        Part('search_student', 'search', transfer='search_transfer'),
-        Part('search_transfer', 'transfer'),
-        Part('rates', 'rates'),
-        Part('rates_embedded', 'rates'),
-        # fp32 is beside itself with its sums in another order, as far as it was trained
-        Part('rounding', 'rates'),
-        Part('labels', 'labels'),
-        # other texts, starts and settings, on a GPU
-        Part('labels_gpu', 'labels', transfer='labels_teacher'),
-        # where it pays: reviews, of which the teacher knows other labels
-        Part('labels_imdb', 'labels', transfer='labels_imdb_teacher'),
-        Part('labels_imdb_teacher', 'transfer'),
-        # what was trained elsewhere for it: its teacher, and a student of the same pairs
-        Part('labels_teacher', 'transfer'),
-        Part('labels_rival', 'transfer'),
-    )
+    'main': 'study',
+    'without_transfer': 'study',
+    'without_bf16': 'study',
+    'gpu': 'study',
+    'tuning': 'trials',
+    'transfer': 'transfer',
+    'gpu_transfer': 'transfer',
+    'mlm': 'language',
+    'mlm_batch': 'batches',
+    'qa': 'questions',
+    'qa_transfer': 'transfer',
+    'search': 'search',
+    'search_student': 'search',
+    'search_transfer': 'transfer',
+    'rates': 'rates',
+    'rates_embedded': 'rates',
+    # fp32 is beside itself with its sums in another order, as far as it was trained
+    'rounding': 'rates',
+    'labels': 'labels',
+    # other texts, starts and settings, on a GPU
+    'labels_gpu': 'labels',
+    # where it pays: reviews, of which the teacher knows other labels
+    'labels_imdb': 'labels',
+    'labels_imdb_teacher': 'transfer',
+    # what was trained elsewhere for it: its teacher, and a student of the same pairs
+    'labels_teacher': 'transfer',
+    'labels_rival': 'transfer',
+}
+TRANSFERS = {  # part -> the part that holds what its runs start from, if not 'transfer'
+    'qa': 'qa_transfer',
+    'search': 'search_transfer',
+    'search_student': 'search_transfer',
+    'labels_gpu': 'labels_teacher',
+    'labels_imdb': 'labels_imdb_teacher',
 }
 
 
@@ -121,7 +119,7 @@ def _check_starts(plan: dict, part: str, found: Sequence[dict]) -> None:
     if lost := sorted({i for r in found if (i := r['initial'].get('transfer_run_id')) and i not in known}):
         raise ThesisError(
             f"{found[0]['run_id']} starts from {', '.join(lost)}, which thesis/plan.json does not name; "
-            f'say so with: python -m thesis pin {PARTS[part].transfer}=<its study>'
+            f'say so with: python -m thesis pin {TRANSFERS.get(part, "transfer")}=<its study>'
         )
 
 
@@ -183,23 +181,19 @@ def compiled(where: Path) -> bytes:
     return pdf
 
 
-class Given(NamedTuple):
+@dataclass(frozen=True)
+class Given:
     "What the values of a part are made from."
 
-    part: Part
-    runs: dict[str, list[dict]]  # part -> its records
+    part: str  # of PARTS
+    found: list[dict]  # its records
     plan: dict  # thesis/plan.json
     facts: dict  # of `facts_of`
     where: Path  # the checkout
 
     @property
-    def found(self) -> list[dict]:
-        "The records of the part."
-        return self.runs[self.part.name]
-
-    @property
     def study(self) -> str:
-        "The study they are of."
+        "The study of its runs."
         return self.found[0]['study']
 
     @property
@@ -207,15 +201,16 @@ class Given(NamedTuple):
         "Their run_ids."
         return [r['run_id'] for r in self.found]
 
-    @property
+    @cached_property
     def units(self) -> pd.DataFrame:
         "Their per-unit values, as of `records.store.units`."
         return units(self.study, self.ids)
 
-    @property
+    @cached_property
     def evidence(self) -> Evidence:
         "Their study with its comparisons."
-        return evidence(self.study, self.ids)
+        e = evidence(self.study, self.ids)
+        return of_one_rank(e) if PARTS[self.part] in ('language', 'questions') else e
 
     @property
     def figures(self) -> Path:
@@ -224,39 +219,28 @@ class Given(NamedTuple):
 
 
 def placed(figures: Sequence[FigureFile], study: str) -> dict:
-    "Figures that were drawn by name: a path from the checkout's root and a caption."
-    return dict(
-        figures={
-            f.name: dict(path=f'/figures/{study}/{f.path.name}', caption=f.caption) for f in figures if f.path
-        }
-    )
+    "Figures that were drawn by name: a path from the checkout's root."
+    drawn = [f for f in figures if f.path]
+    return dict(figures={f.name: dict(path=f'/figures/{study}/{f.path.name}') for f in drawn})
 
 
 def _study(its: Given) -> dict:
     e = its.evidence
     values = part_values(e, its.plan['aims'])
-    if its.part.name == 'main':
-        values['without_overlap'] = _without(e, its.facts['corpus'].get('overlap', {}).get('ids', ()))
-        values['tables'] |= dict(
-            use=models_table_in_use(e, its.facts.get('in_use', {})), settings=settings_table(e.records)
-        )
+    if its.part == 'main':
+        # what the arms reach on the questions whose sentences the transfer's corpus does not have
+        p = e.records[0]['primary']
+        seen = e.units['unit'].isin(its.facts['corpus'].get('overlap', {}).get('ids', ()))
+        rows = e.units[(e.units['split'] == p['set']) & (e.units['metric'] == p['metric']) & ~seen]
+        means = rows.groupby('arm')['value'].mean()
+        values['without_overlap'] = dict(left=rows['unit'].nunique(), **means)
+        values['tables']['settings'] = settings_rows(e.records)
     return values | placed(draw_evidence(e, its.figures), its.study)
 
 
-def _language(its: Given) -> dict:
-    e = of_one_rank(its.evidence)
-    return language_values(e) | placed(draw_evidence(e, its.figures), its.study)
-
-
 def _questions(its: Given) -> dict:
-    e = of_one_rank(its.evidence)
-    figures = draw_evidence(e, its.figures) + draw_questions(e, its.figures)
-    return question_values(e) | placed(figures, its.study)
-
-
-def _labels(its: Given) -> dict:
-    e = its.evidence
-    return labels_values(e) | placed(draw_evidence(e, its.figures), its.study)
+    figures = draw_evidence(its.evidence, its.figures) + draw_questions(its.evidence, its.figures)
+    return question_values(its.evidence) | placed(figures, its.study)
 
 
 def _by_rate(its: Given) -> dict:
@@ -268,75 +252,39 @@ def _by_rate(its: Given) -> dict:
 
 
 def _searched(its: Given) -> dict:
-    study, name = its.study, its.part.name
+    study = its.study
     if not is_search(study):
         raise ThesisError(
             f'thesis/data/{study}.search.json, what the search {study!r} has found, is not there; restore '
-            f'it, or take the search out with: python -m thesis pin {name}='
+            f'it, or take the search out with: python -m thesis pin {its.part}='
         )
     of = load_found(study)
     if unknown := sorted({i for runs in of.seeds.values() for i in runs} - {*its.ids}):
         raise ThesisError(
             f'the search {study!r} rests on {", ".join(unknown)}, which thesis/plan.json does not name; pin '
-            f'{name}={study} again'
+            f'{its.part}={study} again'
         )
     runs = runs_of(of)
     figures = draw_found(of, seed_values(of, runs), its.figures)
     return search_values(of, its.found, runs, its.units) | placed(figures, study)
 
 
+def _drawn(values: Callable[[Evidence], dict]) -> Callable[[Given], dict]:
+    "Values of a study with the figures that every study has."
+    return lambda its: values(its.evidence) | placed(draw_evidence(its.evidence, its.figures), its.study)
+
+
 VALUES: dict[str, Callable[[Given], dict]] = dict(
     study=_study,
-    language=_language,
+    language=_drawn(language_values),
     questions=_questions,
-    labels=_labels,
+    labels=_drawn(labels_values),
     rates=_by_rate,
     search=_searched,
     # runs with no comparison of arms and no figure
-    trials=lambda its: trial_values(its.found, its.units, its.runs['main']),
     batches=lambda its: batch_values(its.found, its.units),
     transfer=lambda its: transfer_values(its.found),
 )
-
-
-def corpus_table(facts: dict) -> pd.DataFrame:
-    "Counts of the corpus: a row a split, text."
-    titles = dict(
-        questions='questions', answered='answered', clean='clean', pairs='pairs', positives='correct pairs'
-    )
-    return table(
-        [dict(split=split) | facts['corpus']['splits'][split] for split in ('train', 'dev', 'test')],
-        {'': '{split}'} | {title: f'{{{key}:,}}' for key, title in titles.items()},
-    )
-
-
-def models_table_in_use(e: Evidence, times: dict) -> pd.DataFrame:
-    "What each arm's model is for its user; times are those of `bench.sizes.answer_times`, {}: not measured."
-    shares = in_use(e).shares
-    rows = [
-        dict(arm=arm, n=runs[0]['params_total'], share=share and scaled(share, 100.0))
-        | dict(ms=times[runs[0]['factors']['network']]['value'] if times else None)
-        for (arm, runs), share in zip(e.arms.items(), map(shares.get, e.arms))
-    ]
-    return table(
-        rows,
-        {
-            'arm': '{arm}',
-            'parameters, M': lambda row: f'{row["n"] / 1e6:.1f}',
-            'weights, MiB': lambda row: f'{4 * row["n"] / MIB:.0f}',
-            'a question, ms': '{ms:.1f}',
-            "of its teacher's gain, %": '{share:.1f}',
-        },
-    )
-
-
-def _without(e: Evidence, questions: Sequence[str]) -> dict:
-    "What the arms reach on the other questions: left: how many; arm -> mean of the primary metric."
-    p = e.records[0]['primary']
-    rows = e.units[
-        (e.units['split'] == p['set']) & (e.units['metric'] == p['metric']) & ~e.units['unit'].isin(questions)
-    ]
-    return dict(left=rows['unit'].nunique(), **rows.groupby('arm')['value'].mean())
 
 
 def with_sizes(values: dict[str, Any]) -> dict[str, Any]:
@@ -351,84 +299,72 @@ def with_sizes(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _race(bert: dict) -> dict[str, dict]:
-    "The race on a GPU: contestant -> format, examples_per_s, joules (an example; None: not measured)."
-    places = {name: bert['head'].index(name) for name in ('format', 'examples/s', 'J / example')}
-
-    def number(text: str) -> float | None:
-        return None if text == '-' else float(text.replace(',', ''))
-
-    found = {}
-    for row in bert['rows']:
-        fmt, speed, joules = (row[k] for k in places.values())
-        found[row[0]] = dict(format=fmt, examples_per_s=number(speed), joules=number(joules))
-    return found
-
-
 FORMATS_RACED = dict(bf16='kdnotes', fp16='kdnotes_fp16', tf32='kdnotes_tf32')  # beside kdnotes_fp32
 
 
-def _beside_fp32(race: dict[str, dict]) -> dict:
-    "The same training in each format beside fp32: speed and joules, as ratios; and the range of the speeds."
-    base = race['kdnotes_fp32']
+def race_values(bert: dict) -> dict:
+    """The race on a GPU: steps: the usual and larger ones; race: the same training in each format beside
+    fp32: speed and joules, as ratios; low and high: the range of the speeds.
+    """
+
+    def number(text: str) -> float | None:  # None: not measured
+        return None if text == '-' else float(text.replace(',', ''))
+
+    rows = {cells[0]: dict(zip(bert['head'], cells)) for cells in bert['rows']}
+    race = {
+        name: dict(format=row['format'], joules=number(row['J / example']))
+        | dict(examples_per_s=number(row['examples/s']))
+        for name, row in rows.items()
+    }
+    small, large, base = (race[name] for name in ('kdnotes', 'kdnotes_256', 'kdnotes_fp32'))
     found = {
-        fmt: dict(speed=race[name]['examples_per_s'] / base['examples_per_s'])
-        | dict(joules=race[name]['joules'] / base['joules'])
+        fmt: dict(
+            speed=race[name]['examples_per_s'] / base['examples_per_s'],
+            joules=race[name]['joules'] / base['joules'],
+        )
         for fmt, name in FORMATS_RACED.items()
     }
     speeds = [of['speed'] for of in found.values()]
-    slower = all(speed < 1 for speed in speeds)
-    ours = race['kdnotes']['examples_per_s']
-    return found | dict(
-        low=min(speeds),
-        high=max(speeds),
-        verdict='slower' if slower else 'not_slower',
-        kd_beside_none=ours / race['student_alone']['examples_per_s'],
-        beside_hf_best=ours / race['hf_best']['examples_per_s'],
+    ours = small['examples_per_s']
+    return dict(
+        steps=dict(small=small, large=large, faster=large['examples_per_s'] / ours),
+        race=found
+        | dict(
+            low=min(speeds),
+            high=max(speeds),
+            verdict='slower' if max(speeds) < 1 else 'not_slower',
+            kd_beside_none=ours / race['student_alone']['examples_per_s'],
+            beside_hf_best=ours / race['hf_best']['examples_per_s'],
+        ),
     )
-
-
-def _missed(ratios: Mapping[str, Any]) -> dict[str, int]:
-    "How many aims a race had, and how many of them it missed."
-    reached = [of for key, of in ratios.items() if key.endswith('.reached')]
-    return dict(n=len(reached), missed=reached.count(False))
 
 
 KD_PARTS = ('main', 'gpu')  # which ask on the same questions what soft targets add
 
 
-def _scope(facts: dict, runs: dict[str, list[dict]]) -> tuple[dict, pd.DataFrame]:
-    "What formats reach of the devices, in few numbers and as a table."
-    modes = measured_modes(facts['gpu']['energy'])
-    race = _race(facts['gpu']['bert'])
-    steps = {size: race[name] for size, name in dict(small='kdnotes', large='kdnotes_256').items()}
-    peaks = facts['peaks']
-    on_cpu = arms_of(evidence(runs['main'][0]['study'], [r['run_id'] for r in runs['main']]).times.runs)
-    values = dict(
-        gpu_ratio=peaks['gpu']['fp16'] / peaks['gpu']['fp32'],
-        cpu_ratio=peaks['cpu']['bf16'] / peaks['cpu']['fp32'],
-        busy={mode: f'{of["busy"]:.0f}' for mode, of in modes.items()},
-        steps=steps | dict(faster=steps['large']['examples_per_s'] / steps['small']['examples_per_s']),
-        race=_beside_fp32(race),
-    )
-    return values, peaks_table(peaks, on_cpu, arms_of(runs['gpu']), modes)
-
-
 def all_values(where: Path, plan: dict, facts: dict, runs: dict[str, list[dict]]) -> dict:
     "Every value, of all parts and beside them."
     results = facts.pop('scaling')
-    made = {name: VALUES[PARTS[name].kind](Given(PARTS[name], runs, plan, facts, where)) for name in runs}
+    given = {name: Given(name, found, plan, facts, where) for name, found in runs.items()}
+    made = {}
+    for name, its in given.items():
+        if PARTS[name] == 'trials':
+            made[name] = trial_values(its.found, its.units, runs['main'])
+        else:
+            made[name] = VALUES[PARTS[name]](its)
+    modes = measured_modes(facts['gpu']['energy'])
+    energy = energy_values(facts['gpu']['energy'], {key: STEPS[key] for key in PRECISION_STEPS})
     predicted = predicted_steps(results)
-    drawn = draw_scaling(results, predicted, where / 'figures' / 'scaling')
-    scope, peaks = _scope(facts, runs)
+    scaling = scaling_values(results, predicted)
+    drawn = draw_scaling(results, predicted, scaling['answer']['faster'], where / 'figures' / 'scaling')
+    peaks = facts['peaks']
     # a run of one name may stand in two studies, made on two machines
     every = {(r['study'], r['run_id']): r for found in runs.values() for r in found}
     on_gpu = [r for r in every.values() if r['environment']['device'].startswith('NVIDIA')]
     others = [row['value'] for row in plan['published']]
     ours = made['main']['arms']['baseline']['primary'].estimate
     pairs = inspect.signature(answer_sentences).parameters
-    decided = {'when': '{when}', 'decided': '{what}', 'known by then': '{known}'}
-    decisions = read_json(where / 'thesis' / 'decided.json')['decisions']
+    raced = [of for key, of in facts['bench']['race']['ratios'].items() if key.endswith('.reached')]
     return made | dict(
         aims=plan['aims'] | dict(margin=MARGINS[0], strict_margin=MARGINS[1]),
         alpha=0.05,
@@ -436,7 +372,12 @@ def all_values(where: Path, plan: dict, facts: dict, runs: dict[str, list[dict]]
         few_differ=FEW_DIFFER,
         facts=facts,
         studied=STUDIED,
-        scope=scope,
+        scope=dict(
+            gpu_ratio=peaks['gpu']['fp16'] / peaks['gpu']['fp32'],
+            cpu_ratio=peaks['cpu']['bf16'] / peaks['cpu']['fp32'],
+            busy={mode: of['busy'] for mode, of in modes.items()},
+        )
+        | race_values(facts['gpu']['bert']),
         pairs={name: pairs[name].default for name in ('per_paragraph', 'held_out')},
         n_runs=len(every),
         n_studies=len({part['study'] for part in plan['parts'].values()}),
@@ -444,24 +385,17 @@ def all_values(where: Path, plan: dict, facts: dict, runs: dict[str, list[dict]]
         # of the runs on a GPU
         uncommitted_gpu=dict(of=len(on_gpu), runs=sum(map(uncommitted, on_gpu)))
         | dict(all='yes' if all(map(uncommitted, on_gpu)) else 'no'),
-        race_aims=_missed(facts['bench']['race']['ratios']),
+        race_aims=dict(n=len(raced), missed=raced.count(False)),
         level=dict(lowest=min(others), highest=max(others))
         | dict(least=100 * (min(others) - ours), most=100 * (max(others) - ours)),
-        kd=pooled_soft_targets(
-            [
-                (arms_of(runs[part]), units(runs[part][0]['study'], [r['run_id'] for r in runs[part]]))
-                for part in KD_PARTS
-            ]
-        ),
+        kd=pooled_soft_targets([given[part].evidence for part in KD_PARTS]),
         claims=claims_values(made['mlm']['order'], made['mlm_batch'], facts),
-        gpu_energy=energy_values(facts['gpu']['energy'], {key: STEPS[key] for key in PRECISION_STEPS}),
-        scaling=scaling_values(results, predicted) | placed(drawn, 'scaling'),
+        gpu_energy={name: of for name, of in energy.items() if name != 'table'},
+        scaling=scaling | placed(drawn, 'scaling'),
         tables=dict(
-            studies=studies_table(runs.values()),
-            peaks=peaks,
-            corpus=corpus_table(facts),
-            texts=texts_table(facts['texts']),
-            decisions=table(decisions, decided),
+            studies=[study_row(found) for found in runs.values()],
+            peaks=peaks_rows(peaks, arms_of(timed(runs['main']).runs), given['gpu'].evidence.arms, modes),
+            modes=[dict(mode=mode) | of for mode, of in modes.items()],
         ),
     )
 

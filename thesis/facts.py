@@ -1,54 +1,44 @@
-"""What is known of a study before anything is compared: its runs, seeds, settings, models and machine."""
+"""Values by key, and what is known of a study before anything is compared: its runs, settings and machine."""
 
 from __future__ import annotations
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from string import Formatter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
 from typing import Any
 import numpy as np
-import pandas as pd
 from kdnotes.analysis.comparable import timed
 from kdnotes.analysis.intervals import Interval
 from kdnotes.analysis.plotting import arms_of
 from kdnotes.analysis.evidence import pooled_gradients
-from kdnotes.core.render import p_text
 from kdnotes.core.arms import MODES
 from kdnotes.search.random import SPACES, as_judged, from_the_best
+import pandas as pd
 
 
-def flat(values: Any, prefix: str = '') -> dict[str, Any]:  # dotted key -> number, text, truth, list or None
-    "Nested groups as dotted keys."
-    if isinstance(values, Interval):
-        values = {k: getattr(values, k) for k in ('estimate', 'low', 'high', 'n', 'units', 'level', 'reason')}
-    if isinstance(values, dict) and values.keys() != {'head', 'rows'}:
-        return {
-            k: v
-            for name, inner in values.items()
-            for k, v in flat(inner, f'{prefix}.{name}' if prefix else str(name)).items()
-        }
-    return {prefix: plain(values)}  # a table is one value
+def fields(value: Any) -> dict[str, Any]:
+    "What is written of a dataclass: of an interval its numbers."
+    if isinstance(value, Interval):
+        return {k: getattr(value, k) for k in ('estimate', 'low', 'high', 'n', 'units', 'level')}
+    return asdict(value)
 
 
-_OF_RUNS = re.compile(r' (\(n=\d+\))$')
-
-
-def _as_lists(frame: pd.DataFrame) -> dict[str, list]:  # head, rows
-    "A table as lists; a number of runs that all cells of a column end with stands in its head."
-    head = []
-    columns = []
-    for k, name in enumerate(frame.columns):
-        cells = frame.iloc[:, k].tolist()
-        counts = {found[1] if (found := _OF_RUNS.search(cell)) else '' for cell in cells if cell != '-'}
-        count = counts.pop() if len(counts) == 1 else ''
-        head.append(f'{name} {count}'.strip())
-        columns.append([_OF_RUNS.sub('', cell) for cell in cells] if count else cells)
-    return dict(head=head, rows=[list(row) for row in zip(*columns)])
+def flat(value: Any, prefix: str = '') -> dict[str, Any]:  # dotted key -> value
+    "Nested groups and dataclasses as dotted keys; a list, as the rows of a table, is one value."
+    if is_dataclass(value):
+        value = fields(value)
+    if not isinstance(value, Mapping) or value.keys() == {'head', 'rows'}:
+        return {prefix: plain(value)}
+    found = {}
+    for name, inner in value.items():
+        found |= flat(inner, f'{prefix}.{name}' if prefix else str(name))
+    return found
 
 
 def plain(value: Any) -> Any:
     "JSON's kinds; eight digits are enough for any text and are the same on every machine."
-    if isinstance(value, pd.DataFrame):
-        return _as_lists(value.astype(str))
+    if is_dataclass(value):
+        value = fields(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     if isinstance(value, (bool, np.bool_)):
@@ -60,184 +50,92 @@ def plain(value: Any) -> Any:
     return value
 
 
-class _NotThere(Exception):
-    "A cell asks for what its row does not have."
+def distinct(values: Iterable[Any]) -> list:
+    "The different values, in their order."
+    return list(dict.fromkeys(values))
 
 
-class _Cells(Formatter):
-    "Format strings of a row, by its keys or its attributes."
-
-    def get_value(self, key, args, kwargs):
-        return kwargs[key] if isinstance(kwargs, Mapping) else getattr(kwargs, key)
-
-    def get_field(self, field_name, args, kwargs):
-        value, first = super().get_field(field_name, args, kwargs)
-        number = value.estimate if isinstance(value, Interval) else value
-        if number is None or number != number:
-            raise _NotThere
-        return value, first
-
-    def format_field(self, value, format_spec):
-        return p_text(value) if format_spec == 'p' else format(value, format_spec)
-
-
-def text(
-    how: str | Callable[[Any], Any],  # a format string, or what makes a text of a row
-    row: Any,  # a mapping, or an object with attributes
-) -> str:
-    "A cell of a table; '-' where the row does not have its value."
-    try:
-        found = how(row) if callable(how) else _Cells().vformat(how, (), row)
-    except _NotThere:
-        found = None
-    return '-' if found is None else str(found)
-
-
-def table(rows: Iterable[Any], columns: Mapping[str, str | Callable[[Any], Any]]) -> pd.DataFrame:  # of text
-    "Rows as text."
-    return pd.DataFrame([{title: text(how, row) for title, how in columns.items()} for row in rows])
-
-
-def among(values: Iterable[Any], between: str = ', ') -> str:  # 'a', or 'a, b'
-    "The different values, as text."
-    return between.join(dict.fromkeys(str(v) for v in values))
-
-
-def low_to_high(numbers: Iterable[float]) -> str:  # '5', or '3 to 5'
-    "The lowest and the highest, as text."
-    of = sorted(numbers)
-    return among((of[0], of[-1]), ' to ')
-
-
-def given(found: Iterable[dict], names: Iterable[str]) -> dict[str, str]:
-    "The values that runs have of settings which are numbers, as text; what no run has is left out."
+def recorded_settings(found: Iterable[dict], names: Iterable[str]) -> dict[str, str]:
+    "The values of settings that are numbers, as text; a setting that no run has is left out."
     runs = [r['settings'] for r in found]
-    values = {name: [f'{of[name]:g}' for of in runs if of.get(name) is not None] for name in names}
-    return {name: among(of) for name, of in values.items() if of}
-
-
-CORPUS_NAMES = {
-    'wikiqa': 'WikiQA',
-    'embedded': "the project's embedded corpus",
-    'gutenberg': 'novels of Project Gutenberg',
-    'squad1': 'SQuAD 1.1',
-    'squad2': 'SQuAD 2.0',
-    'squad1-8000': 'a part of SQuAD 1.1',
-    'squad2-2000': 'a part of SQuAD 2.0',
-}
-
-
-def corpus_name(record: dict) -> str:
-    "How a text calls a corpus; a folder by its last part."
-    name = record['corpus'].rpartition('/')[2]
-    return CORPUS_NAMES.get(name, name)
+    values = {name: distinct(f'{of[name]:g}' for of in runs if of.get(name) is not None) for name in names}
+    return {name: ', '.join(of) for name, of in values.items() if of}
 
 
 def about_values(found: Sequence[dict]) -> dict:
     "What was run, on what, and where."
     first = found[0]
-    formats = among(r['precision'] for r in found)
     students = [r for r in found if r['factors']['network'] == 'student']
     searches = [r['tuning_id'] for r in students if r.get('tuning_id')]
     size = {r['factors']['network']: r['params_total'] for r in found}
-    times = timed(found)
+    seeds = sorted(map(len, arms_of(found).values()))
     return dict(
         study=first['study'],
-        corpus_name=corpus_name(first),
+        corpus=first['corpus'].rpartition('/')[2],
         n_runs=len(found),
         metric=first['primary']['metric'],
-        formats_in_words=' and '.join(formats.rsplit(', ', 1)),
+        formats=distinct(r['precision'] for r in found),
         params_ratio=size['student'] / size['teacher'] if len(size) == 2 else None,
-        teacher=among(r['models']['teacher'] for r in found if 'models' in r),
+        teacher=', '.join(distinct(r['models']['teacher'] for r in found if 'models' in r)),
         student_layers=next((len(n) for r in students if (n := r['settings'].get('student_layers'))), None),
         tuned_student=searches[0].rsplit('-', 2)[1] if searches else None,
-        machine={name: among((r['environment'][name] for r in found), ' and ') for name in ('cpu', 'device')},
-        energy_reason=among(r['reasons'].get('energy.device_j', 'it was read') for r in times.runs),
+        machine={name: distinct(r['environment'][name] for r in found) for name in ('cpu', 'device')},
+        energy_read=all('energy.device_j' not in r['reasons'] for r in timed(found).runs),
         n_seeds=len({r['seed'] for r in found}),
-        seeds_an_arm=low_to_high(map(len, arms_of(found).values())),
+        seeds_an_arm=distinct([seeds[0], seeds[-1]]),
     )
 
 
-_TASKS = dict(masked_lm='language model', extractive_qa='question answering')
-
-
-def studies_table(found: Iterable[Sequence[dict]]) -> pd.DataFrame:  # a row a study, text
-    "Every study with its runs."
-
-    def short(device: str) -> str:
-        return re.sub(r'\(R\)| Processor', '', device)
-
-    def what(runs: Sequence[dict]) -> str:
-        task = runs[0]['task']
-        return f"{_TASKS.get(task, task.replace('_', ' '))}, {corpus_name(runs[0])}"
-
-    return table(
-        found,
-        {
-            'study': lambda runs: runs[0]['study'],
-            'task, corpus': what,
-            'runs': len,
-            'seeds': lambda runs: len({r['seed'] for r in runs}),
-            'formats': lambda runs: among(r['precision'] for r in runs),
-            'device': lambda runs: among((short(r['environment']['device']) for r in runs), '; '),
-        },
+def study_row(found: Sequence[dict]) -> dict:
+    "A study in the table of all studies."
+    return dict(
+        study=found[0]['study'],
+        task=found[0]['task'],
+        corpus=found[0]['corpus'].rpartition('/')[2],
+        runs=len(found),
+        seeds=len({r['seed'] for r in found}),
+        formats=distinct(r['precision'] for r in found),
+        devices=distinct(r['environment']['device'] for r in found),
     )
 
 
-def settings_table(found: Sequence[dict]) -> pd.DataFrame:  # setting, teacher network, student network; text
-    "The recorded settings by network."
+NOT_SETTINGS = {'task', 'smoke', 'network', 'teacher_seed', 'kd'}  # said elsewhere
 
-    def recorded(network: str) -> Callable[[str], str | None]:
-        own = [r['settings'] for r in found if r['factors']['network'] == network]
 
-        def cell(name: str) -> str | None:
-            seen = {str(x) for of in own if (x := of.get(name)) is not None}
-            return 'by arm: ' * (len(seen) > 1) + ', '.join(sorted(seen)) if seen else None
+def settings_rows(found: Sequence[dict]) -> list[dict]:  # a row a setting
+    "The recorded values of each setting, by network."
 
-        return cell
+    def values(network: str, name: str) -> list[str]:
+        own = [r['settings'].get(name) for r in found if r['factors']['network'] == network]
+        return sorted({str(x) for x in own if x is not None})
 
-    unsaid = {'task', 'smoke', 'network', 'teacher_seed', 'kd'}
-    networks = {f"{network}'s network": recorded(network) for network in ('teacher', 'student')}
-    return table(sorted({k for r in found for k in r['settings']} - unsaid), dict(setting=str) | networks)
+    names = sorted({name for r in found for name in r['settings']} - NOT_SETTINGS)
+    return [
+        dict(setting=name) | {network: values(network, name) for network in ('teacher', 'student')}
+        for name in names
+    ]
 
 
 SHOWN_PEAKS = ('baseline', 'mixed_baseline', 'full_kd', 'mixed_kd')
 
 
-def operations(r: dict) -> float | None:  # of an example, forward and backward; None: not recorded
-    "What the network of a run needs for an example."
-    rate = r['throughput']['examples_per_s']
-    return rate and r['throughput']['useful_flops_per_s'] / rate
-
-
-def peaks_table(
+def peaks_rows(
     peaks: Mapping[str, Mapping[str, float]],  # 'cpu' and 'gpu' -> format -> operations a second
     on_cpu: Mapping[str, Sequence[dict]],  # arm -> its runs whose times count
     on_gpu: Mapping[str, Sequence[dict]],  # arm -> its runs
     alone: Mapping[str, Mapping[str, Any]],  # arm alone on the GPU -> format, speed (examples a second)
-) -> pd.DataFrame:  # a row an arm and device, text
-    "What formats reach of a device."
-    rows = [
-        dict(device='CPU', arm=arm, format=on_cpu[arm][0]['precision'])
-        | dict(reached=np.mean([r['throughput']['useful_flops_per_s'] for r in on_cpu[arm]]))
-        for arm in SHOWN_PEAKS
-    ]
-    rows += [
-        dict(device='GPU', arm=arm, format=alone[arm]['format'])
-        | dict(reached=alone[arm]['speed'] * operations(on_gpu[arm][0]))
-        for arm in SHOWN_PEAKS
-    ]
-    return table(
-        [row | dict(peak=peaks[row['device'].lower()][row['format']]) for row in rows],
-        {
-            'device': '{device}',
-            'arm': '{arm}',
-            'format': '{format}',
-            'reached, GFLOP/s': lambda row: f'{row["reached"] / 1e9:,.0f}',
-            'products, GFLOP/s': lambda row: f'{row["peak"] / 1e9:,.0f}',
-            'share, %': lambda row: f'{100 * row["reached"] / row["peak"]:.2g}',
-        },
-    )
+) -> list[dict]:  # a row an arm and device
+    "The operations a second that each arm reaches, and what the device reaches in large products."
+    rows = []
+    for arm in SHOWN_PEAKS:
+        reached = np.mean([r['throughput']['useful_flops_per_s'] for r in on_cpu[arm]])
+        rows.append(dict(device='cpu', arm=arm, format=on_cpu[arm][0]['precision'], reached=reached))
+    for arm in SHOWN_PEAKS:
+        recorded = on_gpu[arm][0]['throughput']
+        operations = recorded['useful_flops_per_s'] / recorded['examples_per_s']  # of an example
+        reached = alone[arm]['speed'] * operations
+        rows.append(dict(device='gpu', arm=arm, format=alone[arm]['format'], reached=reached))
+    return [row | dict(peak=peaks[row['device']][row['format']]) for row in rows]
 
 
 def amp_values(found: Sequence[dict]) -> dict:
@@ -276,8 +174,12 @@ def gradient_values(arms: dict[str, list[dict]]) -> dict:
         arm, layer = max(shares, key=shares.get)
         return dict(share=shares[arm, layer], arm=arm, layer=layer)
 
+    steps = sorted({m['step'] for of in moments.values() for m in of})
     return dict(
-        steps=len({m['step'] for of in moments.values() for m in of}),
+        steps=len(steps),
+        first_step=steps[0],
+        last_step=steps[-1],
+        runs=sum(bool(r.get('gradients')) for runs in arms.values() for r in runs),
         lost=worst(lambda e: e < -24),
         coarse=worst(lambda e: e < -14),
         lost_scaled=worst(lambda e: e + FIRST_SCALE < -24),
@@ -287,26 +189,21 @@ def gradient_values(arms: dict[str, list[dict]]) -> dict:
     )
 
 
-def own_searches(trials: Sequence[dict], runs: Sequence[dict]) -> dict[str, str]:
+def own_searches(trials: Sequence[dict], runs: Sequence[dict]) -> dict[str, str | list[str]]:
     """Whether each student arm, tuned by itself, would have had another setting: student arm -> 'same': its
-    own search chose what its runs have | 'other' | 'none': it was not searched for; and by each of these
-    words the arms of it, as text, where there are any.
+    own search chose what its runs have | 'other' | 'none': it was not searched for; and each of these codes
+    -> its arms, where there are any.
     """
-
-    def verdict(arm: str, settings: dict) -> str:
+    found = {}
+    for arm, of in arms_of(runs).items():
+        if MODES[of[0]['mode']].network != 'student':
+            continue
         own = [r for r in trials if r['arm'] == arm]
-        if not own:
-            return 'none'
-        best = as_judged(own)[0]['settings']
-        return 'same' if all(best[k] == settings[k] for k in SPACES['student']) else 'other'
-
-    found = {
-        arm: verdict(arm, of[0]['settings'])
-        for arm, of in arms_of(runs).items()
-        if MODES[of[0]['mode']].network == 'student'
-    }
-    by_word = {word: [arm for arm, its in found.items() if its == word] for word in ('same', 'other', 'none')}
-    return found | {word: among(arms) for word, arms in by_word.items() if arms}
+        best = as_judged(own)[0]['settings'] if own else {}
+        same = own and all(best[k] == of[0]['settings'][k] for k in SPACES['student'])
+        found[arm] = 'same' if same else 'other' if own else 'none'
+    codes = distinct(found.values())
+    return found | {code: [arm for arm, its in found.items() if its == code] for code in codes}
 
 
 def trial_values(found: Sequence[dict], units: pd.DataFrame, runs: Sequence[dict]) -> dict:
@@ -323,7 +220,7 @@ def trial_values(found: Sequence[dict], units: pd.DataFrame, runs: Sequence[dict
     return dict(
         study=found[0]['study'],
         trials=min(map(len, searches.values())),
-        seeds=among(sorted({r['seed'] for r in found})),
+        seeds=sorted({r['seed'] for r in found}),
         where=judged[0][0]['primary']['set'],
         others=len(others),
         open=sum(d.low <= 0 <= d.high for d in others),
@@ -337,23 +234,22 @@ def transfer_values(found: Sequence[dict]) -> dict:
     teacher and student -> examples, settings, dev and test of the primary metric.
     """
     metric = found[0]['primary']['metric']
-    names = ('learning_rate', 'batch_size', 'alpha', 'temperature')
-    busy = [(r.get('machine') or {}).get('busy_share') for r in found]
-
-    def one(r: dict) -> dict:
-        about = dict(examples=r.get('examples')) | {k: r['settings'].get(k) for k in names}
-        return about | {split: scores[metric] for split, scores in r['metrics'].items()}
-
-    return dict(
+    busy = [share for r in found if (share := (r.get('machine') or {}).get('busy_share')) is not None]
+    values = dict(
         study=found[0]['study'],
-        formats=among(r['precision'] for r in found),
-        busy=max((x for x in busy if x is not None), default=None),
+        formats=distinct(r['precision'] for r in found),
+        busy=max(busy, default=None),
         amp=amp_values(found),
-    ) | {r['factors']['network']: one(r) for r in found}
+    )
+    for r in found:
+        settings = {k: r['settings'].get(k) for k in ('learning_rate', 'batch_size', 'alpha', 'temperature')}
+        scores = {split: of[metric] for split, of in r['metrics'].items()}
+        values[r['factors']['network']] = dict(examples=r.get('examples')) | settings | scores
+    return values
 
 
-def seeds_made_again(arms: dict[str, list[dict]]) -> str | None:  # as text; None: all share one start
+def seeds_made_again(arms: dict[str, list[dict]]) -> list[int]:  # []: all share one start
     "The seeds whose first procedure starts from other weights than that of the first seed."
     runs = arms.get('baseline', [])
     starts = [r['initial'].get('start_sha256') for r in runs]
-    return among(r['seed'] for r, start in zip(runs, starts) if start != starts[0]) or None
+    return [r['seed'] for r, start in zip(runs, starts) if start != starts[0]]

@@ -1,7 +1,4 @@
-"""What the thesis may say of a study of masked language models.
-
-Scores by text, what a student keeps, and what becomes of published claims.
-"""
+"""A study of masked language models: scores by text, and what becomes of published claims."""
 
 from __future__ import annotations
 from collections.abc import Sequence
@@ -18,7 +15,7 @@ from kdnotes.analysis.tables import judged_by, set_interval, sets_of
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import RunConfig
 from kdnotes.tasks.lm_settings import COSINE_WEIGHTS, RECIPES
-from .facts import given, table
+from .facts import recorded_settings
 from .steps import STEPS, verdict
 from .values import steps_values, study_values
 
@@ -41,18 +38,14 @@ def of_one_rank(e: Evidence) -> Evidence:
     return replace(e, comparisons=corrected(made))
 
 
-def work_values(found: Sequence[dict]) -> dict[str, dict[str, str]]:
-    "What the trained runs of each network were given, as text; a network that nobody trained is left out."
+def one_rank_values(e: Evidence) -> dict:
+    "What every such study has: arms, steps, and what the trained runs of each network were given, as text."
     by_network: dict[str, list[dict]] = {}
-    for r in filter(trained, found):
+    for r in filter(trained, e.records):
         by_network.setdefault(MODES[r['mode']].network, []).append(r)
     names = ('epochs', 'learning_rate', 'batch_size', 'max_length')
-    return {network: given(runs, names) for network, runs in by_network.items()}
-
-
-def one_rank_values(e: Evidence) -> dict:
-    "What every such study has."
-    return study_values(e) | dict(steps=steps_values(e, ONE_RANK_STEPS), work=work_values(e.records))
+    work = {network: recorded_settings(runs, names) for network, runs in by_network.items()}
+    return study_values(e) | dict(steps=steps_values(e, ONE_RANK_STEPS), work=work)
 
 
 def recipe_values(found: Sequence[dict]) -> dict:
@@ -69,14 +62,6 @@ def recipe_values(found: Sequence[dict]) -> dict:
     published = RECIPES['distilbert'] | dict(cosine_weight=COSINE_WEIGHTS['distilbert'], temperature=2.0)
     same = all(ours[name] == published[name] for name in ours if name != 'soft_on')
     return dict(ours=ours, published_weights=same)
-
-
-def kept_on(e: Evidence, where: str) -> dict[str, Interval | None]:
-    """What each arm keeps of its teacher's gain over the best trivial baseline, on any text: arm -> the
-    share; None: its teacher gains nothing there.
-    """
-    metric = e.records[0]['primary']['metric']
-    return in_use(replace(e, records=judged_by(e.records, where, metric))).shares
 
 
 def order_interval(e: Evidence, runs: Sequence[dict], where: str, low: str, high: str) -> Interval | None:
@@ -119,65 +104,52 @@ def order_values(e: Evidence) -> dict:
     return dict(n=n, above=sum(hidden), seen_above=sum(visible), verdict=code)
 
 
-_SCORES = {  # title -> set, score
-    'WikiText-2': ('wikitext2', 'nll'),
-    'IMDB': ('imdb', 'nll'),
-    'novels': ('dev', 'nll'),
-    'perplexity': ('wikitext2', 'perplexity'),
-    'visible tokens too': ('wikitext2', 'perplexity_all'),
-    'pseudo-perplexity': ('wikitext2', 'pseudo_perplexity'),
-}
+SCORES = (  # set, score
+    ('wikitext2', 'nll'),
+    ('imdb', 'nll'),
+    ('dev', 'nll'),
+    ('wikitext2', 'perplexity'),
+    ('wikitext2', 'perplexity_all'),
+    ('wikitext2', 'pseudo_perplexity'),
+)
 
 
-def _four(value: float) -> str:  # '11.50', '2623'
-    "Four digits that count."
-    return f'{value:#.4g}'.rstrip('.')
-
-
-def scores_table(e: Evidence) -> pd.DataFrame:  # a row an arm, and one of the unigram model; text
-    "Scores of the arms by text."
-
-    def cell(where: str, name: str):
-        def of(arm: str) -> str | None:
-            if arm == 'unigram':
-                value = e.records[0]['metrics'][where].get(f'unigram_{name}')
-                return value and (f'{value:.3f}' if name == 'nll' else _four(value))
-            found = set_interval(e, e.arms[arm], where, name)
-            if found is None:
-                return None
-            return f'{found:.3f}' if name == 'nll' else _four(found.estimate)
-
-        return of
-
-    scored = sets_of(e.records)
-    columns = {title: cell(*of) for title, of in _SCORES.items() if of[0] in scored}
-    return table([*e.arms, 'unigram'], {'arm': str} | columns)
-
-
-def kd_by_set(e: Evidence) -> dict[str, dict]:  # set -> metric -> difference
-    "What distillation does to the loss of hidden tokens and of all tokens on every set, uncorrected."
-
-    def of(where: str, name: str) -> dict:
-        pair = (judged_by(e.arms[arm], where, name) for arm in STEPS['kd'])
-        return dict(difference=compare(*pair, e.units, e.times).difference)
-
-    return {where: {name: of(where, name) for name in ('nll', 'nll_all')} for where in sets_of(e.records)}
+def score_rows(e: Evidence) -> list[dict]:  # a row an arm, and one of the unigram model
+    "Scores of the arms by text: 'set.score' -> an interval, or None."
+    scored = [of for of in SCORES if of[0] in sets_of(e.records)]
+    rows = [
+        dict(arm=arm) | {'.'.join(of): set_interval(e, runs, *of) for of in scored}
+        for arm, runs in e.arms.items()
+    ]
+    metrics = e.records[0]['metrics']
+    unigram = {f'{where}.{name}': metrics[where].get(f'unigram_{name}') for where, name in scored}
+    return [*rows, dict(arm='unigram') | {k: x and dict(estimate=x) for k, x in unigram.items()}]
 
 
 def language_values(e: Evidence) -> dict:
     "All values of the study."
     settings = e.records[0]['settings']
+    metric = e.records[0]['primary']['metric']
+    sets = sets_of(e.records)
+
+    def kd_on(where: str, name: str) -> dict:  # what distillation does there, uncorrected
+        pair = (judged_by(e.arms[arm], where, name) for arm in STEPS['kd'])
+        return dict(difference=compare(*pair, e.units, e.times).difference)
+
     values = one_rank_values(e)
-    values['tables']['scores'] = scores_table(e)
+    values['tables']['scores'] = score_rows(e)
     return values | dict(
-        kept={where: kept_on(e, where) for where in sets_of(e.records)},
-        kd_on=kd_by_set(e),
+        # set -> arm -> the share of its teacher's gain over the best trivial baseline that it keeps
+        kept={
+            where: in_use(replace(e, records=judged_by(e.records, where, metric))).shares for where in sets
+        },
+        kd_on={where: {name: kd_on(where, name) for name in ('nll', 'nll_all')} for where in sets},
         order=order_values(e),
         perplexity={arm: float(np.exp(of['primary'].estimate)) for arm, of in e.values.items()},
         recipe=recipe_values(e.records),
         mask_share=settings['mask_share'],
         train_tokens=settings['train_tokens'],
-        sample=f"{settings['pseudo_sample']:,}",
+        sample=settings['pseudo_sample'],
     )
 
 
@@ -190,9 +162,7 @@ def batch_values(found: Sequence[dict], units: pd.DataFrame) -> dict:
     return about | dict(change=c.difference, verdict=verdict(c))
 
 
-SMALLER = (
-    0.4  # claimed: the share of BERT's parameters by which DistilBERT is smaller, and elsewhere what is left
-)
+SMALLER = 0.4  # claimed: the share of BERT's parameters that DistilBERT lacks, and elsewhere what is left
 MILLIONS = 2  # claimed: tokens of the training text
 
 
@@ -201,18 +171,15 @@ def claims_values(order: dict, batches: dict, facts: dict) -> dict:
     `order_values`; batches; tokens: 'reproduced' | 'consistent' | 'open' | 'not_reproduced'.
     """
     left = [facts['sizes']['left'][way] for way in ('base', 'masked_lm')]
-    judged = dict(
-        smaller=all(round(1 - share, 1) == SMALLER for share in left),
-        left=all(round(share, 1) == SMALLER for share in left),
-    )
-    of_batches = dict(gains='reproduced', loses='not_reproduced')
+    counted = {True: 'reproduced', False: 'not_reproduced'}
+    # as many tokens, which does not show that they are these
     alike = round(facts['texts']['wikitext_tokens'] / 1e6) == MILLIONS
-    return {name: 'reproduced' if right else 'not_reproduced' for name, right in judged.items()} | dict(
+    return dict(
+        smaller=counted[all(round(1 - share, 1) == SMALLER for share in left)],
+        left=counted[all(round(share, 1) == SMALLER for share in left)],
         order=order['verdict'],
-        batches=of_batches.get(batches['verdict'], 'open'),
-        tokens='consistent'
-        if alike
-        else 'not_reproduced',  # as many, which does not show that they are these
+        batches=dict(gains='reproduced', loses='not_reproduced').get(batches['verdict'], 'open'),
+        tokens='consistent' if alike else 'not_reproduced',
         share=SMALLER,
         far=FAR,
     )

@@ -19,7 +19,7 @@ from kdnotes.core.given import make_config
 from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.tasks.ranking_metrics import counts
 from kdnotes.tasks.sources import Corpus, load_corpus, local_copy, trained_on
-from .facts import flat, plain, table
+from .facts import flat, plain
 
 
 class ThesisError(KdnotesError):
@@ -106,17 +106,6 @@ def text_facts() -> dict:
     )
 
 
-def texts_table(facts: dict) -> pd.DataFrame:
-    "Sizes of the texts, of `text_facts`: a row a text and split, text."
-    rows = [
-        dict(text=text, part=split) | its
-        for text, splits in facts['texts'].items()
-        for split, its in splits.items()
-    ]
-    columns = {'text': '{text}', 'part': '{part}', 'documents': '{documents:,}', 'words': '{words:,}'}
-    return table(rows, columns | {'word pieces': '{pieces:,}'})
-
-
 def size_facts() -> dict:
     "Parameters of the published networks by way of counting, and the share that is left of BERT's."
     from bench.sizes import network_sizes
@@ -139,16 +128,9 @@ def bench_facts(results: dict) -> dict:
         its = rounds(results, name, 'examples_per_s')
         return f'{its.median():.0f} ({its.min():.0f} to {its.max():.0f})'
 
-    def median(key: str):
-        return lambda name: f'{rounds(results, name, key).median():,.0f}'
+    def median(name: str, key: str) -> str:
+        return f'{rounds(results, name, key).median():,.0f}'
 
-    columns = {
-        'contestant': str,
-        'what it is': results['about'].get,
-        'examples/s': rate,
-        'tokens/s': median('tokens_per_s'),
-        'MiB': median('host_mib'),
-    }
     turns = [t for t in results['turns'] if t['contestant'] in (*names, 'machine')]
     kept = aims(results | dict(turns=turns)).to_dict('records')
     numbers = dict(value='measured', lowest='lowest', highest='highest', wanted='wanted', reached='met')
@@ -162,7 +144,14 @@ def bench_facts(results: dict) -> dict:
         steps=setting['steps'],
         dtype=setting['dtype'],
         minutes=results['minutes'],
-        table=plain(table([n for n in names if len(rounds(results, n))], columns)),
+        table=dict(
+            head=['contestant', 'what it is', 'examples/s', 'tokens/s', 'MiB'],
+            rows=[
+                [n, results['about'][n], rate(n), median(n, 'tokens_per_s'), median(n, 'host_mib')]
+                for n in names
+                if len(rounds(results, n))
+            ],
+        ),
         ratios=flat({r['key']: {name: r[key] for name, key in numbers.items()} for r in kept}),
     )
 
@@ -175,7 +164,8 @@ def _cells(frame: pd.DataFrame, titles: Mapping[str, str]) -> dict:
             return '-'
         return x if isinstance(x, str) else f'{x:,.0f}' if abs(x) >= 100 else f'{x:.3g}'
 
-    return plain(frame[[*titles]].rename(columns=titles).map(cell).reset_index(names=''))
+    rows = [[name, *map(cell, row)] for name, *row in frame[[*titles]].itertuples(name=None)]
+    return dict(head=['', *titles.values()], rows=rows)
 
 
 _ENERGY = dict(
@@ -268,16 +258,6 @@ MADE = dict(
 )
 
 
-def _whole_scaling(results: dict) -> dict:
-    "Every turn of `make scaling`, from which all of it is computed again."
-    if results['settings']['smoke'] or not all(len(row['step_s']) > 1 for row in results['rows']):
-        raise ThesisError(
-            'these results of make scaling are those of a rehearsal, or of single turns, and tell no '
-            'interval; measure again'
-        )
-    return results
-
-
 def write_facts(where: Path, sources: Sequence[str]) -> list[Path]:
     "Write the facts that no record holds: of MADE, or what `make bench`, `scaling` or `gpu-check` measured."
     made: dict[str, dict] = {}
@@ -289,7 +269,12 @@ def write_facts(where: Path, sources: Sequence[str]) -> list[Path]:
         if 'parts' in results:
             made['gpu'] = gpu_facts(results)
         elif 'gains' in results:
-            made['scaling'] = _whole_scaling(results)
+            if results['settings']['smoke'] or not all(len(row['step_s']) > 1 for row in results['rows']):
+                raise ThesisError(
+                    'these results of make scaling are those of a rehearsal, or of single turns, and tell no '
+                    'interval; measure again'
+                )
+            made['scaling'] = results  # every turn, from which all of it is computed again
         elif 'turns' in results:
             of_race = any(t['contestant'] == 'kdnotes' for t in results['turns'])
             made.setdefault('bench', {})['race' if of_race else 'scaling'] = bench_facts(results)

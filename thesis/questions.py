@@ -1,37 +1,19 @@
-"""What the thesis may say of a study of extractive question answering.
-
-Scores in percent beside those of never answering, and the way there.
-"""
+"""A study of extractive question answering: scores beside those of never answering, and the way there."""
 
 from __future__ import annotations
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from kdnotes.analysis import plotting as pt
-from kdnotes.analysis.intervals import Interval, scaled
+from kdnotes.analysis.intervals import Interval
 from kdnotes.analysis.evidence import Evidence, curve_of, curve_set, primary_interval
 from kdnotes.analysis.tables import set_interval
-from kdnotes.core.render import PERCENT
 from kdnotes.core.config import metric_name, task_info
-from .facts import given, table
+from .facts import recorded_settings
 from .language import one_rank_values
 from .values import aim_value
-
-
-def percent(share: Interval | None, sign: str = '') -> str:
-    """A share, or with a sign a difference of shares, in percent: 'estimate [low, high]'; the estimate alone
-    where there are no limits, or none to speak of. Limits of a share end at 0 and 100 %.
-    """
-    if share is None or np.isnan(share.estimate):
-        return '-'
-    found = scaled(share, PERCENT.factor)
-    if not sign and None not in (found.low, found.high):
-        found = replace(found, low=max(found.low, 0.0), high=min(found.high, 100.0))
-    return f'{found.estimate:{sign}.1f}' if share.low == share.high else f'{found:{sign}.1f}'
 
 
 def beyond_never(e: Evidence, runs: Sequence[dict], where: str) -> Interval | None:
@@ -52,24 +34,9 @@ def beyond_never(e: Evidence, runs: Sequence[dict], where: str) -> Interval | No
     return primary_interval([judged(r) for r in runs], gains)
 
 
-def counted(e: Evidence) -> dict[str, dict[str, int]]:  # set -> articles, questions, no_ans
-    "The evaluation sets in numbers."
-    one = e.units[e.units['run_id'] == e.records[0]['run_id']]
-
-    def of(its: pd.DataFrame) -> dict[str, int]:
-        without = its[its['metric'] == 'no_ans_exact']
-        return dict(
-            articles=its['cluster'].nunique(),
-            questions=its['unit'].nunique(),
-            no_ans=without['unit'].nunique(),
-        )
-
-    return {where: of(its) for where, its in one.groupby('split', sort=False)}
-
-
 # what the teacher should find of the answers that are there: below it a student learns to refuse
 FOUND_AIM = 0.30
-_SCORES = {'exact match': 'exact', 'F1': 'f1', 'found': 'has_ans_exact', 'refused': 'no_ans_exact'}
+SCORES = ('exact', 'f1', 'has_ans_exact', 'no_ans_exact')
 
 
 def never_verdict(gain: Interval) -> str:  # 'better' | 'worse' | 'open' | 'one_seed', which is no test
@@ -81,40 +48,30 @@ def never_verdict(gain: Interval) -> str:  # 'better' | 'worse' | 'open' | 'one_
     return 'better' if gain.estimate > 0 else 'worse'
 
 
-def score_table(e: Evidence, where: str, never: dict[str, dict]) -> pd.DataFrame:  # a row an arm, text
-    "Scores of a set in percent, and what they are beyond never answering."
-
-    def score(name: str):
-        return lambda arm: percent(set_interval(e, e.arms[arm], where, name))
-
-    columns = {title: score(name) for title, name in _SCORES.items()}
-    beyond = {'beyond never answering': lambda arm: percent(never[arm]['difference'], '+')}
-    return table(never, {'arm': str} | columns | beyond)
-
-
 def question_values(e: Evidence) -> dict:
     "All values of the study."
     where = e.records[0]['primary']['set']
     gains = {arm: gain for arm, runs in e.arms.items() if (gain := beyond_never(e, runs, where))}
-    never = {arm: dict(difference=gain, verdict=never_verdict(gain)) for arm, gain in gains.items()}
+    own = e.units[e.units['run_id'] == e.records[0]['run_id']]
+    counts = dict(articles=('cluster', 'nunique'), questions=('unit', 'nunique'))
+    counted = own.groupby('split').agg(**counts).to_dict('index')
+    no_answer = own[own['metric'] == 'no_ans_exact'].groupby('split')['unit'].nunique()
     values = one_rank_values(e)
-    tables = values['tables'] | dict(scores=score_table(e, where, never))
-    points = [percent(c.difference, '+') for _, c in e.comparisons]
-    tables['comparisons'] = (
-        tables['comparisons'].assign(difference=points).rename(columns=dict(difference='points'))
-    )
+    values['tables']['scores'] = [
+        dict(arm=arm, beyond=gain) | {name: set_interval(e, e.arms[arm], where, name) for name in SCORES}
+        for arm, gain in gains.items()
+    ]
     return values | dict(
-        counted=counted(e),
-        never=never,
+        counted={split: of | dict(no_ans=no_answer.get(split, 0)) for split, of in counted.items()},
+        never={arm: dict(difference=gain, verdict=never_verdict(gain)) for arm, gain in gains.items()},
         never_exact=e.records[0]['metrics'][where]['always_unanswerable'],
         answers={
             arm: aim_value(FOUND_AIM, set_interval(e, runs, where, 'has_ans_exact'), True)
             for arm, runs in e.arms.items()
         },
-        recipe=given(
+        recipe=recorded_settings(
             [r for r in e.records if r['factors']['kd']], ('soft_weight', 'hard_weight', 'temperature')
         ),
-        tables=tables,
     )
 
 
@@ -165,17 +122,11 @@ def progress_figure(
     return figure
 
 
-def _progress_caption(e: Evidence) -> str:
-    return (
-        f"Training loss and scores on the {curve_set(e.records)} set of {e.records[0]['corpus']} along the "
-        'optimizer steps. Lines are means of the seeds, bands reach from the lowest to the highest seed; '
-        'dashed lines are arms in mixed precision. Losses with and without distillation are different '
-        'quantities. On the way the threshold is the best one for this set, so that these scores are a '
-        'little too good.'
-    )
-
-
-QUESTION_FIGURES = {'progress': pt.Picture(progress_figure, _progress_caption, lambda e: (e.records,))}
+# of the documentation; the thesis has its own
+CAPTION = """Training loss and scores on the development set. Lines are means of the seeds, bands span the
+lowest to the highest seed, and dashed lines are arms in mixed precision. During training the threshold is the
+best one for this set, so these scores are slightly too high."""
+QUESTION_FIGURES = {'progress': pt.Picture(progress_figure, CAPTION, lambda e: (e.records,))}
 
 
 def draw_questions(

@@ -16,11 +16,11 @@ from kdnotes.analysis import plotting as pt
 from kdnotes.analysis.tables import score_kind
 from kdnotes.analysis.tests import ALPHA, Family, holm
 from kdnotes.core.config import primary_name
-from .facts import about_values, among, table, text
+from .facts import about_values, distinct
 from .steps import tested
 
 
-# a kind of pair with fp32 -> what it is called
+# a kind of pair with fp32 -> its label in the figure
 KINDS = {'format': 'the format', 'draw': 'other masks', 'order': 'another order of sums'}
 CONTROLS = ('draw', 'order')
 
@@ -124,76 +124,11 @@ def beside(rates: Sequence[AtRate], control: str) -> dict[float, dict]:  # rate 
     )
 
 
-def controls_of(rates: Sequence[AtRate]) -> list[str]:  # of CONTROLS
-    "The controls that the format is put beside at every rate."
-    kinds = kinds_of(rates)
-    return [control for control in CONTROLS if {'format', control} <= {*kinds}]
-
-
-def _changed_mean(rates: Sequence[AtRate]) -> dict[float, float | None]:
-    "Rate -> p of the format's change of the mean, corrected over the rates; {} without a format."
-    if 'format' not in kinds_of(rates):
-        return {}
-    return holm(p := {x.rate: x.compared['format'].p for x in rates}, Family('format', tuple(p)))
-
-
-def _mean(x: AtRate) -> float:
-    "Of the primary metric in fp32."
-    return float(np.mean([r['primary']['value'] for r in x.fp32]))
-
-
-_SHORT = {'format': 'format', 'draw': 'masks', 'order': 'order'}  # in a table's head
-
-
-def movement_table(rates: Sequence[AtRate]) -> pd.DataFrame:  # a row a rate, text
-    "How many questions change and how far scores move, for the format and its controls."
-
-    def changed(kind: str):
-        def cell(x: AtRate) -> str:
-            of = x.moved[kind].changed
-            return f'{np.mean(of):.1f} ({min(of)} to {max(of)})'
-
-        return cell
-
-    def far(kind: str):
-        def cell(x: AtRate) -> str:
-            value = x.moved[kind].distance.estimate
-            return f'{value:.4f}' if value >= 0.001 else f'{value:.1e}'
-
-        return cell
-
-    def ratio(found: dict[float, dict], key: str, spec: str):
-        return lambda x: text(f'{{{key}:{spec}}}', found[x.rate])
-
-    kinds = kinds_of(rates)
-    columns = {'learning rate': '{rate:g}'}
-    columns |= {f'changed, {_SHORT[kind]}': changed(kind) for kind in kinds}
-    columns |= {f'moved, {_SHORT[kind]}': far(kind) for kind in kinds}
-    for control in controls_of(rates):
-        found = beside(rates, control)
-        columns[f'format / {_SHORT[control]}'] = ratio(found, 'ratio', '.3g')
-        columns["Holm's p"] = ratio(found, 'p_holm', 'p')
-    return table(rates, columns)
-
-
 _LOOK = {
     'format': pt.LOOKS['mixed_student'],
     'draw': pt.LOOKS['full_student'],
     'order': pt.LOOKS['full_kd'],
 }
-
-
-def _of_seeds(
-    rates: Sequence[AtRate], kind: str
-) -> pd.DataFrame:  # x (rate), changed (%), moved; a row a seed
-    "What a kind of pair changes and moves, seed by seed."
-    frames = []
-    for x in rates:
-        m = x.moved[kind]
-        frames.append(
-            pd.DataFrame(dict(x=x.rate, changed=[100 * n / m.units for n in m.changed], moved=m.moved))
-        )
-    return pd.concat(frames)
 
 
 @pt.drawing
@@ -205,9 +140,11 @@ def rates_figure(rates: Sequence[AtRate]) -> Figure:
     kinds = kinds_of(rates)
     for place, kind in enumerate(kinds):
         colour, marker = _LOOK[kind]
-        seeds = _of_seeds(rates, kind)
-        for axes, key in ((changed, 'changed'), (moved, 'moved')):
-            points = seeds.rename(columns={key: 'y'})
+        for axes, of_seeds in (
+            (changed, lambda m: [100 * n / m.units for n in m.changed]),
+            (moved, lambda m: list(m.moved)),
+        ):
+            points = pd.concat([pd.DataFrame(dict(x=x.rate, y=of_seeds(x.moved[kind]))) for x in rates])
             how = dict(errorbar=None, color=colour, marker=marker, mec=colour, label=KINDS[kind])
             pt.put_lines(axes, points, **how)
             axes.plot(points['x'], points['y'], '.', color=colour, markersize=3, alpha=0.6)
@@ -243,37 +180,57 @@ def scored_questions(record: dict, predictions: Mapping[str, pd.DataFrame]) -> i
     return own[own['split'] == record['primary']['set']]['unit'].nunique()
 
 
+def changed_means(rates: Sequence[AtRate]) -> dict[float, float | None]:
+    "Rate -> p of the format's change of the mean, corrected over the rates; {} without a format."
+    p = {x.rate: x.compared['format'].p for x in rates if 'format' in kinds_of(rates)}
+    return holm(p, Family('format', tuple(p))) if p else {}
+
+
 def rates_values(found: Sequence[dict], rates: Sequence[AtRate], scored: int) -> dict:
-    "What chapters ask for: the study, each rate, what grows with it, and tables."
+    "What chapters ask for: the study, each rate, what grows with it, and the format beside its controls."
     kinds = kinds_of(rates)
-    best = max(rates, key=_mean)
+    mean = {x.rate: np.mean([r['primary']['value'] for r in x.fp32]) for x in rates}  # in fp32
+    best = max(mean, key=mean.get)
     about = about_values(found)
-    significant = [p for p in _changed_mean(rates).values() if p is not None and p < ALPHA]
+    significant = [p for p in changed_means(rates).values() if p is not None and p < ALPHA]
     grown = growth(rates)
-    last = rates[-1].moved.items()
-    return {name: about[name] for name in ('study', 'corpus_name', 'n_runs')} | dict(
-        other_format=among(r['precision'] for r in found if _part(r, _layout(r)) == 'format'),
+    controls = {c: beside(rates, c) for c in CONTROLS if {'format', c} <= {*kinds}}
+
+    def summary(of: Mapping[float, dict]) -> dict:  # of the ratios to a control, by rate
+        ratios = [its['ratio'].estimate for its in of.values()]
+        all_less = all(its['verdict'] == 'less' for its in of.values())
+        return dict(all_less=all_less, low=min(ratios), high=max(ratios), last=of[rates[-1].rate])
+
+    def of_kind(x: AtRate, kind: str) -> dict:
+        m = x.moved[kind]
+        return dict(moved=m.distance.estimate, changed=m.changed, mean_changed=float(np.mean(m.changed)))
+
+    return {name: about[name] for name in ('study', 'corpus', 'n_runs')} | dict(
+        other_format=', '.join(distinct(r['precision'] for r in found if _part(r, _layout(r)) == 'format')),
         lowest=f'{rates[0].rate:g}',
         last_but_one=f'{rates[-2].rate:g}' if len(rates) > 1 else None,
         highest=f'{rates[-1].rate:g}',
-        best=f'{best.rate:g}',
-        past_best=rates[-1].rate > best.rate,
+        best=f'{best:g}',
+        past_best=rates[-1].rate > best,
         n_rates=len(rates),
         most_seeds=max(len(m.seeds) for x in rates for m in x.moved.values()),
         units=rates[0].moved[kinds[0]].units,
         scored=scored,
-        at=dict(last={kind: dict(moved=m.distance, most_changed=max(m.changed)) for kind, m in last}),
+        at=dict(
+            last={
+                kind: dict(moved=m.distance, most_changed=max(m.changed))
+                for kind, m in rates[-1].moved.items()
+            }
+        ),
         grows=grown,
         shape=shape_of(grown),
-        beside={control: _ends(beside(rates, control)) for control in controls_of(rates)},
+        beside={control: summary(of) for control, of in controls.items()},
         accuracy=dict(any=bool(significant)),
-        tables=dict(movement=movement_table(rates)),
+        tables=dict(
+            movement=[
+                dict(rate=f'{x.rate:g}', kinds={kind: of_kind(x, kind) for kind in kinds})
+                | dict(beside={control: of[x.rate] for control, of in controls.items()})
+                for x in rates
+            ]
+        ),
     )
-
-
-def _ends(found: Mapping[float, dict]) -> dict:
-    "Is the format's movement less at all rates, the ends of the ratios, and the last of them."
-    ratios = [of['ratio'].estimate for of in found.values()]
-    all_less = all(of['verdict'] == 'less' for of in found.values())
-    *_, last = found.values()
-    return dict(all_less=all_less, low=min(ratios), high=max(ratios), last=last)

@@ -1,24 +1,20 @@
-"""What the thesis may say of a search for students.
-
-Its space beside the published one, its front over several seeds, what it cost, and what the published
-claims come to here.
+"""A search for students: its space beside the published one, its front over several seeds, its cost, and what
+the published claims come to here.
 """
 
 from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+import numpy as np
 import pandas as pd
 from kdnotes.analysis.compare import compare
-from kdnotes.core.render import duration
 from kdnotes.analysis.intervals import Interval
 from kdnotes.analysis.evidence import primary_interval
 from kdnotes.core.config import task_info
-from kdnotes.core.render import amount
-from kdnotes.search.found import Found, choice
-from kdnotes.search.front import share_saved, with_means
-from kdnotes.search.spaces import STUDY, Integer, OneOf, Real, Space
-from kdnotes.search.summary import front_with_test, seed_values
-from .facts import about_values, among, table
+from kdnotes.search.found import Found, choice, seed_values
+from kdnotes.search.front import pareto_with_seeds, share_saved, with_means
+from kdnotes.search.spaces import STUDY, Space
+from .facts import about_values
 
 
 STUDIED = dict(
@@ -37,25 +33,39 @@ STUDIED = dict(
 )
 
 
-def bounds(of: Real | Integer | OneOf) -> str:  # '1 to 12', '2e-06 to 0.1, log', '1 to 100, no order'
-    "What is drawn, as text."
-    if not isinstance(of, OneOf):
-        return f'{of.low:g} to {of.high:g}' + ', log' * of.log
-    first, last = of.values[0], of.values[-1]
-    in_a_row = type(first) is int and list(of.values) == list(range(first, first + len(of.values)))
-    return (f'{first} to {last}' if in_a_row else among(of.values)) + ', no order'
+def space_rows(here: Space) -> list[dict]:  # parameter, published (None: it was not drawn), here
+    "What a search draws, beside what the published one drew: low, high and log, or values."
+    return [dict(parameter=name, published=STUDY.get(name), here=of) for name, of in here.items()]
 
 
-def space_table(here: Space) -> pd.DataFrame:  # a row a parameter, text
-    "What a search draws, beside what the published one drew."
-    return table(
-        here,
-        {
-            'parameter': str,
-            'published': lambda name: bounds(STUDY[name]) if name in STUDY else None,
-            'here': lambda name: bounds(here[name]),
-        },
-    )
+def front_rows(
+    found: Found,
+    runs: Mapping[str, Sequence[dict]],  # of `runs_of`
+    units: pd.DataFrame,
+) -> list[dict]:  # a row a point of the front, and one for the baseline; the smallest first
+    "The front over its seeds, with its test scores; fresh: without the seed that a trial was chosen by."
+    values = seed_values(found, runs)
+    threshold = found.threshold and found.threshold.value
+    best = {t.run_id for t in pareto_with_seeds(found.trials, found.objectives, values, threshold)}
+    first = {t.run_id: t.number for t in reversed(found.trials)}  # of a setting drawn twice, the first
+    before = found.baseline and values.get(found.baseline.run_id)
+    rows = []
+    for run_id in (i for i in values if runs[i]):
+        its = values[run_id]
+        params = np.mean(its['params'])
+        rows.append(
+            dict(
+                trial=first[run_id],
+                n=len(runs[run_id]),
+                score=np.mean(its['score']),
+                fresh=np.mean(its['score'][1:]) if len(its['score']) > 1 else None,
+                params=params,
+                saved=share_saved(params, np.mean(before['params'])) if before and first[run_id] else None,
+                test=primary_interval(runs[run_id], units),
+                on_front=run_id in best,
+            )
+        )
+    return sorted(rows, key=lambda row: row['params'])
 
 
 @dataclass(frozen=True)
@@ -123,7 +133,7 @@ def better_claim(points: Sequence[Beside]) -> dict:
 
 
 def cost_values(found: Found, more: Sequence[dict] = ()) -> dict:
-    "Trials and what became of them, seconds in words, the search's own share, and the runs of other seeds."
+    "Trials and what became of them, seconds, the search's own share, and the runs of other seeds."
     trials = [t for t in found.trials if t.state != 'running']
     ran = [t for t in trials if t.seconds]
     training = sum(t.seconds for t in ran)
@@ -131,14 +141,14 @@ def cost_values(found: Found, more: Sequence[dict] = ()) -> dict:
     return dict(
         trials=len(trials),
         complete=sum(t.state == 'complete' for t in trials),
-        training=duration(training),
-        a_trial=duration(training / len(ran)) if ran else None,
+        training=training,
+        a_trial=training / len(ran) if ran else None,
         driver=own / training if training else None,
         more=len(more),
     )
 
 
-def _shipped(found: Found, runs: Mapping[str, Sequence[dict]]) -> dict:
+def shipped(found: Found, runs: Mapping[str, Sequence[dict]]) -> dict:
     "What to ship: by: 'margin' | 'knee' | 'baseline' | 'nothing'; saved and kept, beside the baseline."
     values = seed_values(found, runs)
     chosen = choice(found, values)
@@ -146,7 +156,7 @@ def _shipped(found: Found, runs: Mapping[str, Sequence[dict]]) -> dict:
     if chosen.trial is None or not base:
         return dict(by=chosen.by)
     own = values[chosen.trial.run_id]
-    mean = {name: (sum(own[name]) / len(own[name]), sum(of) / len(of)) for name, of in base.items()}
+    mean = {name: (np.mean(own[name]), np.mean(of)) for name, of in base.items()}
     return dict(by=chosen.by, saved=share_saved(*mean['params']), kept=mean['score'][0] / mean['score'][1])
 
 
@@ -154,29 +164,23 @@ def search_values(
     found: Found, records: Sequence[dict], runs: Mapping[str, Sequence[dict]], units: pd.DataFrame
 ) -> dict:
     "All values of a search."
-    runs = dict(sorted(runs.items(), key=lambda item: item[1][0]['params_total'] if item[1] else 0))
-    students = [r for r in records if r['factors']['network'] == 'student']
-    teacher = next((r for r in records if r['run_id'] == students[0]['teacher_run_id']), None)
-    first = students[0]
+    first = next(r for r in records if r['factors']['network'] == 'student')
+    teacher = next((r for r in records if r['run_id'] == first['teacher_run_id']), None)
     points = beside_baseline(found, runs, units)
     margin, *_ = task_info(found.task).margins.get(first['primary']['metric'], (0.0,))
     own = runs.get(found.baseline.run_id, []) if found.baseline else []
-    tables = dict(space=space_table(found.space))
-    if any(runs.values()):
-        tables['front'] = front_with_test(found, runs).drop(columns=['run'])
     return about_values(records) | dict(
         drawn=len(found.space),
-        score=found.objectives[0].label,
-        costs=among((o.label for o in found.objectives[1:]), ' and '),
-        threshold=found.threshold and amount(found.threshold.value),
+        objectives=[o.name for o in found.objectives],
+        threshold=found.threshold and found.threshold.value,
         examples=round((first.get('examples') or 0) / (first['settings'].get('epochs') or 1)),
         teacher_params=teacher['params_total'] / 1e6 if teacher else None,
         most_seeds=max(map(len, runs.values()), default=0),
         margin=margin,
         baseline=primary_interval(own, units) if own else None,
         baseline_params=own[0]['params_total'] / 1e6 if own else None,
-        ship=_shipped(found, runs),
+        ship=shipped(found, runs),
         cost=cost_values(found, [r for of in runs.values() for r in of[1:]]),
         claims=dict(smaller=smaller_claim(points, margin), better=better_claim(points)),
-        tables=tables,
+        tables=dict(space=space_rows(found.space), front=front_rows(found, runs, units)),
     )

@@ -1,4 +1,4 @@
-"""What the thesis may say of one arm against another: verdicts, and what they rest on."""
+"""One arm against another: numbers, verdicts as codes, and what they rest on."""
 
 from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
@@ -14,10 +14,10 @@ from kdnotes.analysis.compare import (
     unit_matrix,
     verdict_on,
 )
+from kdnotes.analysis.evidence import Evidence
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.analysis.tables import judged_by
-from kdnotes.analysis.tests import Family, crossed_test, holm, interval_test
-from kdnotes.core.render import ALPHA, p_text, phrase
+from kdnotes.analysis.tests import ALPHA, Family, crossed_test, holm, interval_test
 from kdnotes.analysis.intervals import (
     Interval,
     crossed_interval,
@@ -25,7 +25,6 @@ from kdnotes.analysis.intervals import (
     mean_interval,
     ratio_interval,
 )
-from .facts import table
 
 
 # of MAP, the thesis's metric; the first is the study's, the second is reported with its power
@@ -43,12 +42,6 @@ def verdict(comparison: Comparison | None, about: str = 'primary') -> str:
     if about == 'primary':
         return 'gains' if (c.difference.estimate > 0) == c.primary['higher_is_better'] else 'loses'
     return 'faster' if c.speedup[about].estimate > 1 else 'slower'
-
-
-def keeps(comparison: Comparison | None, margin: float) -> bool:
-    "Is b shown to be no worse than a by a margin?"
-    equivalences = comparison.equivalences if comparison else ()
-    return any(e.margin == margin and e.noninferior for e in equivalences)
 
 
 def direction(found: Interval, p: float | None, null: float = 0.0) -> str:
@@ -94,48 +87,50 @@ STEPS = {  # key -> (a, b)
 PRECISION_STEPS = ('precision', 'student_precision', 'teacher_precision')
 
 
+def compared(c: Comparison) -> dict:
+    "A comparison in numbers; p of times are corrected."
+    return dict(
+        a=c.a,
+        b=c.b,
+        factor=c.attribution.factor if c.attribution else None,
+        n_seeds=c.n_seeds,
+        difference=c.difference,
+        p=c.p,
+        p_holm=c.p_holm,
+        epochs=c.epochs,
+        train_ratio=c.speedup.get('train_s'),
+        train_p_holm=c.p_times_holm.get('train_s'),
+        total_ratio=c.speedup.get('total_s'),
+        total_p_holm=c.p_times_holm.get('total_s'),
+    )
+
+
 def step_values(
     a: str,
     b: str,
     comparison: Comparison | None,  # None: an arm has no runs
 ) -> dict:
-    "What chapters say about b against a: verdicts and numbers; p are corrected where nothing else is said."
+    "What chapters ask of b against a: verdicts, and its numbers where there are any."
     c = comparison
+    strict = [e for e in c.equivalences if e.margin == MARGINS[1]] if c else []
     values = dict(
         a=a,
         b=b,
-        keeps_strictly=keeps(c, MARGINS[1]),
+        keeps_strictly=any(e.noninferior for e in strict),
         n_seeds=c.n_seeds if c else 0,
         verdict=verdict(c),
         train=verdict(c, 'train_s'),
     )
-    if c is None or c.difference is None:
-        return values
-    return values | dict(
-        difference=c.difference,
-        p=c.p,
-        p_holm=c.p_holm,
-        train_ratio=c.speedup.get('train_s'),
-        train_p_holm=c.p_times_holm.get('train_s'),
-        total_p_holm=c.p_times_holm.get('total_s'),
-        took={key: phrase('comparison.jinja', 'times_and_epochs', c, ratio) for key, ratio in c.speedup.items()},
-    )
+    return values if c is None or c.difference is None else values | compared(c)
 
 
 ONE_FORMAT = ('mixed_baseline', 'mixed_kd')
 
 
 def one_format(arms: dict[str, list[dict]], its_units: pd.DataFrame) -> dict:
-    """The distilled student beside its teacher's network, both in mixed precision: a, b, train and
-    difference, uncorrected; {} where they cannot be paired.
-    """
+    "The distilled student beside its teacher's network, both in mixed precision; {}: they cannot be paired."
     a, b = ONE_FORMAT
-    if not (arms.get(a) and arms.get(b)):
-        return {}
-    c = compare(arms[a], arms[b], its_units)
-    ratio = c.speedup.get('train_s')
-    said = {} if ratio is None else dict(train=phrase('comparison.jinja', 'times_and_epochs', c, ratio), seeds=ratio.n)
-    return dict(a=a, b=b, difference=c.difference) | said
+    return compared(compare(arms[a], arms[b], its_units)) if arms.get(a) and arms.get(b) else {}
 
 
 def pairs_by_seed(a: Sequence[dict], b: Sequence[dict]) -> list[tuple[dict, dict]]:
@@ -195,39 +190,32 @@ def other_questions(a: Sequence[dict], b: Sequence[dict], its_units: pd.DataFram
 KD_STEPS = ('kd', 'kd_mixed')
 
 
-def _by_set(runs: Sequence[dict], its_units: pd.DataFrame, where: str) -> pd.DataFrame:
-    "The primary metric on a set: a row a run, a column a unit."
-    rows = its_units[(its_units['split'] == where) & (its_units['metric'] == runs[0]['primary']['metric'])]
-    ids = [r['run_id'] for r in runs]
-    return rows[rows['run_id'].isin(ids)].pivot(index='run_id', columns='unit', values='value').loc[ids]
-
-
 def soft_target_gains(arms: dict[str, list[dict]], its_units: pd.DataFrame, where: str) -> pd.DataFrame:
     """What soft targets add on one set, in all formats of a study: a row a seed, a column a unit. The formats
     of a seed share their start, their data and their teacher, so that a seed counts once, by their mean.
     """
+    metric = next(iter(arms.values()))[0]['primary']['metric']
+    rows = its_units[(its_units['split'] == where) & (its_units['metric'] == metric)]
+    values = rows.pivot(index='run_id', columns='unit', values='value')
     by_seed: dict[int, list[pd.Series]] = {}
     for step in KD_STEPS:
-        pairs = pairs_by_seed(*(arms.get(arm, ()) for arm in STEPS[step]))
-        if not pairs:
-            continue
-        alone, taught = (_by_set(runs, its_units, where) for runs in zip(*pairs))
-        for i, (r, _) in enumerate(pairs):
-            by_seed.setdefault(r['seed'], []).append(taught.iloc[i] - alone.iloc[i])
+        for alone, taught in pairs_by_seed(*(arms.get(arm, ()) for arm in STEPS[step])):
+            gain = values.loc[taught['run_id']] - values.loc[alone['run_id']]
+            by_seed.setdefault(alone['seed'], []).append(gain)
     return pd.DataFrame({seed: pd.concat(of, axis=1).mean(axis=1) for seed, of in by_seed.items()}).T
 
 
 def pooled_soft_targets(
-    studies: Sequence[tuple[dict[str, list[dict]], pd.DataFrame]],  # arms and units, on the same questions
+    studies: Sequence[Evidence],  # on the same questions
 ) -> dict:
     """What soft targets add over several studies, on the set that is scored, the one that chose settings and
     both: test, dev and everywhere -> difference, p (uncorrected), verdict; sets: do the two sets have the
     same sign: 'alike' | 'opposite'.
     """
-    first = next(iter(studies[0][0].values()))[0]
+    first = studies[0].records[0]
     sets = dict(test=first['primary']['set'], dev=task_info(first['task']).tuning_set)
     gains = {
-        name: pd.concat([soft_target_gains(arms, its_units, where) for arms, its_units in studies])
+        name: pd.concat([soft_target_gains(e.arms, e.units, where) for e in studies])
         for name, where in sets.items()
     }
     gains['everywhere'] = pd.concat([gains['dev'], gains['test']], axis=1)
@@ -239,30 +227,28 @@ def pooled_soft_targets(
                 'questions; pool studies of one corpus'
             )
         matrix = of.to_numpy(float)
-        interval = crossed_interval(matrix)
-        p = crossed_test(matrix).p
-        verdict = direction(interval, p)
-        found[name] = dict(difference=interval, p=p, verdict=verdict)
+        interval, p = crossed_interval(matrix), crossed_test(matrix).p
+        found[name] = dict(difference=interval, p=p, verdict=direction(interval, p))
     signs = {found[name]['difference'].estimate > 0 for name in sets}
     return found | dict(sets='alike' if len(signs) == 1 else 'opposite')
 
 
-def memory_ratio(a: Sequence[dict], b: Sequence[dict]) -> Interval | None:
-    "Peaks of memory, of all ranks of a run, paired by seed: of b's over a's; None: no seed has both."
-    for key in ('peak_device_mib', 'peak_host_mib'):
-        pairs = pairs_by_seed(*([r for r in runs if r['memory'][key]] for runs in (a, b)))
-        if pairs:
-            of_a, of_b = ([r['memory'][key] for r in runs] for runs in zip(*pairs))
-            return ratio_interval(of_b, of_a)
-    return None
-
-
 def memory_values(arms: dict[str, list[dict]]) -> dict:
-    """What mixed precision does to memory: t tests on logarithms, corrected within these steps. Step ->
-    ratio, verdict: 'more' | 'less' | 'open' | 'not_tested', p, p_holm.
+    """What mixed precision does to peaks of memory, of all ranks of a run, paired by seed: t tests on
+    logarithms, corrected within these steps. Step -> ratio (None: no seed has both), verdict: 'more' | 'less'
+    | 'open' | 'not_tested', p, p_holm.
     """
-    ratios = {key: memory_ratio(*(arms.get(arm, ()) for arm in STEPS[key])) for key in PRECISION_STEPS}
-    return {key: dict(ratio=ratios[key]) | of for key, of in tested('memory', ratios, 1.0).items()}
+
+    def ratio(step: str) -> Interval | None:
+        for key in ('peak_device_mib', 'peak_host_mib'):
+            measured = ([r for r in arms.get(arm, ()) if r['memory'][key]] for arm in STEPS[step])
+            if pairs := pairs_by_seed(*measured):
+                of_a, of_b = ([r['memory'][key] for r in runs] for runs in zip(*pairs))
+                return ratio_interval(of_b, of_a)
+        return None
+
+    ratios = {step: ratio(step) for step in PRECISION_STEPS}
+    return {step: dict(ratio=ratios[step]) | of for step, of in tested('memory', ratios, 1.0).items()}
 
 
 DECISIONS = tuple(f'{of}_{name}' for of in ('pair', 'trigger') for name in ('precision', 'recall', 'f1'))
@@ -287,21 +273,12 @@ def decision_values(arms: dict[str, list[dict]]) -> dict[str, dict[str, dict]]:
     return found
 
 
-def decisions_table(found: dict[str, dict[str, dict]]) -> pd.DataFrame:
-    "The same as a table: a row a metric, two columns a step, text."
-    columns: dict[str, Any] = {'': '{}'.format}
-    for k, (step, of) in enumerate(found.items()):
-        columns[' → '.join(STEPS[step])] = lambda name, of=of: f'{of[name]["difference"]:+.3f}'
-        columns[f"p{' ' * k}"] = lambda name, of=of: p_text(of[name]['p_holm'])
-    return table([name for name in DECISIONS if any(name in of for of in found.values())], columns)
-
-
 INTERACTION = 'precision x kd (students)'
 
 
 def effect_values(effects: Sequence[Effect], name: str) -> dict:
-    """An effect or an interaction, as a text asks for it: verdict: 'more' | 'less' | 'open', by the
-    corrected p | 'not_tested'; difference, p, p_holm.
+    """An effect or an interaction: verdict: 'more' | 'less' | 'open', by the corrected p | 'not_tested';
+    difference, p, p_holm.
     """
     e = next(e for e in effects if e.name == name)
     if e.interval is None or e.p_holm is None:

@@ -1,4 +1,4 @@
-"""What the thesis may say of a study: numbers by key, verdicts and tables."""
+"""A study in numbers by key: its arms, what each is beside others and beside what takes no training."""
 
 from __future__ import annotations
 from collections.abc import Mapping, Sequence
@@ -7,27 +7,22 @@ import numpy as np
 import pandas as pd
 from kdnotes.analysis import calibration, costs
 from kdnotes.analysis.comparable import Floor, gain_interval, of_one_machine
-from kdnotes.analysis.compare import (
-    Comparison,
-    study_factorial,
-)
+from kdnotes.analysis.compare import study_factorial
 from kdnotes.analysis.intervals import Interval
 from kdnotes.analysis.in_use import in_use
 from kdnotes.analysis.plotting import arms_of
 from kdnotes.analysis.evidence import Evidence
 from kdnotes.analysis.tables import nearer_to_teacher, pareto_front, score_kind
-from kdnotes.core.render import p_text
-from kdnotes.report.tables import arms_table, epochs_cell
 from kdnotes.core.config import task_info
 from kdnotes.records.store import RecordError, predictions
-from .facts import about_values, amp_values, gradient_values, seeds_made_again, table
+from .facts import about_values, amp_values, gradient_values, seeds_made_again
 from .steps import (
     INTERACTION,
     STEPS,
     agreed,
     changed_pairs,
+    compared,
     decision_values,
-    decisions_table,
     effect_values,
     memory_values,
     one_format,
@@ -47,66 +42,46 @@ def predicted_by_run(e: Evidence) -> dict[str, pd.DataFrame]:
     return by_run if len(by_run) == len(e.records) else {}
 
 
-def transfer_seconds(found: Sequence[dict]) -> dict[str, float]:
-    """What was waited for each network's first weights: that run's `total_s`, the same in all arms and
-    seeds. 'teacher' and 'student', where they start from a transfer.
-    """
+def transfer_seconds(found: Sequence[dict]) -> dict[str, float]:  # network -> s
+    "How long each network's first weights took, the same in all arms and seeds, where there is a transfer."
     return {r['factors']['network']: s for r in found if (s := r['time'].get('transfer_s'))}
-
-
-def paid_with_transfer(found: Sequence[dict], sizes: costs.Sizes) -> dict[str, Interval]:
-    """After how many predictions students have paid back their training, their signal and their own
-    transfer, which is what the student's transfer took beyond that of its teacher: arm -> predictions;
-    {} without a transfer of students.
-    """
-    transfer = transfer_seconds(found)
-    if not {'student', 'teacher'} <= transfer.keys():
-        return {}
-    own = transfer['student'] - transfer['teacher']
-    by_id = {r['run_id']: r for r in found}
-    paid = {}
-    for arm, runs in arms_of(found).items():
-        each = [
-            costs.payback(r, by_id[r['teacher_run_id']], sizes, found)
-            for r in runs
-            if r['teacher_run_id'] in by_id
-        ]
-        if each and all(p.seconds is not None for p in each):
-            extra, saved = ([getattr(p, part).seconds for p in each] for part in ('extra', 'saved'))
-            paid[arm] = costs.ratio_of_means([seconds + own for seconds in extra], saved)
-    return paid
 
 
 def paid_values(e: Evidence, predicted: dict[str, pd.DataFrame]) -> dict[str, dict]:
     """After how many predictions a student has paid back its training and its signal (alone), and its own
-    transfer as well (with_transfer): arm -> intervals; {} without times or predictions.
+    transfer as well (with_transfer), which is what the student's transfer took beyond that of its teacher:
+    arm -> intervals; {} without times, predictions or a transfer of students.
     """
     found = e.times.runs
-    if not found or not predicted:
+    transfer = transfer_seconds(found)
+    if not found or not predicted or not {'student', 'teacher'} <= transfer.keys():
         return {}
     first = found[0]
-    its_units = e.units[e.units['run_id'] == first['run_id']]
     kind = score_kind(found)
+    its_units = e.units[e.units['run_id'] == first['run_id']]
     sizes = costs.sizes_of(predicted[first['run_id']], its_units, first['primary']['set'], 'p_at_1', kind)
     alone = costs.payback_table(found, sizes).table
-    return {
-        arm: dict(alone=alone.at[arm, 'seconds'], with_transfer=of)
-        for arm, of in paid_with_transfer(found, sizes).items()
-    }
+    own = transfer['student'] - transfer['teacher']
+    by_id = {r['run_id']: r for r in found}
+    paid = {}
+    for arm, runs in arms_of(found).items():
+        taught = [r for r in runs if r['teacher_run_id'] in by_id]
+        each = [costs.payback(r, by_id[r['teacher_run_id']], sizes, found) for r in taught]
+        if each and all(p.seconds is not None for p in each):
+            extra, saved = ([getattr(p, part).seconds for p in each] for part in ('extra', 'saved'))
+            with_transfer = costs.ratio_of_means([seconds + own for seconds in extra], saved)
+            paid[arm] = dict(alone=alone.at[arm, 'seconds'], with_transfer=with_transfer)
+    return paid
 
 
 def fidelity_values(e: Evidence, scores: dict[str, pd.DataFrame]) -> dict:
     """nearer: taught arm -> Kendall's tau of it and of its control with the teacher, difference, p_holm;
     moved: the mean change of a score by the step of precision, where there are predictions.
     """
+    parts = ('taught', 'control', 'difference')
     values = dict(
         nearer={
-            one.arm: dict(
-                taught=one.gain.taught,
-                control=one.gain.control,
-                difference=one.gain.difference,
-                p_holm=one.p_holm,
-            )
+            one.arm: {part: getattr(one.gain, part) for part in parts} | dict(p_holm=one.p_holm)
             for one in nearer_to_teacher(e)
         }
     )
@@ -122,51 +97,32 @@ def fidelity_values(e: Evidence, scores: dict[str, pd.DataFrame]) -> dict:
     return values | dict(moved=dict(mean=moved.mean()))
 
 
-def effects_table(comparisons: Sequence[tuple[str, Comparison]]) -> pd.DataFrame:  # a row a comparison, text
-    "Every comparison in numbers, with its p and the corrected p; a time says little without the epochs."
-
-    def ratio(key: str):
-        def cell(c: Comparison) -> str | None:
-            its = c.speedup.get(key)
-            return its and f'{its:.2f}' + f' (n={its.n})' * (its.n != c.n_seeds)
-
-        return cell
-
-    made = table(
-        [c for _, c in comparisons],
-        {
-            'a': '{a}',
-            'b': '{b}',
-            'factor': lambda c: (c.attribution and c.attribution.factor) or 'several',
-            'seeds': '{n_seeds}',
-            'difference': '{difference:+.3f}',
-            'p': '{p:p}',
-            'p (Holm)': '{p_holm:p}',
-            'epochs': epochs_cell,
-            'training': ratio('train_s'),
-            'its p': lambda c: p_text(c.p_times_holm.get('train_s')),
-            'total': ratio('total_s'),
-        },
-    )
-    if made.empty:
-        return made
-    if (made['training'] == '-').all():
-        return made.drop(columns=['epochs', 'training', 'its p', 'total'])
-    return made
-
-
 FROZEN = 'frozen_encoder'  # the pretrained encoder as it comes: cosine of its embeddings
-
-
-def floor_values(floor: Floor, tuning_set: str) -> dict:
-    "What a trivial model is called and what it scores on the set that is scored, and on the one that chose."
-    dev = floor.record['metrics'].get(tuning_set, {}).get(floor.record['primary']['metric'])
-    return dict(words=floor.words, value=floor.value, dev=dev)
 
 
 def kind_of(floor: Floor) -> str:
     "What kind of trivial model it is: those of several pretrained weights have names of their own."
     return floor.name.partition(' ')[0]
+
+
+def floor_values(floor: Floor, e: Evidence) -> dict:
+    """A trivial model: its kind, the pretrained weights it has (None: all of this study have the same), how
+    many labels it is fitted to (None: to none), and what it scores on the set that is scored and on the one
+    that chose settings.
+    """
+
+    def weights_of(floor: Floor) -> str:
+        return '' if 'weights' not in floor.units else floor.units['weights'].iloc[0].rpartition('/')[2]
+
+    several = len({weights_of(f) for f in e.trivial} - {''}) > 1
+    tuning = floor.record['metrics'].get(task_info(e.records[0]['task']).tuning_set, {})
+    return dict(
+        kind=kind_of(floor),
+        weights=(several and weights_of(floor)) or None,
+        labels=(floor.labels[0] or 'all') if floor.labels else None,
+        value=floor.value,
+        dev=tuning.get(floor.record['primary']['metric']),
+    )
 
 
 def side_of(gained: Interval | None) -> str:
@@ -178,19 +134,16 @@ def side_of(gained: Interval | None) -> str:
 
 def beside_floor(e: Evidence, name: str) -> dict:
     """Each arm beside the best trivial baseline of a kind, also one with more labels than the arm: arms: arm
-    -> difference (positive is better),
-    verdict: 'above' | 'below' | 'open'; shares: arm -> what it keeps of its teacher's gain over it; second:
-    the next one of its kind, of other weights; {}: none was scored.
+    -> difference (positive is better), verdict: 'above' | 'below' | 'open'; shares: arm -> what it keeps of
+    its teacher's gain over it; second: the next one of its kind, of other weights; {}: none was scored.
     """
     floors = [f for f in e.trivial if kind_of(f) == name]
     if not floors:
         return {}
-    floor, *others = floors
-    gained = {arm: gain_interval(runs, floor, e.units) for arm, runs in e.arms.items()}
+    gained = {arm: gain_interval(runs, floors[0], e.units) for arm, runs in e.arms.items()}
     sides = {arm: dict(difference=of, verdict=side_of(of)) for arm, of in gained.items()}
-    tuning = task_info(e.records[0]['task']).tuning_set
-    second = dict(second=floor_values(others[0], tuning)) if others else {}
-    return dict(arms=sides, shares=shares_over(e, floor.name)) | second
+    second = dict(second=floor_values(floors[1], e)) if len(floors) > 1 else {}
+    return dict(arms=sides, shares=shares_over(e, floors[0].name)) | second
 
 
 def shares_over(e: Evidence, name: str) -> dict[str, Interval]:
@@ -202,14 +155,13 @@ def shares_over(e: Evidence, name: str) -> dict[str, Interval]:
 
 
 def study_values(e: Evidence) -> dict:
-    "What every study of arms has: its runs, its arms, and who the best trivial model is."
-    best = e.trivial[0] if e.trivial else None
-    tuning = task_info(e.records[0]['task']).tuning_set
+    "What every study of arms has: its runs, its arms, its comparisons, and the best trivial models."
 
     def of_arm(arm: str, runs: list[dict]) -> dict:
         first = runs[0]
         return e.values[arm] | dict(
             n=len(runs),
+            network=first['factors']['network'],
             steps=first.get('steps'),
             params=first['params_total'] / 1e6,
             examples=first.get('examples', 0) / (first['settings']['epochs'] or 1),
@@ -217,12 +169,11 @@ def study_values(e: Evidence) -> dict:
 
     return about_values(e.records) | dict(
         arms={arm: of_arm(arm, runs) for arm, runs in e.arms.items()},
-        floor=dict(words=best.words, value=best.value) if best else {},
-        floors={kind_of(f): floor_values(f, tuning) for f in reversed(e.trivial)},  # the best of a kind
+        arm_names=list(e.arms),
+        floor=floor_values(e.trivial[0], e) if e.trivial else {},
+        floors={kind_of(f): floor_values(f, e) for f in reversed(e.trivial)},  # the best of a kind
         frozen=beside_floor(e, FROZEN),
-        tables=dict(
-            arms=arms_table(e.records, e.values).reset_index(), comparisons=effects_table(e.comparisons)
-        ),
+        tables=dict(comparisons=[compared(c) for _, c in e.comparisons]),
     )
 
 
@@ -232,46 +183,36 @@ def steps_values(e: Evidence, steps: Mapping[str, tuple[str, str]]) -> dict[str,
     return {key: step_values(*pair, pairs.get(pair)) for key, pair in steps.items()}
 
 
-def mean_metrics(e: Evidence, names: Sequence[str] = ('mrr', 'p_at_1')) -> dict[str, dict[str, float]]:
-    "Means over seeds of other metrics than the primary one, on its set: arm -> name -> mean."
-    where = e.records[0]['primary']['set']
-    return {
-        arm: {
-            name: float(np.mean([r['metrics'][where][name] for r in runs]))
-            for name in names
-            if name in runs[0]['metrics'][where]
-        }
-        for arm, runs in e.arms.items()
-    }
-
-
 def part_values(e: Evidence, aims: dict) -> dict:
     "All values of one study of the seven arms."
     arms = e.arms
-    higher = e.records[0]['primary']['higher_is_better']
+    primary = e.records[0]['primary']
     effects = study_factorial(e.records, e.units)
-    decisions = decision_values(arms)
     predicted = predicted_by_run(e)
     steps = steps_values(e, STEPS)
     for key, (a, b) in STEPS.items():
         runs = (arms.get(a, ()), arms.get(b, ()))
         steps[key] |= changed_pairs(*runs, e.units) | other_questions(*runs, e.units)
-    values = study_values(e)
-    values['tables']['decisions'] = decisions_table(decisions)
-    return values | dict(
+
+    def means(runs: list[dict]) -> dict[str, float]:  # of other metrics than the primary one
+        scores = [r['metrics'][primary['set']] for r in runs]
+        names = [name for name in ('mrr', 'p_at_1') if name in scores[0]]
+        return {name: float(np.mean([of[name] for of in scores])) for name in names}
+
+    return study_values(e) | dict(
         steps=steps,
         kd=dict(verdict=agreed([steps[k]['verdict'] for k in ('kd', 'kd_mixed')])),
         interaction=effect_values(effects, INTERACTION),
         one_format=one_format(arms, e.units),
         seeds_again=seeds_made_again(arms),
-        decisions=decisions,
-        mean=mean_metrics(e),
-        aims=aim_values(e.values, in_use(over_nothing(e)).shares.get('full_kd'), aims, higher),
+        decisions=decision_values(arms),
+        mean={arm: means(runs) for arm, runs in arms.items()},
+        aims=aim_values(e, aims),
         above={arm: share for arm, share in in_use(e).shares.items() if share},
         above_words=shares_over(e, 'shared_words'),
         memory=memory_values(arms_of(of_one_machine(e.records).runs)),
         amp=amp_values(e.records),
-        front=pareto_front(e.values, 'train_s', higher),  # the cheapest first
+        front=pareto_front(e.values, 'train_s', primary['higher_is_better']),  # the cheapest first
         transfer_s=transfer_seconds(e.times.runs),
         gradients=gradient_values(arms),
         costs=dict(paid=paid_values(e, predicted)),
@@ -293,23 +234,20 @@ def aim_value(wanted: float, found: Interval | None, higher_is_better: bool) -> 
     return dict(wanted=wanted, measured=found, reached=reached, decided=decided, verdict=verdict)
 
 
-def over_nothing(e: Evidence) -> Evidence:
-    "The same study beside a model that scores 0: what is kept above that is a share of the whole score."
+def aim_values(e: Evidence, aims: dict) -> dict:
+    """What was aimed at and what was measured: the primary metric of teacher and student, and kept: the
+    student's over its teacher's; at least so much, or at most where lower is better.
+    """
     first = e.records[0]
     p = first['primary']
+    # beside a model that scores 0, what is kept above that is a share of the whole score
     of_set = dict(split=p['set'], set='', unit='', cluster='', metric=p['metric'])
     units = e.units[e.units['run_id'] == first['run_id']].drop(columns='run_id')
     floors = pd.concat([pd.DataFrame([of_set]), units], ignore_index=True)
-    return replace(e, floors=floors.assign(floor='nothing', value=0.0))
-
-
-def aim_values(
-    by_arm: dict[str, dict[str, Interval]], kept: Interval | None, aims: dict, higher_is_better: bool = True
-) -> dict:
-    """What was aimed at, what was measured, and whether it was reached: of the primary metric for teacher
-    and student, and kept: the student's over its teacher's; at least so much, or at most where lower is
-    better.
-    """
-    teacher, student = (by_arm.get(arm, {}).get('primary') for arm in ('baseline', 'full_kd'))
-    measured = dict(teacher=teacher, student=student, kept=kept)
-    return {name: aim_value(aims[name], found, higher_is_better) for name, found in measured.items()}
+    over_nothing = replace(e, floors=floors.assign(floor='nothing', value=0.0))
+    measured = {
+        name: e.values.get(arm, {}).get('primary')
+        for name, arm in dict(teacher='baseline', student='full_kd').items()
+    }
+    measured['kept'] = in_use(over_nothing).shares.get('full_kd')
+    return {name: aim_value(aims[name], found, p['higher_is_better']) for name, found in measured.items()}
