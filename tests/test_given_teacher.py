@@ -18,7 +18,7 @@ from kdnotes import cli
 from kdnotes.analysis.comparable import differences
 from kdnotes.analysis.compare import compare
 from kdnotes.report.report import report
-from kdnotes.analysis.wording import explain, sentence
+from kdnotes.core.render import phrase, reason
 from kdnotes.checks.doctor import doctor
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.given import make_config
@@ -260,7 +260,7 @@ def test_a_study_shows_the_teacher_that_it_measured_though_it_is_no_arm():
         for record, teacher in zip(by_arm[arm], by_arm['baseline'])
     ]
     made = _compared(plans, {})
-    assert 'its teacher baseline' in made.report.headline[0] and 'baseline' in made.table.read_text()
+    assert 'the teacher baseline' in ' '.join(made.report.headline) and 'baseline' in made.table.read_text()
     # one that another study has made is not this one's
     for record in by_arm['baseline']:
         RunFolder(study, record['run_id']).path.rename(
@@ -493,14 +493,13 @@ def test_a_comparison_with_a_given_teacher_is_not_one_of_trainings(tmp_path, ran
     c = compare([given], [student])
     assert c.attribution.others == {} and c.attribution.part_of['training'] == ('network',)
     assert c.speedup == {}
-    why = 'times of training are not compared, since baseline is a given model that was not trained'
-    assert set(c.reasons.values()) >= {why} and c.reasons['train_s'] == c.reasons['total_s'] == why
-    said = explain(c)
-    assert said.count(f"{why[0].upper()}{why[1:]}") == 1 and 'null' not in said
-    assert sentence(c, 'train_s') == f'baseline -> full_kd: {why}.'
+    why = reason('untrained', arms=('baseline',))
+    assert c.reasons['train_s'] == c.reasons['total_s'] == why and c.untimed == (why,)
+    assert str(c).lower().count(str(why)) == 1 and 'None' not in str(c)
+    assert phrase('comparison.jinja', 'sentence', c, 'train_s') == f'baseline → full_kd: {why}.'
     whole = report('given', [given['run_id'], student['run_id']])
-    assert f"Teacher: {student['models']['teacher']}, given: fine-tuned already." in whole.setting
-    assert any(why[1:] in s for s in whole.sentences) and len(whole.comparisons) == 1
+    assert f"Teacher: {student['models']['teacher']}, already fine-tuned." in whole.setting
+    assert any(str(why)[1:] in s for s in whole.sentences) and len(whole.comparisons) == 1
     assert 'train_s' not in whole.values['baseline'] and 'train_s' in whole.values['full_kd']
 
 
@@ -509,4 +508,4 @@ def test_two_given_models_differ_in_their_weights_alone():
     other = [r | dict(arm='other', initial=dict(weights='w1')) for r in made]
     c = compare(made, other)
     assert set(differences(made[0], other[0])) == {'initial'} and 'training' not in c.attribution.belongs
-    assert c.reasons['train_s'].endswith('since baseline and other are given models that were not trained')
+    assert c.reasons['train_s'] == reason('untrained', arms=('baseline', 'other'))
