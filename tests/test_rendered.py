@@ -3,6 +3,7 @@
 `KDNOTES_SNAPSHOTS=write pytest tests/test_rendered.py` writes the snapshots anew.
 """
 
+import json
 import os
 import re
 import xml.etree.ElementTree as ElementTree
@@ -16,7 +17,8 @@ import handmade
 from handmade import make_record, make_units, write_floors, write_run
 from kdnotes.analysis.evidence import evidence
 from kdnotes.core import render as rd
-from kdnotes.core.files import atomic_write, figures_path
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.files import at_home, atomic_write, figures_path, runs_path, with_evidence
 from kdnotes.core.render import phrase, reason
 from kdnotes.experiment.shown import run_box
 from kdnotes.report.figures import draw_evidence
@@ -248,3 +250,24 @@ def test_numbers_of_a_report_have_true_minus_signs():
     assert all('\N{MINUS SIGN}' in cell for cell in found.comparisons['change in test MAP'] if cell[0] != '+')
     assert not re.search(r'(?<![\w-])-\d', ' '.join((*found.headline, *found.sentences)))
     assert np.isfinite(found.numbers['estimate'].dropna()).all() and report('made').figures
+
+
+@pytest.mark.parametrize('study, schema', [('gutenberg-batch', 2), ('squad1-student', 3)])
+def test_committed_records_of_older_schemas_have_a_report(study, schema, tmp_path, project):
+    lines = (project / 'thesis' / 'data' / f'{study}.records.jsonl').read_text(encoding='utf-8').splitlines()
+    assert {json.loads(line)['schema'] for line in lines} == {schema}
+    with at_home(with_evidence(tmp_path / 'home', project)):
+        e = evidence(study)
+        found = report_of(e, {})
+        texts = [str(found), as_html(page_of(e, [])), str(run_box(e.records[0]))]
+    value = found.values[e.records[0]['arm']]['primary'].estimate
+    unit = rd.unit_of(e.records[0]['task'], e.records[0]['primary']['metric'])
+    assert unit.text(value) in texts[0] and all(e.records[0]['run_id'] in text for text in texts[1:])
+    assert not re.search(r'\b(None|nan)\b', texts[0])
+
+
+def test_a_damaged_record_is_refused_by_its_name():
+    made = write_study(seeds=(0,))
+    (runs_path() / 'made' / made['run_id'] / 'record.json').write_text('{')
+    with pytest.raises(KdnotesError, match=made['run_id']):
+        report('made')
