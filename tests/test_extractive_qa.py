@@ -26,8 +26,8 @@ from small_runs import write_model
 from kdnotes.api import load_data
 from kdnotes.analysis.compare import study_comparisons
 from kdnotes.report.report import _about
-from kdnotes.analysis.evidence import arm_values
-from kdnotes.analysis.tables import arms_table, comparison_table, metrics_table
+from kdnotes.analysis.evidence import Evidence, arm_values
+from kdnotes.report.tables import arms_table, comparison_table, metrics_table
 from kdnotes.core.given import make_config
 from kdnotes.distill.architectures import head_dropout
 from kdnotes.distill.models import load_given, load_model
@@ -789,18 +789,20 @@ def test_tables_show_shares_in_percent():
     for record in made:
         record['metrics'] = {'test': dict(exact=record['primary']['value'], best_exact_thresh=0.25)}
     arms = arms_table(made, arm_values(made, None))
-    assert list(arms['test exact match %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
+    assert list(arms['test exact match, %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
     metrics = metrics_table(made)
-    assert list(metrics.loc['exact match %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
+    assert list(metrics.loc['exact match, %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
     assert list(metrics.loc["best exact match's threshold"]) == ['0.250 ± 0.000'] * 2
     [row] = comparison_table(study_comparisons(made, None)).to_dict('records')
-    assert row['change of test exact match, percentage points'].startswith('+10.0')
+    assert row['change in test exact match, percentage points'].startswith('+10.0')
 
 
 def test_a_report_says_how_the_corpus_was_split():
     record = make_record('full_kd', task=TASK, metric='exact', corpus='squad2')
     record['corpus_sha256'] = SQUAD2_SHA256
-    assert "SQuAD 2.0's dev part alone, split by article with seed 0" in _about('made', [record])
+    assert "SQuAD 2.0's dev part alone, split by article with seed 0" in _about(
+        Evidence('made', [record], None, {}, [])
+    )
 
 
 @pytest.mark.parametrize('kind', ['bert', 'distilbert'])

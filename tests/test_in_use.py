@@ -1,6 +1,5 @@
 """What a study's models are for their user: shares of a teacher's metric, sizes, times, and the headline."""
 
-import re
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,15 +8,21 @@ from handmade import make_record, make_units, write_floors, write_run
 from kdnotes.analysis import in_use
 from kdnotes.analysis.comparable import Floor
 from kdnotes.analysis.intervals import StatsError, crossed_interval
-from kdnotes.report.report import report, report_as_dict
+from kdnotes.report.report import report
+from kdnotes.report.tables import use_table
 from kdnotes.analysis.evidence import evidence, primary_interval
 from kdnotes.core.arms import USUAL
+from kdnotes.core.render import phrase, reason, sentences
 
 
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
     return tmp_path
+
+
+def headline(use):
+    return sentences('headline.jinja', 'headline', in_use.summary(use))
 
 
 VALUES = dict(baseline=0.8, mixed_baseline=0.8, full_student=0.7, full_kd=0.72, mixed_kd=0.72)
@@ -64,62 +69,51 @@ def test_the_interval_of_a_share_above_a_floor_is_that_of_its_gains():
     assert kept.teacher.estimate == pytest.approx(0.304, abs=1e-4)
 
 
-AT_THE_BASELINE = {  # the best baseline -> code, the first sentence
-    0.87: (
-        'teacher_at_floor',
-        'mixed_kd and baseline, the teacher, are significantly worse than BM25, a trivial baseline (0.724 '
-        'and 0.804 against 0.870), so that no share of the gain means anything: train it longer, at another '
-        'learning rate (`kdnotes tune`), from other weights or on more texts.',
-    ),
-    0.73: (
-        'student_at_floor',
-        'mixed_kd is not significantly better than BM25, a trivial baseline (0.724 against 0.730): train it '
-        'longer or at another learning rate (`kdnotes tune`), give it more layers or texts without labels, '
-        'or score it on more questions.',
-    ),
+AT_THE_BASELINE = {  # the best baseline -> code, arms that are not above it
+    0.87: ('teacher_at_floor', ['mixed_kd', 'baseline']),
+    0.73: ('student_at_floor', ['mixed_kd']),
 }
 
 
 @pytest.mark.parametrize('value', AT_THE_BASELINE)
-def test_the_first_sentence_says_that_models_are_not_above_the_best_baseline(value):
-    e = write_study(floors=dict(bm25=value))
-    code, first = AT_THE_BASELINE[value]
-    use = in_use.in_use(e)
-    assert use.kept['mixed_kd'].code == code
-    assert in_use.headline(use)[0] == first
-    told = report_as_dict(report('made'))
-    assert told['headline'][0] == first and str(report('made')).startswith(first)
-    assert told['floors']['bm25']['test']['map'] == value
-    share = told['kept']['mixed_kd']['share']
-    cell = in_use.use_table(use).loc['mixed_kd', "of its teacher's gain over BM25, %"]
+def test_a_headline_begins_with_models_that_are_not_above_the_best_baseline(value):
+    use = in_use.in_use(write_study(floors=dict(bm25=value)))
+    code, arms = AT_THE_BASELINE[value]
+    assert use.kept['mixed_kd'].code == code and list(use.at_baseline) == arms
+    assert all(i.high < 0 for i in use.at_baseline.values()) == (code == 'teacher_at_floor')  # worse
+    found = report('made')
+    data = found.data()
+    [warned] = sentences('headline.jinja', 'cautions', use)
+    assert data['headline'][0] == warned and str(found).startswith(warned)
+    assert data['floors']['bm25']['test']['map'] == value
+    share = data['kept']['mixed_kd']['share']
+    cell = use_table(use).loc['mixed_kd', phrase('tables.jinja', 'recovered', ['BM25'])]
     if code == 'teacher_at_floor':
-        assert share is None and cell == 'teacher not better'
-        assert 'mixed_kd keeps' not in ' '.join(told['headline'])
+        assert share is None and cell == phrase('tables.jinja', 'share', code)
     else:  # a share of a teacher that has gained something is shown, be it as small as chance makes it
         assert share['estimate'] == pytest.approx((0.724 - 0.73) / (0.804 - 0.73), abs=1e-3)
-        assert cell.startswith('-8.1 [') and 'mixed_kd keeps -8.1 %' in told['headline'][1]
-    # full_kd -> mixed_kd: neither is better
-    [low] = [text for text in told['sentences'] if text.startswith('full_kd -> mixed_kd')]
-    assert 'either full_kd nor mixed_kd is better than BM25, so that this tells nothing' in low
+        assert cell.startswith('−8.1 [') and '−8.1% [' in data['headline'][1]
+    step = next(c for _, c in use.evidence.comparisons if (c.a, c.b) == ('full_kd', 'mixed_kd'))
+    assert step.at_baseline.code == 'at_baseline'  # neither is better
+    assert dict(step.at_baseline.details)['baselines'] == ('BM25',)
 
 
-def test_the_pretrained_weights_as_they_come_are_advised_where_they_are_as_good():
-    first = in_use.headline(in_use.in_use(write_study(floors=dict(bm25=0.5, frozen_encoder=0.79))))[0]
-    assert 'worse than the frozen encoder, a trivial baseline (0.724 against 0.790)' in first
-    assert first.endswith(', or use the pretrained weights as they come.')
+@pytest.mark.parametrize('floor', ['bm25', 'frozen_encoder'])
+def test_the_pretrained_weights_are_advised_where_they_are_as_good(floor):
+    use = in_use.in_use(write_study(floors={'random_order': 0.5, floor: 0.79}))
+    [warned] = sentences('headline.jinja', 'cautions', use)
+    assert ('pretrained weights' in warned) == (floor == 'frozen_encoder') and '0.724' in warned
 
 
-def test_a_student_that_is_better_than_its_teacher_is_told_first():
+def test_a_headline_begins_with_a_student_that_is_better_than_its_teacher():
     def weak(record):
         if record['mode'] == 'baseline':
             record['primary']['value'] = record['metrics']['test']['map'] = 0.6
 
-    said = in_use.headline(in_use.in_use(write_study(change=weak)))
-    assert said[0] == (
-        'baseline, the teacher, is significantly worse than its student mixed_kd: train it longer, at '
-        'another learning rate (`kdnotes tune`), from other weights or on more texts, before anything is '
-        'distilled from it.'
-    )
+    assert not in_use.in_use(write_study()).student_above_teacher
+    use = in_use.in_use(write_study(change=weak))
+    assert use.student_above_teacher and not use.at_baseline
+    assert headline(use)[0] == phrase('headline.jinja', 'above_teacher', use)
 
 
 def test_a_share_covers_what_students_keep_where_they_keep_little():
@@ -147,18 +141,20 @@ def test_a_share_covers_what_students_keep_where_they_keep_little():
     assert above < 0.5 * shown and 0.92 <= covered / shown
 
 
-def test_a_given_teacher_at_the_floor_is_asked_for_its_labels():
+@pytest.mark.parametrize('init', ['given', 'pretrained'])
+def test_a_given_teacher_at_the_floor_is_not_trained_longer(init):
     def given(record):
         if record['mode'] == 'baseline':
-            record['factors']['init'] = 'given'
+            record['factors']['init'] = init
 
-    keeps = in_use.headline(in_use.in_use(write_study(floors=dict(bm25=0.9), change=given)))[0]
-    assert 'check that it was fine-tuned for this task' in keeps
+    use = in_use.in_use(write_study(floors=dict(bm25=0.9), change=given))
+    assert use.is_given('baseline') == (init == 'given')
+    assert phrase('headline.jinja', 'advice', init == 'given') in headline(use)[0]
 
 
-def test_without_a_floor_nothing_is_kept():
-    keeps = in_use.headline(in_use.in_use(write_study(floors={})))[0]
-    assert keeps.startswith('How much of what baseline has learnt mixed_kd keeps is not known')
+def test_without_a_baseline_no_share_is_known():
+    use = in_use.in_use(write_study(floors={}))
+    assert use.kept['mixed_kd'].code == 'no_floor' and use.shares['mixed_kd'] is None
 
 
 @pytest.mark.parametrize('share', [0.7, 0.95])
@@ -187,30 +183,39 @@ def test_a_share_needs_pairs_and_a_teacher_above_nought():
     assert one.estimate == pytest.approx(0.8) and one.low is None and one.reason
 
 
-def test_the_headline_says_what_is_kept_what_is_saved_and_how_sure_that_is():
+def test_the_headline_has_what_is_recovered_what_is_saved_and_how_sure_that_is():
     e = write_study()
-    keeps, saves, sure = in_use.headline(in_use.in_use(e))
-    assert keeps.startswith('mixed_kd keeps 73.7 % [') and 'of what its teacher gains over BM25' in keeps
-    assert 'its teacher baseline 0.80' in keeps and 'BM25 0.500.' in keeps
-    assert '25 % of the parameters (5.0 M of 20.0 M)' in saves
-    assert 'answers one example of 50 tokens 3.00' in saves and 'was trained 4.00' in saves
-    assert 'times as fast as baseline (2 epochs against 3)' in saves and 'in one number format' not in saves
-    assert sure.startswith('This rests on 3 seeds and 40 questions.') and 'full_kd' in sure
-    said = str(report('made'))
-    assert said.startswith(keeps) and 'one example of 50 tokens, ms' in said
+    use = in_use.in_use(e)
+    s = in_use.summary(use)
+    assert s.arm == 'mixed_kd' and s.effect.b == 'full_kd' and s.no_effect is None and s.tokens == 50
+    saved = s.savings
+    assert saved.parameters == (5_000_000, 20_000_000) and saved.latency_ms == 4.0
+    assert saved.faster.estimate == pytest.approx(3.0)
+    assert (saved.training.other, saved.training.epochs) == ('baseline', (3, 2))
+    assert saved.training.ratio.estimate == pytest.approx(4.0) and saved.same_format is None
+    recovered, saves, sure = headline(use)
+    share = use.kept['mixed_kd'].share
+    assert f'{100 * share.estimate:.1f}% [{100 * share.low:.1f}%, {100 * share.high:.1f}%]' in recovered
+    assert '0.804 [' in recovered and '0.500' in recovered and '73.7%' in recovered
+    assert '25%' in saves and '3.00 [3.00, 3.00] times' in saves and '4.00 [4.00, 4.00] times' in saves
+    assert '3 seeds' in sure and '40 questions' in sure
+    text = str(report('made'))
+    assert text.startswith(recovered) and 'one example of 50 tokens, ms' in text
 
 
-def test_the_undistilled_student_stands_beside_the_distilled_one():
-    e = write_study(('baseline', 'full_student', 'full_kd'))
-    keeps = in_use.headline(in_use.in_use(e))[0]
-    assert 'full_kd keeps 73.7' in keeps and 'without distillation, full_student keeps 67.1' in keeps
+def test_the_share_of_the_undistilled_student_is_next_to_that_of_the_distilled_one():
+    use = in_use.in_use(write_study(('baseline', 'full_student', 'full_kd')))
+    first = headline(use)[0]
+    for arm in ('full_kd', 'full_student'):
+        assert f'{arm} recovers {100 * use.shares[arm].estimate:.1f}%' in first
 
 
-def test_a_headline_says_what_its_study_cannot_tell():
+def test_a_summary_has_reasons_for_what_its_study_cannot_answer():
     e = write_study(('baseline', 'full_kd'), seeds=(0,), change=lambda record: record.pop('latency'))
-    keeps, saves, sure = in_use.headline(in_use.in_use(e))
-    assert 'how fast it answers was not measured' in saves
-    assert 'nothing is known about other seeds' in sure and 'add the arm full_student' in sure
+    s = in_use.summary(in_use.in_use(e))
+    assert s.savings.faster is None and not s.savings.latency_measured and s.effect is None
+    assert (s.no_effect.code, s.no_effect.arm, s.no_effect.taught) == ('add_arm', 'full_student', True)
+    assert phrase('reasons.jinja', 'one_seed') in headline(s.use)[-1]
 
 
 def test_where_less_is_better_a_share_is_of_what_is_less_than_the_floor():
@@ -224,28 +229,22 @@ def test_where_less_is_better_a_share_is_of_what_is_less_than_the_floor():
     assert in_use.in_use(e).shares['full_kd'].estimate == pytest.approx(
         (3.8 - 3.205) / (3.8 - 3.005), abs=1e-3
     )
-    said = in_use.headline(in_use.in_use(e))[0]
-    assert 'full_kd keeps 74.8 %' in said and 'BM25 3.800' in said
+    first = headline(in_use.in_use(e))[0]
+    assert '74.8% [' in first and '3.800' in first
 
 
-def test_where_less_is_better_no_text_says_above():
+def test_where_less_is_better_the_baselines_are_beaten_from_above():
     for mode, value in (('baseline', 3.0), ('full_student', 3.9), ('full_kd', 3.95)):
         for seed in range(3):
             made = make_record(mode, seed, value + 0.01 * seed, higher=False)
             write_run(made)
     write_floors(made, bm25=3.8)
     e = evidence('made')
-    keeps = in_use.headline(in_use.in_use(e))[0]
-    assert keeps.startswith(
-        'full_kd is significantly worse than BM25, a trivial baseline (3.960 against 3.800)'
-    )
+    use = in_use.in_use(e)
+    assert list(use.at_baseline) == ['full_kd'] and use.at_baseline['full_kd'].high < 0
+    assert use.gain('baseline').low > 0 and '(3.960 against 3.800)' in headline(use)[0]
     step = next(c for _, c in e.comparisons if (c.a, c.b) == ('full_student', 'full_kd'))
-    assert step.at_floor == 'neither full_student nor full_kd is better than BM25, so that this tells nothing'
-    [teacher] = in_use.headline(in_use.in_use(evidence('made', [r['run_id'] for r in e.arms['baseline']])))[
-        :1
-    ]
-    assert teacher.endswith('It is significantly better than BM25, the best trivial baseline.')
-    assert 'above' not in str(report('made'))
+    assert step.at_baseline == reason('at_baseline', a='full_student', b='full_kd', baselines=('BM25',))
 
 
 def without_value(record):
@@ -253,52 +252,60 @@ def without_value(record):
 
 
 def test_only_an_arm_that_is_missing_is_advised():
-    def sure(modes, change=lambda record: None):
-        return in_use.headline(in_use.in_use(write_study(modes, change=change)))[-1]
+    def no_effect(modes, change=lambda record: None):
+        return in_use.summary(in_use.in_use(write_study(modes, change=change))).no_effect
 
     def other_batches(record):
         if record['mode'] == 'full_kd':
             record['settings']['batch_size'] = 16
 
-    unknown = 'What distillation itself adds is not known from these runs: '
-    assert f'{unknown}add the arm full_student, the same student without' in sure(('baseline', 'full_kd'))
-    said = sure(('baseline', 'full_student', 'full_kd'), other_batches)
-    assert f'{unknown}the step from full_student to full_kd is not kd alone: batch_size differ' in said
+    assert no_effect(('baseline', 'full_kd')).code == 'add_arm'
+    why = no_effect(('baseline', 'full_student', 'full_kd'), other_batches)
+    assert why.code == 'several_factors' and why.comparison.attribution.others == {'batch_size': (32, 16)}
 
 
 def test_runs_without_a_value_are_named_with_their_reason_wherever_they_are_missed():
     e = write_study(('baseline', 'full_student', 'full_kd'), seeds=(0,), change=without_value, floors={})
     ids = {arm: runs[0]['run_id'] for arm, runs in e.arms.items()}
-    lack = {arm: f'{i} has no MAP: made up' for arm, i in ids.items()}
-    both = f"{ids['full_student']}, {ids['full_kd']} have no MAP: made up"
-    keeps, _, sure = in_use.headline(in_use.in_use(e))
-    assert keeps.startswith('What full_kd keeps of baseline is not known, since') and 'have no MAP' in keeps
-    step = f'full_student and full_kd are not compared by MAP on the test set, since {both}.'
-    assert sure.endswith(f'is not known from these runs: {step}')
-    assert any(step in said for said in report('made').sentences)
-    alone = in_use.headline(in_use.in_use(evidence('made', [ids['baseline']])))
-    assert alone == (f"{lack['baseline']}.",)
+    s = in_use.summary(in_use.in_use(e))
+    assert s.no_value == lack(ids['full_kd'], ids['baseline'])
+    assert s.no_effect.code == 'no_difference'
+    assert s.no_effect.comparison.reasons['difference'] == lack(ids['full_student'], ids['full_kd'])
+    found = report('made')
+    assert lack(ids['baseline'], ids['full_kd'], ids['full_student']) in found.notes
+    step = phrase('comparison.jinja', 'sentence', s.no_effect.comparison)
+    assert headline(s.use)[-1].endswith(step) and any(step in text for text in found.sentences)
+    alone = headline(in_use.in_use(evidence('made', [ids['baseline']])))
+    assert alone == (f'{lack(ids["baseline"])}.',)
 
 
-def test_training_beside_the_teachers_network_in_the_same_format_stands_beside_it():
+def lack(*run_ids):
+    return reason('no_value', run_ids=run_ids, name='MAP', why=('made up',))
+
+
+def test_training_is_compared_with_the_teachers_network_in_the_same_format_too():
     modes = ('baseline', 'mixed_baseline', 'mixed_kd')
-    saves = in_use.headline(in_use.in_use(write_study(modes)))[1]
-    assert 'as baseline (2 epochs against 3), its teacher\'s own training not counted' in saves
-    assert 'in one number format, 1.00' in saves and 'as mixed_baseline (2 epochs against 3)' in saves
+    saved = in_use.summary(in_use.in_use(write_study(modes))).savings
+    assert (saved.training.other, saved.training.ratio.estimate) == ('baseline', pytest.approx(4.0))
+    assert (saved.same_format.other, saved.same_format.ratio.estimate) == (
+        'mixed_baseline',
+        pytest.approx(1.0),
+    )
+    assert saved.same_format.epochs == (3, 2)
 
 
-@pytest.mark.parametrize('mode, other', dict(baseline='a student', full_kd='a teacher').items())
-def test_a_study_of_one_arm_says_what_it_scores_and_whether_that_was_learnt(mode, other):
-    e = write_study([mode])
-    said = in_use.headline(in_use.in_use(e))
-    assert len(said) == 2 and f'MAP on the test set: {mode} 0.' in said[0] and 'BM25 0.500' in said[0]
-    assert said[0].endswith('It is significantly better than BM25, the best trivial baseline.')
-    assert 'This rests on 3 seeds and 7 ' in said[1] or '3 seeds and 40' in said[1]
-    assert f'What is kept and what is saved shows {other} beside it.' in said[1]
-    assert str(report('made')).startswith(said[0])
+@pytest.mark.parametrize('mode', ['baseline', 'full_kd'])
+def test_a_study_of_one_arm_says_what_it_scores_and_whether_that_was_learnt(mode):
+    use = in_use.in_use(write_study([mode]))
+    s = in_use.summary(use)
+    assert (s.arm, s.savings, s.no_value) == (mode, None, None)
+    assert use.gain(mode).low > 0 and use.floor(mode).name == 'bm25'
+    first, second = headline(use)
+    assert f'{use.value(mode).estimate:.3f} [' in first and '0.500' in first and '3 seeds' in second
+    assert str(report('made')).startswith(first)
 
 
-def test_a_teacher_that_has_not_converged_is_told_before_its_students_are():
+def test_a_headline_begins_with_a_teacher_that_has_not_converged():
     def early(record):
         if record['mode'] == 'baseline' and record['seed'] == 1:
             losses = np.linspace(2.48, 1.57, 72)
@@ -308,14 +315,13 @@ def test_a_teacher_that_has_not_converged_is_told_before_its_students_are():
             record['curve'] = [dict(step=s, loss=x, value=None) for s, x in enumerate(losses)]
 
     e = write_study(['baseline', 'full_kd'], change=early)
-    [first, *_] = in_use.headline(in_use.in_use(e))
-    run_id = next(r['run_id'] for r in e.arms['baseline'] if r['seed'] == 1)
-    assert first.startswith(
-        f'1 of 3 teachers has not converged, {run_id} least of all: its training loss was 2.4'
-    )
-    assert 'with more epochs (it had 3)' in first and '`teacher_epochs`' in first
+    s = in_use.summary(in_use.in_use(e))
+    u = s.unconverged
+    assert (u.n, u.of, u.worst['seed']) == (1, 3, 1) and u.losses.start == pytest.approx(2.45, abs=0.05)
+    first = headline(s.use)[0]
+    assert first == phrase('headline.jinja', 'unconverged', u) and u.worst['run_id'] in first
     alone = evidence('made', [r['run_id'] for r in e.arms['baseline']])
-    assert in_use.headline(in_use.in_use(alone))[0] == first
+    assert headline(in_use.in_use(alone))[0] == first
 
 
 def test_two_seeds_that_disagree_have_no_interval_of_their_times_anywhere():
@@ -331,12 +337,11 @@ def test_two_seeds_that_disagree_have_no_interval_of_their_times_anywhere():
         '1.83 [no interval] times as fast' in text and '1.83 [no interval]' in found.comparisons.to_string()
     )
     assert '672' not in text and '[0.00' not in text
-    assert any(note.startswith('[no interval]: the interval of 2 pairs') for note in found.notes)
     assert '21.8 [no interval]' in found.arms.to_string(), 'and no width that would reach below 0 seconds'
-    assert any('would reach below 0' in note for note in found.notes)
-    said = report_as_dict(found)
-    [comparison] = said['comparisons']
-    assert comparison['train_s_low'] is None and comparison['p_train_s'] == pytest.approx(0.5, abs=0.01)
+    reasons = [dict(note.details)['why'].code for note in found.notes if note.code == 'interval_missing']
+    assert reasons == ['ratio_too_wide', 'below_zero']
+    [time] = [row for row in found.data()['comparisons'] if row['quantity'] == 'train_s']
+    assert time['low'] is None and time['p'] == pytest.approx(0.5, abs=0.01)
 
 
 def test_a_text_that_commands_a_terminal_is_seen_in_a_report_as_text():
@@ -354,7 +359,7 @@ def test_the_weights_of_a_model_that_lost_heads_are_said_to_be_those_of_its_prun
         if record['arm'] == 'mixed_kd':
             record['kept_heads'] = [[0, 2], [1]]
 
-    table = in_use.use_table(in_use.in_use(write_study(change=change)))
+    table = use_table(in_use.in_use(write_study(change=change)))
     assert table.loc['mixed_kd', 'weights, MiB'] == '19 (of pruned/)'  # 5 M numbers of four bytes
     assert table.loc['full_kd', 'weights, MiB'] == '19'
 
@@ -363,18 +368,14 @@ def test_the_weights_of_a_model_that_lost_heads_are_said_to_be_those_of_its_prun
 def test_a_report_says_what_few_seeds_allow(seeds):
     """t of two degrees of freedom at .05 and, the smallest of four, at .0125; of four degrees of freedom."""
     write_study(seeds=range(seeds))
-    found = [note for note in report('made').notes if 'little can be significant' in note]
+    found = [dict(note.details) for note in report('made').notes if note.code == 'few_seeds']
     assert bool(found) == (seeds == 3)
     if found:
-        t = stats.t.ppf
-        k = int(re.search(r'smallest p of (\d+)', found[0])[1])
-        three, five = (
-            f'{t(0.975, df):.1f} (as the smallest p of {k}: {t(1 - 0.025 / k, df):.1f})' for df in (2, 4)
-        )
-        assert found[0] == (
-            'with 3 seeds little can be significant: where the seeds make most of the spread, a difference '
-            f'must be {three} times its standard error; with 5 seeds {five} times'
-        )
+        [its] = found
+        k = its['members']
+        three, five = ([stats.t.ppf(1 - 0.025 / m, df) for m in (1, k)] for df in (2, 4))
+        assert (its['seeds'], its['enough']) == (3, 5) and k > 1
+        assert its['limits'] == pytest.approx(three) and its['enough_limits'] == pytest.approx(five)
 
 
 @pytest.mark.parametrize('seeds', [1, 3])

@@ -149,6 +149,7 @@ def test_it_is_part_of_a_run_only_where_it_is_asked_for():
 
 @pytest.mark.parametrize('task', one_of_each(['text_classification', 'masked_lm']))
 def test_a_run_says_what_it_has_kept(task, tmp_path, monkeypatch):
+    from kdnotes.core.render import phrase
     from kdnotes.experiment.card import model_card
     from kdnotes.report.report import report
 
@@ -171,5 +172,6 @@ def test_a_run_says_what_it_has_kept(task, tmp_path, monkeypatch):
     assert kept['value'] == choose(points.values()) == points[kept['step']] and kept['planned'] == 6
     assert np.isclose(record['metrics']['dev'][record['primary']['metric']], kept['value'])
     assert {row['step'] for row in folder.rows() if row['kind'] == 'eval'} == {2, 4, 6}
-    said = f'Kept: step {kept["step"]} of 6, the best on dev'
+    said = f'Kept: {phrase("setting.jinja", "kept", [record])}'
+    assert f'step {kept["step"]} of 6' in said
     assert said in model_card(record['run_id']).content and f'{said}.' in str(report(record['study']))

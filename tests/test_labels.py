@@ -16,9 +16,10 @@ from kdnotes.analysis.labels import (
     what_pays,
 )
 from kdnotes.analysis.plotting import NotDrawn
-from kdnotes.analysis import labels as lb
+from kdnotes.core.render import phrase, sentences
 from kdnotes.analysis import plotting as pt
 from kdnotes.analysis.comparable import check_arm
+from kdnotes.report.label_figure import labels_figure
 from kdnotes.report.report import _trained_on
 from kdnotes.analysis.evidence import Evidence, evidence
 from kdnotes.experiment.study import run_study
@@ -67,18 +68,22 @@ def test_the_labels_that_are_saved_are_covered_as_often_as_is_said():
     assert 0.9 <= np.mean(inside) <= 0.995
 
 
+def worth_text(worth):
+    return phrase('headline.jinja', 'worth', worth)
+
+
 def test_what_lies_outside_of_the_numbers_that_were_tried_is_open():
     rng = np.random.default_rng(0)
     curve = [(256, scores(0.5, rng)), (1024, scores(0.6, rng))]
     better = labels_worth(scores(0.9, rng), curve)
     assert (better.low, better.estimate, better.high) == (BEYOND, BEYOND, BEYOND)
-    assert str(better) == 'more than 1,024'
+    assert worth_text(better) == 'more than 1,024'
     worse = labels_worth(scores(0.1, rng), curve)
     assert (worse.low, worse.estimate, worse.high) == (BEFORE, BEFORE, BEFORE)
-    assert str(worse) == 'fewer than 256'
+    assert worth_text(worse) == 'fewer than 256'
     as_the_most = labels_worth(scores(0.6, rng), curve)
     assert 256 < as_the_most.low < 1024 and as_the_most.high == BEYOND
-    assert str(as_the_most).endswith(', more than 1,024]')
+    assert worth_text(as_the_most).endswith(', more than 1,024]')
     assert labels_worth(scores(0.9, rng)[:1], [(n, values[:1]) for n, values in curve]) is None
 
 
@@ -86,7 +91,7 @@ def test_seeds_that_are_far_apart_tell_nothing():
     rng = np.random.default_rng(3)
     curve = [(256, scores(0.505, rng, own=0.1)), (4096, scores(0.51, rng, own=0.1))]
     worth = labels_worth(scores(0.5, rng, own=0.1), curve)
-    assert (worth.low, worth.high) == (BEFORE, BEYOND) and not worth.is_told and str(worth) == 'not told'
+    assert (worth.low, worth.high) == (BEFORE, BEYOND) and not worth.is_known
 
 
 def test_the_fewest_labels_count_where_more_of_them_do_worse():
@@ -141,9 +146,16 @@ def test_the_best_without_distillation_is_the_one_that_counts(better):
     assert (pays.taught.arm, pays.alone.arm, pays.teacher.arm) == ('taught', 'longer', 'teacher')
     assert pays.closed.estimate == pytest.approx((0.7 - 0.52) / (0.8 - 0.52), abs=0.03)
     assert pays.worth.estimate == BEYOND and pays.worth.tried == (64, 256)
-    [sentence] = lb.pays_sentences([pays])
-    assert sentence.startswith('With 64 labels and 900 rows without one (3 seeds), taught closes ')
-    assert sentence.endswith('; without distillation that score takes more than 256 labels.')
+    [sentence] = sentences('headline.jinja', 'labels', [pays])
+    share = phrase('headline.jinja', 'share', pays.closed)
+    for part in (
+        '64 labels',
+        '900 unlabelled rows',
+        '3 seeds',
+        f'taught closes {share}',
+        'more than 256 labels',
+    ):
+        assert part in sentence
 
 
 def test_an_arm_with_fewer_seeds_or_other_first_weights_is_no_rival():
@@ -163,11 +175,10 @@ def test_a_student_that_was_trained_elsewhere_first_is_a_rival():
     [pays] = what_pays(evidence_of([*study(), *elsewhere(0.62)]))
     assert (pays.alone.arm, pays.control.arm) == ('elsewhere', 'longer')
     assert pays.closed.estimate == pytest.approx((0.7 - 0.62) / (0.8 - 0.62), abs=0.03)
-    [sentence] = lb.pays_sentences([pays])
-    assert 'the gap between elsewhere, which starts from other weights, and its teacher teacher' in sentence
+    assert pays.other_start
     [pays] = what_pays(evidence_of([*study(), *elsewhere(0.4)]))
     assert (pays.alone.arm, pays.control.arm) == ('longer', 'longer')
-    assert 'other weights' not in lb.pays_sentences([pays])[0]
+    assert not pays.other_start
     alone = [r for r in study() if r['arm'] not in ('alone', 'longer')]
     [pays] = what_pays(evidence_of([*alone, *elsewhere(0.62)]))
     assert pays.alone.arm == 'elsewhere' and pays.control is None
@@ -181,7 +192,7 @@ def test_the_line_joins_the_best_of_each_number_and_trivial_models_are_drawn():
     }
     row = dict(key='k', split='test', set='', unit='', cluster='', metric='map')
     floors = pd.DataFrame([row | dict(floor='bm25', value=0.55), row | dict(floor='random_order', value=0.3)])
-    figure = lb.labels_figure(Evidence('s', records, pd.DataFrame(), values, [], floors))
+    figure = labels_figure(Evidence('s', records, pd.DataFrame(), values, [], floors))
     axes = figure.axes[0]
     joined = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_color() == pt.LINE]
     [line] = [line for line in joined if sorted(line.get_xdata()) == [64, 256]]
@@ -196,10 +207,10 @@ def test_why_no_gap_is_known():
     of_one_seed = [r for r in study() if r['seed'] == 0]
     without = [r for r in study() if r['arm'] != 'teacher']
     low = [r | dict(primary=r['primary'] | dict(value=0.5)) if r['arm'] == 'teacher' else r for r in study()]
-    for records, code in ((of_one_seed, 'no_seeds'), (without, 'no_teacher'), (low, 'not_above')):
+    for records, code in ((of_one_seed, 'no_seeds'), (without, 'no_teacher'), (low, 'teacher_not_above')):
         [pays] = what_pays(evidence_of(records))
-        assert pays.closed is None and pays.why == code
-        assert 'is not known: ' in lb.pays_sentences([pays])[0]
+        assert pays.closed is None and pays.why.code == code
+        assert str(pays.why) in sentences('headline.jinja', 'labels', [pays])[0]
 
 
 def test_rows_that_labels_leave_are_others_for_each_seed():
@@ -211,8 +222,8 @@ def test_rows_that_labels_leave_are_others_for_each_seed():
     assert check_arm([run(0), run(1)]) is None
     assert 'unlabelled_id' in check_arm([run(0), run(1, train=65)])  # another corpus' rows for each
     assert 'unlabelled_id' in check_arm([run(0, labels=None), run(1, labels=None)])
-    said = '64 to 65 rows with a label and 999 to 1,000 rows without'
-    assert _trained_on([run(0), run(1)]) == [said]
+    assert _trained_on([run(0), run(1)]) == [phrase('setting.jinja', 'trained_on', [64, 65], [1000, 999])]
+    assert phrase('setting.jinja', 'rows', 999, 1000) == '999 to 1,000 rows'
 
 
 def test_a_report_of_few_labels_alone_says_how_many():
@@ -227,8 +238,9 @@ def test_a_study_with_one_number_of_labels_says_nothing_of_it():
     plain = [r | dict(settings={}, trained_rows=dict(train=900)) for r in study() if r['arm'] != 'taught']
     taught = [r | dict(settings={}, trained_rows=dict(train=900)) for r in study() if r['arm'] == 'taught']
     assert what_pays(evidence_of(plain + taught)) == []
-    with pytest.raises(NotDrawn, match='as many labels'):
-        lb.labels_figure(evidence_of(plain + taught))
+    with pytest.raises(NotDrawn) as e:
+        labels_figure(evidence_of(plain + taught))
+    assert str(e.value) == phrase('reasons.jinja', 'labels_not_varied')
     older = [r | dict(trained_rows={}) for r in study() if r['arm'] != 'teacher']
     assert learners(evidence_of(older).arms) == []
 

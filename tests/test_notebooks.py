@@ -17,17 +17,16 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from kdnotes.analysis.in_use import SMOKE_STUDY
 from kdnotes.core.arms import MODES, USUAL
 from kdnotes.core.config import ConfigError, flat
 from kdnotes.core.given import make_config
 from kdnotes.core.notebook_parameters import parameters_from
 from kdnotes.core.processes import Stopped
+from kdnotes.core.render import phrase
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import named, plan, plan_study
-from kdnotes.experiment.shown import SMOKE_RUN
 from kdnotes.distill.architectures import weights_sha256
 from kdnotes.records.runs import read_csv
 from papermill.cli import _resolve_type
@@ -430,7 +429,8 @@ def test_the_executed_notebook_shows_the_run(first_run):
             for b in bars
         )
     [box] = [t for t in tables if 'its teacher' in t]
-    assert box.index(SMOKE_RUN) < box.index('MAP on the test set') < box.index('how sure')
+    smoke = phrase('run.jinja', 'smoke')
+    assert box.index(smoke) < box.index('MAP on the test set') < box.index('confidence')
     assert record['run_id'] in box and 'nothing is known about other seeds' in box
     assert any(
         'compared by it' in t and 'speed of training' in t and record['precision_reason'] in t for t in tables
@@ -513,7 +513,8 @@ def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, ho
     said = outputs(executed)
     records = records_of(study)
     assert set(records) == set(USUAL) and records['mixed_kd'] == first_run[1]
-    assert table.startswith(SMOKE_STUDY) and outputs(executed, 'text/markdown')[0].startswith(SMOKE_STUDY)
+    smoke = phrase('headline.jinja', 'smoke')
+    assert table.startswith(smoke) and outputs(executed, 'text/markdown')[0].startswith(smoke)
     assert captions(executed) and all(c.startswith('Smoke runs: these numbers') for c in captions(executed))
     for text in (*USUAL, 'of its teacher', 'parameters, M', 'test MAP', 'train s', 'a single seed'):
         assert text in table

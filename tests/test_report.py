@@ -12,15 +12,16 @@ import pytest
 from handmade import make_record, write_run
 from notebooks import contents
 from kdnotes.core.files import at_home, with_evidence
-from kdnotes.analysis.compare import VERDICTS
 from kdnotes.report import figures as fg
 from kdnotes.report import report as rp
+from kdnotes.report import tables
 from kdnotes.analysis import evidence as ev
 from kdnotes.analysis import tables as tb
 from kdnotes.core.arms import MODES, PROCEDURES
 from kdnotes.core.files import figures_path, runs_path
 from kdnotes.analysis.plotting import arms_of, look, save_figure
 from kdnotes.core.files import read_json, sha256_file
+from kdnotes.core.render import phrase, reason
 from kdnotes.records.store import RecordError, export
 from kdnotes.tasks.sources import Corpus
 
@@ -128,7 +129,8 @@ def test_times_are_of_the_machine_that_made_most():
         moved['primary']['value'], abs=1e-4
     )
     assert all(found.values[r['arm']]['train_s'].n == 3 for r in study())
-    assert any('of the 9 runs' in n and n.endswith('excluded: ' + moved['run_id']) for n in found.notes)
+    [note] = [dict(n.details) for n in found.notes if n.code == 'other_machines']
+    assert note['n'] == 9 and tuple(note['excluded']) == (moved['run_id'],)
 
 
 def test_two_machines_with_equally_many_runs_show_no_times_and_remove_stale_figures():
@@ -139,8 +141,8 @@ def test_two_machines_with_equally_many_runs_show_no_times_and_remove_stale_figu
     assert set(found.figures) == {'curves'} and not (figures_path('made') / 'throughput.svg').exists()
     not_drawn = read_json(figures_path('made') / 'MANIFEST.json')['throughput.svg']
     assert not_drawn['sha256'] is None and len(not_drawn['run_ids']) == 18
-    assert 'as many runs were made with torch 2.13.0 as with torch 2.14.0' in not_drawn['reason']
-    assert any('times are excluded' in n for n in found.notes)
+    equal = reason('equal_machines', a=('torch 2.13.0',), b=('torch 2.14.0',))
+    assert equal in found.notes and str(equal) in not_drawn['reason']
     assert 'train s' not in found.arms.columns and 'test MAP' in found.arms.columns
 
 
@@ -149,8 +151,8 @@ def test_null_accuracy_leaves_times_and_says_why():
     write_all(r | dict(primary=r['primary'] | {'value': None}, metrics=none) for r in study())
     found = rp.report('made')
     assert set(found.figures) == {'throughput', 'curves'} and (found.arms['test MAP'] == '-').all()
-    [said] = [n for n in found.notes if 'no MAP' in n]
-    assert said.endswith(' have no MAP: made up')
+    [note] = [dict(n.details) for n in found.notes if n.code == 'no_value']
+    assert (note['name'], note['why'], len(note['run_ids'])) == ('MAP', ('made up',), 9)
 
 
 def test_a_single_run_has_a_report_without_intervals():
@@ -158,8 +160,8 @@ def test_a_single_run_has_a_report_without_intervals():
     found = rp.report('made')
     arm = found.arms.loc['baseline']
     assert '±' not in arm['train s'] and '±' in arm['test MAP'] and len(found.figures) == 3
-    assert 'one arm, so nothing is compared' in str(found)
-    assert any('a single seed' in n for n in found.notes)
+    assert phrase('tables.jinja', 'no_comparison', 1) in str(found)
+    assert reason('single_seed_arms', arms=('baseline',)) in found.notes
 
 
 def test_tables_hold_what_was_asked():
@@ -169,7 +171,8 @@ def test_tables_hold_what_was_asked():
     assert {'test MAP', 'train s', 'total s', 'examples/s', 'host MiB'} <= set(found.arms.columns)
     assert 'GPU MiB' not in found.arms.columns and list(found.metrics.index) == ['MAP', 'MRR']
     assert len(found.comparisons) == len(found.sentences) == len(found.differences) == 9
-    assert set(found.comparisons['verdict']) <= set(VERDICTS.values())
+    codes = ('significant', 'not_significant', 'not_tested')
+    assert set(found.comparisons['verdict']) <= {phrase('tables.jinja', 'verdict', code) for code in codes}
     assert '\x1b' not in str(found) and 'effect of kd' in str(found)
     i = found.values['baseline']['primary']
     assert found.arms.loc['baseline', 'test MAP'] == f'{i.estimate:.3f} ± {(i.high - i.low) / 2:.3f}'
@@ -187,9 +190,11 @@ def test_the_primary_metric_is_the_records():
     write_all(study(metric='perplexity', higher=False))
     found = rp.report('made')
     assert 'test perplexity' in found.arms.columns
-    assert 'change of test perplexity' in found.comparisons.columns
-    for said in found.sentences:
-        assert 'not tested, since 3 seed(s)' in said and 'detected' not in said
+    assert 'change in test perplexity' in found.comparisons.columns
+    rows = found.numbers[(found.numbers['quantity'] == 'primary') & (found.numbers['kind'] != 'teacher')]
+    assert set(rows['verdict'].dropna()) == {'not_tested'} and set(rows['reason'].dropna()) == {
+        'too_few_seeds'
+    }
 
 
 def test_of_an_error_lower_is_better_on_the_front_and_on_axes(home):
@@ -206,8 +211,9 @@ def test_of_an_error_lower_is_better_on_the_front_and_on_axes(home):
     label = fg.accuracy_figure(e.records, e.values).axes[0].get_xlabel()
     assert label == 'squared error on test\n(lower is better)'
     assert fg.effects_figure(e).axes[0].get_xlabel().endswith('(left: better)')
-    front = [s for s in rp.report('made').sentences if 'full_student -> full_kd' in s]
-    assert 'better in' not in front[0] and 'squared error on the test set is -0.1' in front[0]
+    [step] = [c for _, c in e.comparisons if (c.a, c.b) == ('full_student', 'full_kd')]
+    assert step.difference.estimate == pytest.approx(-0.1)
+    assert phrase('comparison.jinja', 'higher', step) == 'lower (better)'
 
 
 def test_arms_keep_their_look_whatever_else_is_there():
@@ -248,39 +254,37 @@ def test_run_worst_gives_ids_when_the_corpus_is_not_at_hand(monkeypatch):
         score=[0.1, 2.0, 1.0, 9.0],
     )
     record = written_with(dict(unit=['Q3', 'Q4'], value=[1 / 3, 1.0]), items)
-    monkeypatch.setattr(tb, 'corpus_of', lambda record: None)
-    assert tb.run_worst(record, 1).iloc[0].tolist() == [0.333, 'Q3', 'b', 'a']
+    monkeypatch.setattr(tables, 'corpus_of', lambda record: None)
+    assert tables.run_worst(record, 1).iloc[0].tolist() == [0.333, 'Q3', 'b', 'a']
     rows = [
         dict(question_id='Q3', sentence_id=i, question='why?', sentence=f'text {i}', label=int(i == 'a'))
         for i in 'abc'
     ]
     corpus = Corpus('made', 'folder', 'made', {'test': rows}, '0' * 64)
-    monkeypatch.setattr(tb, 'corpus_of', lambda record: corpus)
-    assert tb.run_worst(record, 1).iloc[0].tolist() == [0.333, 'why?', 'text b', 'text a']
+    monkeypatch.setattr(tables, 'corpus_of', lambda record: corpus)
+    assert tables.run_worst(record, 1).iloc[0].tolist() == [0.333, 'why?', 'text b', 'text a']
 
 
 @pytest.mark.parametrize('higher, unit', [(True, 'low'), (False, 'high')])
 def test_worst_follows_the_metrics_direction(monkeypatch, higher, unit):
-    monkeypatch.setattr(tb, 'corpus_of', lambda record: None)
+    monkeypatch.setattr(tables, 'corpus_of', lambda record: None)
     items = dict(unit=['low', 'high'], item='a', label=[1, 1], score=[0.1, 0.2])
     record = written_with(dict(unit=['low', 'high'], value=[0.1, 0.9]), items, higher=higher)
-    assert tb.run_worst(record, 1)['question'].tolist() == [unit]
+    assert tables.run_worst(record, 1)['question'].tolist() == [unit]
 
 
 def test_texts_come_from_the_runs_own_corpus_only():
     from kdnotes.tasks.sources import load_corpus
 
     corpus = load_corpus('answer_selection', 'embedded')
-    assert tb.corpus_of(make_record() | dict(corpus_sha256=corpus.sha256)).splits == corpus.splits
-    assert tb.corpus_of(make_record()) is None
-    assert tb.corpus_of(make_record(corpus='embedded') | dict(corpus='/nowhere')) is None
+    assert tables.corpus_of(make_record() | dict(corpus_sha256=corpus.sha256)).splits == corpus.splits
+    assert tables.corpus_of(make_record()) is None
+    assert tables.corpus_of(make_record(corpus='embedded') | dict(corpus='/nowhere')) is None
 
 
 def test_questions_that_are_not_scored_are_counted_too(tmp_path, project):
     "WikiQA has more questions than MAP is a mean of: in all others no order is better than another."
     with at_home(with_evidence(tmp_path / 'home', project)):
         said = rp.report('wikiqa').setting[-1]
-    assert said == (
-        'Scored on 122 questions of dev and 237 questions of test; 174 of dev and 396 of test have labels of '
-        'one kind alone, so that no order is better.'
-    )
+    counts = dict(dev=122, test=237), dict(dev=174, test=396)
+    assert said == f'Scored on {phrase("setting.jinja", "scored_on", *counts, "question")}.'

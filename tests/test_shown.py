@@ -24,7 +24,7 @@ from kdnotes.core.resolve import resolve
 from kdnotes.experiment.launch import spared
 from kdnotes.experiment.plan import plan_study
 from kdnotes.experiment.kernels import Kernels
-from kdnotes.experiment.shown import SMOKE_RUN, make_here, run_box
+from kdnotes.experiment.shown import make_here, run_box
 from kdnotes.experiment.forecast import plan_table, time_left, to_make
 from kdnotes.telemetry.summary import environment
 
@@ -59,19 +59,20 @@ def test_a_student_stands_beside_its_teacher_whatever_study_that_is_of():
     student = written('full_kd', 0.72, lambda r: r.update(teacher_run_id=teacher['run_id']))
     write_floors(teacher, bm25=0.6)  # kept where the teacher is
     box = run_box(student)
-    assert box.title.startswith(f"{student['run_id']}: MAP on the test set 0.720, 60.0 % [")
-    assert box.title.endswith("of its teacher's gain over BM25, BM25 0.600")
+    assert box.title.startswith(f"{student['run_id']}: MAP on the test set 0.720, 60.0% [")
+    assert box.title.endswith('BM25 0.600')
     assert box.table.loc['parameters, M'].tolist() == ['5.0', '20.0']
-    assert '25 % of the parameters' in box.lines['saved'] and '3.00 times as fast' in box.lines['saved']
-    sure = box.lines['how sure']
-    assert sure.startswith('This rests on 1 seed and 40 questions; nothing is known about other seeds.')
+    assert '25% of the parameters' in box.lines['savings'] and '3.00 times as fast' in box.lines['savings']
+    sure = box.lines['confidence']
+    assert '1 seed and 40 questions' in sure and phrase('reasons.jinja', 'one_seed') in sure
     assert not box.warning and str(box).startswith(student['run_id'])
 
 
 def test_what_a_smoke_run_must_say_stands_first_in_its_box():
     box = run_box(pair(smoke=True))
     page = box._repr_html_()
-    assert str(box).startswith(SMOKE_RUN) and page.index(SMOKE_RUN) < page.index(escape(box.title))
+    smoke = phrase('run.jinja', 'smoke')
+    assert str(box).startswith(smoke) and page.index(smoke) < page.index(escape(box.title))
 
 
 def test_a_run_without_a_value_or_a_teacher_says_so():
@@ -81,9 +82,8 @@ def test_a_run_without_a_value_or_a_teacher_says_so():
 
     nothing = written('full_kd', 0.72, unknown)
     box = run_box(nothing)
-    assert box.title == f'{nothing["run_id"]} has no MAP: made up'
-    assert box.lines['teacher'].startswith('baseline-s9-000000000000 is not beside it')
-    assert 'saved' not in box.lines
+    assert box.title == phrase('reasons.jinja', 'no_value', [nothing['run_id']], 'MAP', ['made up'])
+    assert box.lines['teacher'].startswith('baseline-s9-000000000000 ') and 'savings' not in box.lines
 
 
 def test_a_run_names_the_run_of_its_study_that_is_nearest_to_it():
@@ -93,9 +93,8 @@ def test_a_run_names_the_run_of_its_study_that_is_nearest_to_it():
     written('full_kd', 0.6, smoke=True)
     second = written('full_kd', 0.7, alpha=0.8)
     said = run_box(second).lines['nearest']
-    assert said.startswith(
-        f'{first["run_id"]} was made with alpha 0.5, here 0.8. Its MAP on the test set is 0.720.'
-    )
+    assert said == phrase('run.jinja', 'nearest', first, dict(alpha=(0.5, 0.8)), 4)
+    assert said.startswith(f'{first["run_id"]} ') and '0.720' in said
     assert 'nearest' not in run_box(written('baseline', 0.8)).lines
 
 
@@ -128,7 +127,7 @@ def test_every_figure_of_smoke_runs_says_so(home):
 def test_a_smoke_study_says_first_that_its_numbers_mean_nothing():
     pair(smoke=True)
     found = report('made')
-    assert 'numbers mean nothing' in found.headline[0] and str(found).startswith(found.headline[0])
+    assert found.headline[0] == phrase('headline.jinja', 'smoke') and str(found).startswith(found.headline[0])
     assert len(found.headline) == 4
 
 
