@@ -429,7 +429,7 @@ def test_the_executed_notebook_shows_the_run(first_run):
             for b in bars
         )
     [box] = [t for t in tables if 'its teacher' in t]
-    smoke = phrase('run.jinja', 'smoke')
+    smoke = phrase('box.jinja', 'smoke')
     assert box.index(smoke) < box.index('MAP on the test set') < box.index('confidence')
     assert record['run_id'] in box and 'nothing is known about other seeds' in box
     assert any(

@@ -71,7 +71,7 @@ def test_a_student_stands_beside_its_teacher_whatever_study_that_is_of():
 def test_what_a_smoke_run_must_say_stands_first_in_its_box():
     box = run_box(pair(smoke=True))
     page = box._repr_html_()
-    smoke = phrase('run.jinja', 'smoke')
+    smoke = phrase('box.jinja', 'smoke')
     assert str(box).startswith(smoke) and page.index(smoke) < page.index(escape(box.title))
 
 
@@ -93,7 +93,7 @@ def test_a_run_names_the_run_of_its_study_that_is_nearest_to_it():
     written('full_kd', 0.6, smoke=True)
     second = written('full_kd', 0.7, alpha=0.8)
     said = run_box(second).lines['nearest']
-    assert said == phrase('run.jinja', 'nearest', first, dict(alpha=(0.5, 0.8)), 4)
+    assert said == phrase('box.jinja', 'nearest', first, dict(alpha=(0.5, 0.8)), 4)
     assert said.startswith(f'{first["run_id"]} ') and '0.720' in said
     assert 'nearest' not in run_box(written('baseline', 0.8)).lines
 
