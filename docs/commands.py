@@ -28,9 +28,7 @@ def parameter_table(command: Any) -> str:
 def about_parameters(command: Any) -> str:
     "Where the parameters of a run are described, for a command that takes them."
     takes = any('-p' in p.opts for p in command.params)
-    return (
-        'The command accepts [parameters of a run](/reference/parameters.md) with `-p`.' if takes else ''
-    )
+    return 'The command accepts [parameters of a run](/reference/parameters.md) with `-p`.' if takes else ''
 
 
 def described(name: str, command: Any) -> str:
