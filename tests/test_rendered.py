@@ -135,7 +135,6 @@ def test_names_that_look_like_markup_are_text_everywhere(bad):
     assert as_pdf(page).startswith(b'%PDF')
 
 
-@pytest.mark.xfail(strict=True, reason='control characters of a name reach the HTML page as they are')
 def test_a_page_has_no_control_characters():
     write_study(change=lambda record: record['environment'].update(device='\x1b[31mred'))
     assert '\x1b' not in as_html(page_of(evidence('made'), []))

@@ -331,8 +331,9 @@ def render(
     name: str,  # of a file under report/templates
     **context: Any,
 ) -> str:
-    "A whole template."
-    return environment().get_template(name).render(**context)
+    "A whole template; a page shows control characters as a terminal does, since XML holds none."
+    text = environment().get_template(name).render(**context)
+    return visible(text) if name.endswith('.html') else text
 
 
 @lru_cache(maxsize=64)
