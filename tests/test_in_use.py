@@ -195,7 +195,7 @@ def test_the_headline_has_what_is_recovered_what_is_saved_and_how_sure_that_is()
     assert saved.training.ratio.estimate == pytest.approx(4.0) and saved.same_format is None
     recovered, saves, sure = headline(use)
     share = use.kept['mixed_kd'].share
-    assert f'{100 * share.estimate:.1f}% [{100 * share.low:.1f}%, {100 * share.high:.1f}%]' in recovered
+    assert f'{100 * share.estimate:.1f}% [{100 * share.low:.1f}, {100 * share.high:.1f}]' in recovered
     assert '0.804 [' in recovered and '0.500' in recovered and '73.7%' in recovered
     assert '25%' in saves and '3.00 [3.00, 3.00] times' in saves and '4.00 [4.00, 4.00] times' in saves
     assert '3 seeds' in sure and '40 questions' in sure

@@ -165,7 +165,7 @@ def test_a_single_run_keeps_its_teacher_unless_it_is_told():
     shorter = single(epochs=1, batch_size=8)
     assert shorter.teacher.run_id == usual.teacher.run_id and shorter.run_id != usual.run_id
     assert (
-        f"{usual.teacher.run_id}, 3 epochs, learning rate 0.0001, 32 examples a step, texts of at most "
+        f"{usual.teacher.run_id}, 3 epochs, learning rate 0.0001, 32 examples per step, texts of up to "
         "128 tokens; default settings of the corpus" in usual.explain()
     )
     assert single(teacher_epochs=3).run_id == usual.run_id, 'given as it is anyway: the same run'
@@ -241,7 +241,7 @@ def test_a_loss_that_needs_a_teacher_goes_to_the_arms_that_have_one():
 def test_a_plan_says_what_its_arms_share_and_what_is_no_default():
     found = study('baseline,full_kd,mixed_kd', epochs=1, dropout=0.3, weight_decay=0.1)
     lines = [line.strip() for line in explain_study(found).split('\n')]
-    setting = '1 epoch, learning rate 0.0001, 32 examples a step, texts of at most 128 tokens'
+    setting = '1 epoch, learning rate 0.0001, 32 examples per step, texts of up to 128 tokens'
     assert f'setting: {setting}' in lines, 'said once, since it is the same in all arms'
     assert 'not default: weight_decay=0.1, dropout=0.3' in lines
     [rows] = [line for line in lines if line.startswith('rows: ')]

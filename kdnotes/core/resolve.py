@@ -34,7 +34,7 @@ from .given import make_config
 # %% auto #0
 __all__ = ['WIDENED', 'Machine', 'resolve_precision', 'check_forward', 'parallel_ranks', 'resolve_ranks', 'Place', 'place_of',
            'rank_variables', 'first_host', 'resolve', 'factors', 'losses_in_words', 'resolved_dtype', 'factor_settings',
-           'training_settings', 'settings', 'run_id', 'setting_in_words', 'changes_in_words', 'by_arm']
+           'training_settings', 'settings', 'run_id', 'changes_in_words', 'by_arm']
 
 # %% ../../nbs/core/03_resolve.ipynb #915ed64a
 @dataclass(frozen=True)
@@ -541,20 +541,7 @@ def run_id(
     return f'{config.mode}-s{config.seed}-{digest[:12]}'
 
 # %% ../../nbs/core/03_resolve.ipynb #32762d0d
-def setting_in_words(
-    values: dict,  # of `settings`, as a record keeps them
-) -> str:
-    "How a network was trained: what is asked first."
-    longest = f'texts of at most {values["max_length"]} tokens'
-    if values.get('epochs') is None:
-        return f'not trained, {longest}'
-    return (
-        f'{counted(values["epochs"], "epoch")}, learning rate {values["learning_rate"]:g}, '
-        f'{counted(values["batch_size"], "example")} a step, {longest}'
-    )
-
-
-# settings that other lines of a plan say: `setting_in_words`, the mode, the teacher, the number format
+# settings that other lines of a plan show: the training, the mode, the teacher, the number format
 _SAID_ELSEWHERE = frozenset(
     {
         *('mode', 'task', 'corpus', 'seed', 'epochs', 'learning_rate', 'batch_size', 'max_length', 'smoke'),

@@ -23,7 +23,7 @@ from kdnotes.core.config import (
 )
 from ..core.given import make_config
 from ..core.grid import arm_order, cell_name, cells, read_grid
-from ..core.render import render
+from ..core.render import phrase, render
 from kdnotes.core.resolve import (
     Machine,
     by_arm,
@@ -33,7 +33,6 @@ from kdnotes.core.resolve import (
     parallel_ranks,
     resolved_dtype,
     run_id,
-    setting_in_words,
     settings,
     training_settings,
 )
@@ -501,7 +500,9 @@ def explain_study(
         teachers=teachers,
         other_teachers=other_teachers(plans),
         warning=teachers_warning(plans),
-        settings=by_arm((p.config.arm, setting_in_words(settings(p.config))) for p in chain),
+        settings=by_arm(
+            (p.config.arm, phrase('setting.jinja', 'training', settings(p.config))) for p in chain
+        ),
         changes=by_arm((p.config.arm, p.changes) for p in chain),
         formats={resolved_dtype(p.config): p.reason for p in plans},
         losses=dict.fromkeys(losses_in_words(p.config) for p in plans if MODES[p.config.mode].kd),

@@ -33,7 +33,6 @@ from kdnotes.core.resolve import (
     factor_settings,
     losses_in_words,
     resolved_dtype,
-    setting_in_words,
     settings,
     training_settings,
 )
@@ -168,8 +167,8 @@ class Plan:
             used_as_is=is_given(c),
             dtype=resolved_dtype(c),
             losses=losses_in_words(c),
-            setting=setting_in_words(settings(c)),
-            teacher_setting=setting_in_words(settings(teacher.config)) if teacher else '',
+            setting=phrase('setting.jinja', 'training', settings(c)),
+            teacher_setting=phrase('setting.jinja', 'training', settings(teacher.config)) if teacher else '',
             origin=teacher_origin(self) if teacher else '',
             other_teachers=other_teachers([self]),
             warning=teachers_warning([self]),

@@ -22,7 +22,7 @@ from ..analysis.tables import energy_note, nearer_to_teacher
 from ..core.config import score_name, task_info, visible
 from ..core.files import figures_path
 from ..core.render import ALPHA, Reason, phrase, reason, render, sentences
-from ..core.resolve import by_arm, changes_in_words, setting_in_words
+from ..core.resolve import by_arm, changes_in_words
 from .figures import draw_evidence
 from kdnotes.report.tables import (
     arms_table,
@@ -120,7 +120,7 @@ def _setting(e: Evidence) -> tuple[str, ...]:
             *(f'{name}, already fine-tuned' for name in dict.fromkeys(given)),
             *dict.fromkeys(others),
         ],
-        'Setting:': by_arm((r['arm'], setting_in_words(r['settings'])) for r in found),
+        'Setting:': by_arm((r['arm'], phrase('setting.jinja', 'training', r['settings'])) for r in found),
         'Not default:': by_arm(changed),
         'Kept:': by_arm((arm, text) for arm, text in kept if text),
         'Trained on': _trained_on([r for runs in e.arms.values() for r in filter(trained, runs)]),
