@@ -122,11 +122,11 @@ def test_onnx_and_int8_are_measured_as_one_counts(small_run, tmp_path):
     assert json.loads((tmp_path / 'out' / 'export.json').read_text()) == json.loads(json.dumps(found))
     card = (tmp_path / 'out' / 'README.md').read_text()
     for of in found['int8'].values():
-        assert f'{of["int8"]:.4f} instead of {of["fp32"]:.4f}' in card
-    assert 'In 8 bits a score depends on the texts beside it in a batch' in card
+        assert f'{of["int8"]:.3f} instead of {of["fp32"]:.3f}' in card
+    assert 'a score also depends on the other texts of its batch' in card
     # no time of a busy machine
     busy = found['load_average'] > 1.5 * found['threads']
-    rows = re.findall(r'^\| this one \| int8, onnx \| [^|]+ \| (.*?) \|', card, re.M)
+    rows = re.findall(r'^\| this model \| int8, onnx \| [^|]+ \| (.*?) \|', card, re.M)
     assert rows == ['not measured' if busy else f'{found["latency"]["int8_onnx"]["batch_1_ms"]:.3g}']
     assert ('so no time could be measured' in card) == busy
 

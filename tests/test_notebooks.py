@@ -428,15 +428,16 @@ def test_the_executed_notebook_shows_the_run(first_run):
             and 'examples/s' in b
             for b in bars
         )
-    [box] = [t for t in tables if 'its teacher' in t]
+    [box] = [t for t in tables if '(teacher)' in t]
     smoke = phrase('box.jinja', 'smoke')
     assert box.index(smoke) < box.index('MAP on the test set') < box.index('confidence')
-    assert record['run_id'] in box and 'nothing is known about other seeds' in box
+    assert record['run_id'] in box and phrase('reasons.jinja', 'one_seed') in box
     assert any(
-        'compared by it' in t and 'speed of training' in t and record['precision_reason'] in t for t in tables
+        '(primary)' in t and 'training speed' in t and record['precision_reason'] in t for t in tables
     ), 'the record, nothing cut off'
     assert (
-        f"{record['run_id']} (answer_selection, mixed_kd" in said and 'times as long in these calls' in said
+        f"{record['run_id']} (answer_selection, mixed_kd" in said
+        and 'times as long (median of alternating calls' in said
     ), 'the model is asked, and so is its teacher'
     [worst] = [t for t in tables if 'put first' in t]
     texts = [r['sentence'] for r in load_corpus('answer_selection', 'embedded').splits['test']]
@@ -516,7 +517,8 @@ def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, ho
     smoke = phrase('headline.jinja', 'smoke')
     assert table.startswith(smoke) and outputs(executed, 'text/markdown')[0].startswith(smoke)
     assert captions(executed) and all(c.startswith('Smoke runs: these numbers') for c in captions(executed))
-    for text in (*USUAL, 'of its teacher', 'parameters, M', 'test MAP', 'train s', 'a single seed'):
+    one_seed = phrase('reasons.jinja', 'one_seed')
+    for text in (*USUAL, "teacher's gain", 'parameters, M', 'test MAP', 'train s', one_seed):
         assert text in table
     own = study / records['full_kd']['run_id']
     of_run = links(nbformat.read(own / 'executed.ipynb', 4), own)
