@@ -307,7 +307,7 @@ def test_values_are_those_of_the_runs_and_not_of_the_list_of_trials(home, small_
     edited(folder / 'trials.journal', better)
     again = small_search(small_teacher, n_trials=2, front_seeds=0, say=said.append)
     assert again == whole == load_found('found-smoke')
-    assert f'trial {its}: dev MAP is {worst.values["score"]} by the record of {worst.run_id}' in ' '.join(
+    assert f'trial {its}: dev MAP is {worst.values["score"]} in the record of {worst.run_id}' in ' '.join(
         said
     )
 
@@ -680,7 +680,7 @@ def test_a_search_says_first_that_its_teacher_is_worse_than_its_students(tmp_pat
         '(20% training, 10% search overhead, 70% startup and waiting).',
         'A feasible student has a dev MAP above 0.6061 (trivial baseline: BM25).',
         'This setting has fewer than the 2 requested seeds: trial 0 (1).',
-        'All seeds use the labels of the same rows, as the teacher does. The spread between seeds does not '
+        'All seeds use the labels of the same rows, as the teacher does. Their spread does not '
         'include the choice of these rows.',
     )
     assert list(found.table['number']) == [0] and '<td>' in found._repr_html_()
