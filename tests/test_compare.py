@@ -898,7 +898,7 @@ ERROR = dict(task='text_classification', primary=dict(set='test', metric='mse', 
         (dict(reasons=dict(comparison=reason('smoke_mixed'))), 's and d are not compared: smoke runs'),
         (dict(reasons=dict(difference=reason('different_units', a=4, b=5))), 'not compared by MAP | 4 and 5'),
         (dict(warnings=(LOW,)), 'Neither s nor d is significantly better than BM25'),
-        (ERROR, 'mean squared error | higher (worse)'),
+        (ERROR, 'quared error | higher (worse)'),
         (
             OPEN | dict(attribution=FORMAT, equivalences=of_margin(True, True)),
             'equivalent within ±0.05 | .031',
