@@ -145,7 +145,7 @@ def test_energy_is_shown_of_the_arms_that_have_it():
     commit(study(('baseline', 'full_kd'), (0, 1), energy=1e4) + study(('full_student',), (0, 1)))
     made = figures('accuracy_energy')['accuracy_energy']
     assert made.path.exists() and 'energy of the device' in made.caption
-    assert 'full_student' not in made.caption.split('means: ')[1].split('.')[0]
+    assert 'full_student' not in made.caption.split('in bold: ')[1].split('.')[0]
     commit(study(seeds=(0, 1)))
     assert figures('accuracy_energy')['accuracy_energy'].reason == "no run has 'energy J': made up"
     assert not made.path.exists()
@@ -186,7 +186,7 @@ def test_the_forest_shows_the_comparisons_numbers():
         ]
         np.testing.assert_allclose(drawn, [(i.estimate, i.low, i.high) for i in values])
     names = words(left.get_yticklabels())
-    assert names[0] == 'the chain, one factor a step' and 'controls' in names
+    assert names[0] == 'chain, one factor per step' and 'controls' in names
     assert 'kd (3 seeds)\nfull_student → full_kd' in names and left.yaxis_inverted()
 
 
