@@ -196,7 +196,7 @@ def test_its_name_does_not_depend_on_a_training(tmp_path):
     names |= {trained.run_id, plan(asked(other), CPU).run_id, plan(asked(folder, max_length=64), CPU).run_id}
     assert len(names) == 4, 'and on the weights and the length of its texts it does'
     told = students[0].explain()
-    assert f'teacher: {folder}, fine-tuned already, not trained, texts of at most 128 tokens' in told
+    assert f'teacher: {folder}, fine-tuned already, not trained, texts of up to 128 tokens' in told
     assert 'the given teacher' in told and students[0].teacher.run_id in told
 
 
@@ -212,7 +212,7 @@ def test_the_baseline_of_a_study_is_the_given_model(tmp_path):
     assert found['baseline'].run_id == found['full_kd'].teacher.run_id
     told = explain_study(list(found.values()))
     assert f'teacher: {folder}, fine-tuned already' in told and 'taught by' not in told
-    assert 'not trained, texts of at most 128 tokens (baseline)' in told
+    assert 'not trained, texts of up to 128 tokens (baseline)' in told
     alone = forecast([found['full_kd']])
     assert [(line.state, line.planned, line.is_given) for line in alone] == [
         ('pending', False, True),

@@ -21,11 +21,11 @@ def test_a_study_with_a_grid(tmp_path, monkeypatch):
     plain = {p.config.arm: p.run_id for p in plan_study(1, 'full_student,full_kd', **common)}
     assert plain.items() <= run_ids.items()
     assert len({p.teacher.run_id for p in made.plans}) == 1 and not made.failed
-    said = made.report.comparisons.set_index('comparison')['what it is']
-    assert said['full_kd -> full_kd-temperature-4'] == 'no factor differs, but: temperature'
-    taught = 'one seed, in which only kd differs'
-    assert said['full_student -> full_kd'] == said['full_student -> full_kd-temperature-4'] == taught
-    assert 'No factor differs, but: temperature' in ' '.join(made.report.sentences)
+    said = made.report.comparisons.set_index('comparison')['attribution']
+    assert said['full_kd → full_kd-temperature-4'] == 'no factor; different temperature'
+    taught = 'only kd differs (one seed)'
+    assert said['full_student → full_kd'] == said['full_student → full_kd-temperature-4'] == taught
+    assert 'No factor differs, but temperature does' in ' '.join(made.report.sentences)
 
 
 @pytest.mark.parametrize(
