@@ -91,7 +91,7 @@ def home(tmp_path_factory):
     os.environ.pop('KDNOTES_DATA', None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
-        patch.setattr(report, '_figures', lambda *_: {})  # drawing takes a second, and is no reading
+        patch.setattr(report, 'draw_evidence', lambda *_: [])  # drawing takes a second, and is no reading
         yield folder
     for k, v in before.items():
         if v is None:
