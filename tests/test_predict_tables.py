@@ -200,7 +200,7 @@ def test_a_table_gets_what_each_row_gets_alone(task, small_run, tmp_path, capsys
                 expected[name].astype(float).tolist(), abs=1e-6, rel=1e-6, nan_ok=True
             ), name
     told = capsys.readouterr().out
-    assert f'out.csv: {len(table)} rows by {task}' in told
+    assert f'out.csv: {len(table)} rows ({task})' in told
 
 
 @pytest.mark.slow
