@@ -157,7 +157,10 @@ def test_the_command_says_what_the_function_says(small_run, capsys):
     assert 'ms per call' in lines and 'log-odds' in lines and found.beside.model in lines
     middle, low, high = found.times_as_long
     assert 0 < low <= middle <= high and found.beside.times_as_long is None
-    assert f'{found.beside.model} takes ' in lines and 'median of alternating calls; interquartile range' in lines
+    assert (
+        f'{found.beside.model} takes ' in lines
+        and 'median of alternating calls; interquartile range' in lines
+    )
 
 
 @pytest.mark.slow
