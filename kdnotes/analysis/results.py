@@ -76,7 +76,7 @@ def tested_rows(
     if c.p_permutation is not None:
         yield _row(about, 'primary', 'permutation', p=c.p_permutation, n_seeds=c.n_seeds, n_units=c.n_units)
     if c.effect_size:
-        yield _row(about, 'effect_size', 'units', c.effect_size)
+        yield _row(about, 'effect_size', 'units', c.effect_size, n_seeds=c.n_seeds, n_units=c.n_units)
     if c.effect_size_seeds:
         yield _row(about, 'effect_size', 'seeds', c.effect_size_seeds)
     for e in c.equivalences:
