@@ -284,7 +284,7 @@ def rates_table(
 ):  # a data frame, one row a contestant
     "Speed, memory, energy and shares, the peak's too; as measured, so without the cold rows."
     from bench.results import COLD, table
-    from kdnotes.analysis.hardware import read_devices
+    from kdnotes.stats.hardware import read_devices
 
     shown = table(found)
     shown = shown[~shown.index.isin(COLD)].drop(columns=['what', 'loss_first', 'loss_middle', 'loss_last'])

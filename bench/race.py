@@ -42,7 +42,7 @@ from kdnotes.tasks.sources import resolve_corpus
 from kdnotes.experiment.launch import why_ended
 from kdnotes.experiment.plan import plan
 from kdnotes.distill.architectures import FIELDS
-from kdnotes.records.store import find_run_model
+from kdnotes.results.store import find_run_model
 from kdnotes.core.processes import die_with_parent, process_environment, rank_environment
 from kdnotes.core.resolve import Machine, check_forward
 from kdnotes.train.distributed import machine

@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
-from kdnotes.analysis.intervals import ratio_interval
-from kdnotes.analysis import published_scaling, steptime
-from kdnotes.analysis.scaling_results import LINKS, USUAL, Predicted, Setup
+from kdnotes.stats.intervals import ratio_interval
+from kdnotes.scaling import published, steptime
+from kdnotes.scaling.measured import LINKS, USUAL, Predicted, Setup
 from .race import Crew, work
 from .contestants import BenchError, Contestant, RaceSetting, contestant_job
 from .turns import Place
@@ -435,7 +435,7 @@ def text(results: dict, predicted: dict[str, Predicted]) -> str:
     for task, its in predicted.items():
         parts += [f'\n{task}: a step predicted from the others ({constants(its.machine)})']
         parts += [its.table.drop(columns='why').round(3).to_string(index=False)]
-    parts += ['', *sentences(results, predicted), '', published_scaling.super_linear()['sentence']]
+    parts += ['', *sentences(results, predicted), '', published.super_linear()['sentence']]
     return '\n'.join(parts)
 
 

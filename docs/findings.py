@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 import pandas as pd
-from kdnotes.analysis.comparable import beside, gain_interval, is_above
-from kdnotes.analysis.evidence import Evidence
-from kdnotes.analysis.labels import Pays, what_pays
-from kdnotes.analysis.tests import Family, holm
+from kdnotes.stats.comparable import beside, gain_interval, is_above
+from kdnotes.stats.evidence import Evidence
+from kdnotes.stats.labels import Pays, what_pays
+from kdnotes.stats.tests import Family, holm
 from kdnotes.core.files import read_json
 from kdnotes.core.render import ALPHA, phrase
 from thesis.build import KD_PARTS

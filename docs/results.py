@@ -9,9 +9,9 @@ from docs.findings import finding
 from docs.markdown import code, comment, directive, escaped, table
 from kdnotes.report.figures import FIGURES, draw_evidence
 from kdnotes.report.page import Page, Part, Table, page_of, runs_table
-from kdnotes.analysis.plotting import FigureFile
-from kdnotes.analysis.evidence import Evidence, ReportError, evidence
-from kdnotes.records.store import predictions, records
+from kdnotes.report.plotting import FigureFile
+from kdnotes.stats.evidence import Evidence, ReportError, evidence
+from kdnotes.results.store import predictions, records
 from kdnotes.search.found import is_search, load_found, runs_of, seed_values
 from kdnotes.search.pictures import PICTURES
 from kdnotes.search.summary import search_page, shown_of

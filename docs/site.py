@@ -17,13 +17,15 @@ ROOT = Path(__file__).resolve().parents[1]
 # chapters in the order of imports; a package that is missing here comes behind them
 ORDER = (
     'core',
-    'records',
     'telemetry',
     'losses',
+    'results',
     'tasks',
     'distill',
     'train',
-    'analysis',
+    'stats',
+    'report',
+    'scaling',
     'experiment',
     'search',
     'checks',

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from .analysis.compare import Comparison
-from .analysis.compare import compare as compare_records
+from .stats.compare import Comparison
+from .stats.compare import compare as compare_records
 from .core.arms import MODES
 from .core.config import ConfigError, KdnotesError, counted, score_name, shown, task_info, taught_by
 from .core.given import make_config
 from .core.tables import n_rows
-from .records.runs import RunFolder
-from .records.store import find_record
+from .results.runs import RunFolder
+from .results.store import find_record
 from kdnotes.tasks.own_tables import (
     about_corpus,
     named_columns,

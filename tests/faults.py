@@ -23,8 +23,8 @@ def train_in(
     import torch
     from helpers import SameWord, flat, tiny_bert, tiny_config
     from kdnotes.train import distributed as runtime, loop as trainer
-    from kdnotes.records.runs import append_row
-    from kdnotes.records.schema import make_row
+    from kdnotes.results.runs import append_row
+    from kdnotes.results.schema import make_row
 
     class Task(SameWord):
         "One forward is one step here."

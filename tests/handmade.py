@@ -7,10 +7,10 @@ from kdnotes.core.arms import MODES
 from kdnotes.core.config import task_info
 from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine, factors, resolve, run_id, settings
-from kdnotes.records.runs import RunFolder
-from kdnotes.records.store import keep_floors
-from kdnotes.records.schema import SCHEMA, of_this_schema
-from kdnotes.analysis.intervals import compact_curve
+from kdnotes.results.runs import RunFolder
+from kdnotes.results.store import keep_floors
+from kdnotes.results.schema import SCHEMA, of_this_schema
+from kdnotes.stats.intervals import compact_curve
 from kdnotes.tasks.base import Evaluation, floor_table, floors_key
 
 
@@ -103,7 +103,7 @@ def make_record(
 
 
 def units_of(records):
-    "The frame `kdnotes.records.store.units` gives."
+    "The frame `kdnotes.results.store.units` gives."
     return pd.concat(
         [
             make_units(r['primary']['value'], r['seed']).assign(

@@ -21,7 +21,7 @@ LESSONS = {
     'losses.vocabulary': 'losses/03_vocabulary',
     'tasks.batching': 'tasks/01_batching',
     'tasks.ranking_metrics': 'tasks/06_ranking_metrics',
-    'analysis.intervals': 'analysis/01_intervals',
+    'stats.intervals': 'stats/01_intervals',
 }
 
 

@@ -36,8 +36,8 @@ from kdnotes.distill.models import load_model, save_model
 from kdnotes.distill.students import check_student, choose_layers
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.experiment.plan import make_task, plan
-from kdnotes.records.runs import RunFolder
-from kdnotes.records.store import find_run_model
+from kdnotes.results.runs import RunFolder
+from kdnotes.results.store import find_run_model
 from kdnotes.train.cpu_fast_path import Bits, FastPath, fast_path
 
 pytestmark = pytest.mark.usefixtures('home')

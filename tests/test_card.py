@@ -29,8 +29,8 @@ from kdnotes.experiment.export import export_text
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.shown import run_box
-from kdnotes.records.runs import RunFolder
-from kdnotes.records.store import checked_run_model
+from kdnotes.results.runs import RunFolder
+from kdnotes.results.store import checked_run_model
 from kdnotes.telemetry.summary import is_busy
 
 RUNS = [*((task, 'baseline') for task in TASKS), ('answer_selection', 'full_kd')]

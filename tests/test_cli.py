@@ -16,7 +16,7 @@ import pytest
 from handmade import make_record, write_run
 from notebooks import ROOT, surroundings
 from kdnotes import cli
-from kdnotes.analysis.overview import list_runs
+from kdnotes.results.overview import list_runs
 from kdnotes.commands.refusals import EXIT_CODES
 from kdnotes.core import processes
 from kdnotes.core.arms import USUAL
@@ -25,7 +25,7 @@ from kdnotes.core.config import KdnotesError, parameters
 from kdnotes.core.notebook_parameters import NamesBefore, parameters_from
 from kdnotes.core.files import cache_path
 from kdnotes.experiment.clean import leftovers
-from kdnotes.records.runs import RunFolder
+from kdnotes.results.runs import RunFolder
 
 COMMANDS = {command.name: command for command in cli.COMMANDS}
 

@@ -28,8 +28,8 @@ from kdnotes.experiment import cluster as cluster_module
 from kdnotes.experiment.cluster import Cluster, make_run
 from kdnotes.experiment.launch import NO_LIMITS, Limits, RunError, execute
 from kdnotes.experiment.plan import Plan, plan
-from kdnotes.records.runs import RunFolder
-from kdnotes.records.store import floors
+from kdnotes.results.runs import RunFolder
+from kdnotes.results.store import floors
 from notebooks import surroundings
 from processes import descendants, ranks_of, running
 from small_runs import ON, planned

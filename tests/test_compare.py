@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record, make_units, units_of
-from kdnotes.analysis.comparable import Attribution, attribute, check_arm, differences, timed, unit_matrix
-from kdnotes.analysis.compare import (
+from kdnotes.stats.comparable import Attribution, attribute, check_arm, differences, timed, unit_matrix
+from kdnotes.stats.compare import (
     TIMES,
     VERDICTS,
     Comparison,
@@ -16,14 +16,14 @@ from kdnotes.analysis.compare import (
     study_factorial,
     verdict_on,
 )
-from kdnotes.analysis.evidence import difference_table
-from kdnotes.analysis import results
+from kdnotes.stats.evidence import difference_table
+from kdnotes.stats import comparison_table
 from kdnotes.core.config import task_info
 from kdnotes.core.render import MINUS, p_equals, phrase, reason
 from kdnotes.core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
-from kdnotes.records.schema import SCHEMA
-from kdnotes.analysis.tests import INTERACTIONS, Equivalence, Family, crossed_test, holm, permutation_test
-from kdnotes.analysis.intervals import Interval, crossed_interval, difference_interval
+from kdnotes.comparison_table.schema import SCHEMA
+from kdnotes.stats.tests import INTERACTIONS, Equivalence, Family, crossed_test, holm, permutation_test
+from kdnotes.stats.intervals import Interval, crossed_interval, difference_interval
 from kdnotes.telemetry.summary import BUSY_SHARE
 
 
@@ -535,9 +535,7 @@ def test_masks_of_another_kind_are_no_effect_of_precision():
 def test_a_metric_without_a_bound_keeps_its_interval(monkeypatch):
     a, b = arm('full_kd', range(3)), arm('mixed_kd', range(3))
     units = changed_in(3, (a, b), same_in_both(a, b))
-    monkeypatch.setattr(
-        'kdnotes.analysis.comparable.task_info', lambda name: replace(task_info(name), reach={})
-    )
+    monkeypatch.setattr('kdnotes.stats.comparable.task_info', lambda name: replace(task_info(name), reach={}))
     c = compare(a, b, units)
     assert c.differing == 3 and not c.few_differ and c.difference.se > 0
 
@@ -671,7 +669,7 @@ def test_one_seed_is_never_an_effect():
     c = corrected_pair(0.72, seeds=(3,))
     assert c.p is None and c.p_holm is None and c.equivalences[0].p_noninferior is None
     assert all(c.verdict(about) == ('not_tested', reason('one_seed')) for about in ('primary', *TIMES))
-    assert {row['verdict'] for row in results.tested_rows('chain', c)} == {'not_tested', None}
+    assert {row['verdict'] for row in comparison_table.tested_rows('chain', c)} == {'not_tested', None}
     label = phrase('comparison.jinja', 'called', c)
     assert label == 'only kd differs (one seed)'
     for text in (label, str(c), *(sentence(c, about) for about in ('primary', *TIMES))):
@@ -744,7 +742,7 @@ def test_without_spread_nothing_is_tested():
 
 def test_verdicts_are_codes_in_the_table():
     found = study_comparisons(study(step=0.03), units_of(study(step=0.03)))
-    rows = [row for kind, c in found for row in results.tested_rows(kind, c)]
+    rows = [row for kind, c in found for row in comparison_table.tested_rows(kind, c)]
     assert {row['verdict'] for row in rows if row['quantity'] in TIMES} <= set(VERDICTS)
     primary = {(row['a'], row['b']): row for row in rows if row['method'] in ('crossed', 'bounded')}
     for _, c in found:

@@ -8,8 +8,8 @@ import pytest
 from scipy import stats as scipy_stats
 from kdnotes.core.config import TASKS, task_info
 from kinds import one_of_each
-from kdnotes.analysis import costs as C
-from kdnotes.analysis.costs import Cost, CostError, Sizes
+from kdnotes.stats import costs as C
+from kdnotes.stats.costs import Cost, CostError, Sizes
 from handmade import make_record
 
 SIZES = Sizes({'dev': 300, 'test': 700}, metric='p_at_1', units=50, unit_examples=600)

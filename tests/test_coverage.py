@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from kdnotes.analysis.coverage import (
+from kdnotes.stats.coverage import (
     COLUMNS,
     CUTS,
     SETTINGS,
@@ -16,8 +16,8 @@ from kdnotes.analysis.coverage import (
     mean_squares_drawn,
     rates,
 )
-from kdnotes.analysis.tests import crossed_test, flips, permutation_test, seed_test
-from kdnotes.analysis.intervals import (
+from kdnotes.stats.tests import crossed_test, flips, permutation_test, seed_test
+from kdnotes.stats.intervals import (
     StatsError,
     bootstrap_interval,
     crossed_interval,

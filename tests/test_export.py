@@ -29,8 +29,8 @@ from kdnotes.distill.models import load_model, save_model
 from kdnotes.experiment import export, onnx_files
 from kdnotes.experiment.export import ExportError, OnnxModel, export_model, write_onnx
 from kdnotes.experiment.predict import predict
-from kdnotes.records.runs import RunFolder
-from kdnotes.records.store import find_record, find_run_model
+from kdnotes.results.runs import RunFolder
+from kdnotes.results.store import find_record, find_run_model
 from kdnotes.train.distributed import Runtime
 
 QUESTION = 'What is iron?'

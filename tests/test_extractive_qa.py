@@ -24,9 +24,9 @@ from tokenizers.trainers import BpeTrainer
 from handmade import make_record
 from small_runs import write_model
 from kdnotes.api import load_data
-from kdnotes.analysis.compare import study_comparisons
+from kdnotes.stats.compare import study_comparisons
 from kdnotes.report.report import _about
-from kdnotes.analysis.evidence import Evidence, arm_values
+from kdnotes.stats.evidence import Evidence, arm_values
 from kdnotes.report.tables import arms_table, comparison_table, metrics_table
 from kdnotes.core.given import make_config
 from kdnotes.distill.architectures import head_dropout
@@ -34,7 +34,7 @@ from kdnotes.distill.models import load_given, load_model
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import MINILM, ModelError
 from kdnotes.experiment.card import snippet
-from kdnotes.records.runs import RunFolder, read_csv
+from kdnotes.results.runs import RunFolder, read_csv
 from kdnotes.losses.targets import soft_target_kl
 from kdnotes.tasks.base import SoftTargets
 from kdnotes.tasks.extractive_qa import (

@@ -21,7 +21,7 @@ from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import Plan, plan
 from kdnotes.core.files import BusyError
 from kdnotes.core.processes import Ranks
-from kdnotes.records.runs import RunFolder, lock_run, read_rows, without_repeats
+from kdnotes.results.runs import RunFolder, lock_run, read_rows, without_repeats
 
 STEPS = 32
 

@@ -7,7 +7,7 @@ from scipy.special import expit
 from scipy.stats import entropy, kendalltau
 from sklearn.calibration import calibration_curve
 from statsmodels.stats.proportion import proportion_confint
-from kdnotes.analysis.calibration import (
+from kdnotes.stats.calibration import (
     agreement,
     agreement_values,
     aligned,
@@ -16,8 +16,8 @@ from kdnotes.analysis.calibration import (
     reliability,
     tau_gain,
 )
-from kdnotes.analysis.intervals import StatsError, crossed_interval
-from kdnotes.analysis.tests import crossed_test
+from kdnotes.stats.intervals import StatsError, crossed_interval
+from kdnotes.stats.tests import crossed_test
 from kdnotes.core.render import reason
 
 

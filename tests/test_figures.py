@@ -17,17 +17,18 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from handmade import make_record, units_of
 from kdnotes.report import figures as fg
-from kdnotes.analysis import evidence as ev
-from kdnotes.analysis import plotting as pt
-from kdnotes.analysis import tables as tb
-from kdnotes.analysis.intervals import mean_interval
+from kdnotes.stats import evidence as ev
+from kdnotes.report import plotting as pt
+from kdnotes.stats import tables as tb
+from kdnotes.stats.intervals import mean_interval
 from kdnotes.report.report import report_of
 from kdnotes.core.arms import MODES
 from kdnotes.core.files import evidence_path, figures_path, read_json, sha256_file
 from kdnotes.core.render import Reason, phrase, reason
-from kdnotes.records.schema import of_this_schema
-from kdnotes.records.runs import write_csv
-from kdnotes.records.store import RecordError
+from kdnotes.results.schema import of_this_schema
+from kdnotes.results.runs import write_csv
+from kdnotes.results.store import RecordError
+from kdnotes.results.table import above_rest, arms_of
 
 OKABE_ITO = {'#000000', '#E69F00', '#56B4E9', '#009E73', '#F0E442', '#0072B2', '#D55E00', '#CC79A7'}
 
@@ -124,7 +125,7 @@ def test_a_rebuild_elsewhere_is_the_same_to_the_last_byte(tmp_path):
         'import matplotlib, pathlib; '
         "matplotlib.rcParams.update({'font.size': 20, 'axes.grid': False, 'lines.linewidth': 9})\n"
         'from kdnotes.report.figures import draw_evidence\n'
-        'from kdnotes.analysis.evidence import evidence\n'
+        'from kdnotes.stats.evidence import evidence\n'
         f"draw_evidence(evidence('made', {some[::-1]}), pathlib.Path({str(folder)!r}))"
     )
     env = {**os.environ, 'PYTHONHASHSEED': '77', 'TZ': 'Asia/Tokyo'}
@@ -349,7 +350,7 @@ def test_energy_says_what_it_is_of():
     ]
     assert tb.energy_note(rapl).code == 'energy_of_packages'
     others = [r | dict(machine=r['machine'] | dict(idle_gpu_percent=40.0)) for r in e.records]
-    assert ev.above_rest(others[0]) is None and not watts(tb.energy_note(others))[0]
+    assert above_rest(others[0]) is None and not watts(tb.energy_note(others))[0]
     assert tb.energy_note([r | dict(energy=r['energy'] | dict(device_j=None)) for r in e.records]) is None
 
 
@@ -475,12 +476,12 @@ def test_the_gradients_share_below_fp16_is_written_beside_its_layer():
 def test_arms_come_in_the_order_of_the_chain():
     found = study(seeds=range(6))
     random.Random(1).shuffle(found)
-    assert tuple(pt.arms_of(found)) == tuple(MODES) == tuple(pt.LOOKS)
-    assert all([r['seed'] for r in runs] == list(range(6)) for runs in pt.arms_of(found).values())
+    assert tuple(arms_of(found)) == tuple(MODES) == tuple(pt.LOOKS)
+    assert all([r['seed'] for r in runs] == list(range(6)) for runs in arms_of(found).values())
 
 
 def test_reliability_has_a_panel_an_arm_and_the_bins_as_they_are():
-    arms = pt.arms_of(study(seeds=(0,)))
+    arms = arms_of(study(seeds=(0,)))
     rows = [(0.05, 0.045, 0.04, 0.05, 500), (0.5, 0.45, None, None, 40), (0.95, 0.855, 0.8, 0.9, 1)]
     columns = ['confidence', 'accuracy', 'low', 'high', 'n']
     bins = pd.concat([pd.DataFrame(rows, columns=columns).assign(arm=arm) for arm in arms])
@@ -494,7 +495,7 @@ def test_reliability_has_a_panel_an_arm_and_the_bins_as_they_are():
 
 
 def test_fidelity_shows_the_arms_there_are_in_their_order():
-    arms = pt.arms_of(study(seeds=(0,)))
+    arms = arms_of(study(seeds=(0,)))
     order = itertools.product(('agreement', 'distance'), ('mixed_kd', 'full_student'))
     rows = [dict(arm=arm, measure=m, estimate=0.8, low=None, high=None) for m, arm in order]
     figure = fg.fidelity_figure(pd.DataFrame(rows), arms)

@@ -16,7 +16,7 @@ from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill import teacher_cache
 from kdnotes.distill.teacher_cache import make_signal, open_signal
 from kdnotes.experiment.launch import run
-from kdnotes.records import store
+from kdnotes.results import store
 from kdnotes.tasks.batching import encode_pairs
 
 FLIPS = [40, pytest.param(500, marks=pytest.mark.exhaustive)]

@@ -15,14 +15,14 @@ from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine, resolve, settings
 from kdnotes.distill.tokenizers import load_tokenizer, reads_as
 from kdnotes.experiment.plan import make_task
-from kdnotes.analysis.comparable import floors_of
-from kdnotes.analysis.evidence import known_floors, unscored_starts
+from kdnotes.stats.comparable import floors_of
+from kdnotes.stats.evidence import known_floors, unscored_starts
 from kdnotes.distill.encoder import FrozenEncoder
 from kdnotes.distill.weights import MINILM, find_model, reading_sha256, source_sha256
 from kdnotes.experiment import worker
 from kdnotes.experiment.clean import clean, leftovers
 from kdnotes.experiment.worker import floor_keys, have_floors
-from kdnotes.records.store import floors, records
+from kdnotes.results.store import floors, records
 from kdnotes.tasks.base import FLOOR_COLUMNS, floor_table, floors_key
 from kdnotes.tasks.ranking_metrics import (
     as_questions,

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, event, example, given, settings, strategies as st
-from kdnotes.analysis import evidence
-from kdnotes.analysis import overview
+from kdnotes.stats import evidence
+from kdnotes.results import overview
 from kdnotes.report import report
 from kdnotes.tasks.candidates import CORPORA
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
@@ -37,13 +37,13 @@ from kdnotes.tasks.candidates import TSV_COLUMNS
 from kdnotes.tasks.labelled_texts import check_labels
 from kdnotes.tasks.sources import SPLITS, Corpus, CorpusError, load_corpus, read_split, resolve_corpus
 from kdnotes.tasks.batching import encode_pairs
-from kdnotes.analysis.plotting import bind_figures
+from kdnotes.report.plotting import bind_figures
 from kdnotes.experiment.plan import choose_arms
 from kdnotes.core.files import read_json
 from kdnotes.distill.weights import ModelError, find_model
-from kdnotes.records.runs import TABLES, append_row, read_rows, without_repeats
-from kdnotes.records.store import export, find_record, records, units
-from kdnotes.records.schema import SCHEMA, RecordError, make_row
+from kdnotes.results.runs import TABLES, append_row, read_rows, without_repeats
+from kdnotes.results.store import export, find_record, records, units
+from kdnotes.results.schema import SCHEMA, RecordError, make_row
 from kdnotes.distill.teacher_cache import make_signal, open_signal
 from handmade import make_record, make_units, write_run
 from test_teacher_signal import KEY, Pairs, tiny_teacher

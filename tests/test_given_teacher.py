@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from architectures import configs, write_teacher
 from handmade import make_record, write_run
 from kdnotes import cli
-from kdnotes.analysis.comparable import differences
-from kdnotes.analysis.compare import compare
+from kdnotes.stats.comparable import differences
+from kdnotes.stats.compare import compare
 from kdnotes.report.report import report
 from kdnotes.core.render import phrase, reason
 from kdnotes.checks.doctor import doctor
@@ -32,8 +32,8 @@ from kdnotes.experiment.launch import execute, run
 from kdnotes.experiment.predict import predict
 from kdnotes.experiment.plan import explain_study, make_task, plan, plan_study
 from kdnotes.experiment.study import _compared
-from kdnotes.records.runs import RunFolder, lock_run
-from kdnotes.records.store import find_record, find_run_model
+from kdnotes.results.runs import RunFolder, lock_run
+from kdnotes.results.store import find_record, find_run_model
 from kdnotes.tasks.sources import load_corpus
 
 HEAD = 'AutoModelForSequenceClassification'

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 import pytest
 from kdnotes.core.config import TASKS
-from kdnotes.records.store import find_record
+from kdnotes.results.store import find_record
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / 'tools'))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from handmade import make_record, write_run
 from kdnotes import cli
-from kdnotes.analysis import hardware as h
+from kdnotes.stats import hardware as h
 from kdnotes.core.config import ConfigError, KdnotesError
-from kdnotes.records.store import records
+from kdnotes.results.store import records
 
 H200 = 'NVIDIA H200'
 V100 = 'Tesla V100-SXM2-16GB'

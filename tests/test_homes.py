@@ -13,7 +13,7 @@ from handmade import make_record, write_run
 from kinds import one_of_each
 from notebooks import contents
 from kdnotes.experiment.plan import plan_study
-from kdnotes.records.runs import RunFolder
+from kdnotes.results.runs import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = sorted(p for p in (ROOT / 'nbs').rglob('[0-9][0-9]_*.ipynb') if '.ipynb_checkpoints' not in p.parts)
@@ -22,7 +22,7 @@ BEFORE = ('core/00_arms', 'core/01_config', 'core/03_resolve', 'core/04_files')
 # quick ones that look for runs and evidence; `make test-all` takes all
 QUICK = (
     'experiment/06_launch',
-    'analysis/18_overview',
+    'results/06_overview',
     'experiment/18_study',
 )
 

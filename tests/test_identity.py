@@ -21,7 +21,7 @@ from kdnotes.distill.teacher_cache import key_parts, signal_key
 from kdnotes.experiment.clean import clean, leftovers, stale
 from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import make_task, plan
-from kdnotes.records.store import find_record
+from kdnotes.results.store import find_record
 from kdnotes.tasks.sources import load_corpus
 from kinds import one_of_each
 from small_runs import write_corpus, write_model

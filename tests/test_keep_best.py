@@ -11,7 +11,7 @@ from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine, resolve, run_id, settings, training_settings
 from kdnotes.experiment import launch as launcher
 from kdnotes.experiment.plan import plan
-from kdnotes.records.runs import RunFolder
+from kdnotes.results.runs import RunFolder
 from kdnotes.tasks.base import Evaluation, Primary
 from kdnotes.train.checkpoint import checkpoints
 from kinds import one_of_each

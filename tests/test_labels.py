@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record
-from kdnotes.analysis.intervals import crossed_interval, mean_interval
-from kdnotes.analysis.labels import (
+from kdnotes.stats.intervals import crossed_interval, mean_interval
+from kdnotes.stats.labels import (
     BEFORE,
     BEYOND,
     Learner,
@@ -15,13 +15,13 @@ from kdnotes.analysis.labels import (
     values_of,
     what_pays,
 )
-from kdnotes.analysis.plotting import NotDrawn
+from kdnotes.stats.evidence import NotDrawn
 from kdnotes.core.render import phrase, sentences
-from kdnotes.analysis import plotting as pt
-from kdnotes.analysis.comparable import check_arm
+from kdnotes.report import plotting as pt
+from kdnotes.stats.comparable import check_arm
 from kdnotes.report.label_figure import labels_figure
 from kdnotes.report.report import _trained_on
-from kdnotes.analysis.evidence import Evidence, evidence
+from kdnotes.stats.evidence import Evidence, evidence
 from kdnotes.experiment.study import run_study
 from small_runs import small_model, train_here
 

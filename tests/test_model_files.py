@@ -18,7 +18,7 @@ from kdnotes.distill.models import load_model
 from kdnotes.distill.weights import ModelError
 from kdnotes.experiment.launch import RunError, execute, make_runs, run
 from kdnotes.experiment.plan import plan, plan_study
-from kdnotes.records.runs import RunFolder
+from kdnotes.results.runs import RunFolder
 from kdnotes.tasks.base import SEQUENCE_HEAD
 from small_runs import train_here, write_corpus, write_model
 

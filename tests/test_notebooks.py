@@ -28,7 +28,7 @@ from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import named, plan, plan_study
 from kdnotes.distill.architectures import weights_sha256
-from kdnotes.records.runs import read_csv
+from kdnotes.results.runs import read_csv
 from papermill.cli import _resolve_type
 from papermill.inspection import inspect_notebook
 from notebooks import ROOT, command, contents, papermill, start_papermill, surroundings

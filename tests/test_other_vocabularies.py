@@ -27,8 +27,8 @@ from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.predict import predict
 from kdnotes.experiment.worker import encoded_task, task_of_teacher
-from kdnotes.records.runs import RunFolder
-from kdnotes.records.store import find_run_model
+from kdnotes.results.runs import RunFolder
+from kdnotes.results.store import find_run_model
 from kdnotes.tasks.sources import corpus_of
 from kdnotes.train.distributed import Runtime
 

@@ -2,7 +2,7 @@
 
 import pytest
 from handmade import make_record
-from kdnotes.analysis.overview import record_rows
+from kdnotes.results.overview import record_rows
 
 FIGURES = {  # place and key of a record -> value; group, name and text of the table
     ('time', 'train_s'): (61.25, 'time', 'training', '61.2 s'),

@@ -6,7 +6,7 @@ import pytest
 from handmade import make_record, write_run
 from kdnotes import cli
 from kdnotes.report.page import as_html, save_report
-from kdnotes.analysis.evidence import ReportError
+from kdnotes.stats.evidence import ReportError
 from kdnotes.core.arms import USUAL
 from kdnotes.core.render import phrase
 

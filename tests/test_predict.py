@@ -20,9 +20,9 @@ from kdnotes.distill.weights import MINILM
 from kdnotes.experiment.export import export_model
 from kdnotes.experiment.predict import predict
 from kdnotes.experiment.score import find_source
-from kdnotes.records.schema import RecordError
-from kdnotes.records.runs import RunFolder
-from kdnotes.records.store import find_record, predictions
+from kdnotes.results.schema import RecordError
+from kdnotes.results.runs import RunFolder
+from kdnotes.results.store import find_record, predictions
 from kdnotes.tasks.asked import INPUTS
 from kdnotes.tasks.sources import load_corpus
 

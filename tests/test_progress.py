@@ -8,7 +8,7 @@ import pytest
 from kdnotes.core import progress as P
 from kdnotes.experiment import attempt
 from kdnotes.experiment.attempt import stage_file
-from kdnotes.records.runs import RunFolder
+from kdnotes.results.runs import RunFolder
 from kdnotes.core.progress import Lines, Report, ReportFile, ReportFollower, reporting_to, stage
 
 

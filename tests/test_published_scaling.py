@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 import numpy as np
 import pytest
-from kdnotes.analysis import published_scaling as p
-from kdnotes.analysis.plotting import figure_bytes
-from kdnotes.analysis.steptime import calibrate, step_of, step_s, total_s
+from kdnotes.scaling import published as p
+from kdnotes.report.plotting import figure_bytes
+from kdnotes.scaling.steptime import calibrate, step_of, step_s, total_s
 from kdnotes.core.config import ConfigError
 
 MINUTES = np.array([438, 402, 204, 70, 66, 37, 32])

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record
-from kdnotes.records import runs as L
-from kdnotes.records import store as R
+from kdnotes.results import runs as L
+from kdnotes.results import store as R
 from kdnotes.core.files import BusyError
-from kdnotes.records import schema as S
-from kdnotes.records.runs import RunFolder
-from kdnotes.records.schema import SCHEMA, RecordError
+from kdnotes.results import schema as S
+from kdnotes.results.runs import RunFolder
+from kdnotes.results.schema import SCHEMA, RecordError
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def test_a_full_disk_is_told(monkeypatch):
 def test_two_writers_do_not_mix_their_lines():
     run = RunFolder('s', 'r').create()
     code = (
-        "import sys; from kdnotes.records.runs import RunFolder\nfor i in range(300): RunFolder('s', "
+        "import sys; from kdnotes.results.runs import RunFolder\nfor i in range(300): RunFolder('s', "
         "'r').append('checkpoint', step=i, path=sys.argv[1] * 200)"
     )
     writers = [subprocess.Popen([sys.executable, '-c', code, name]) for name in 'ab']
@@ -531,7 +531,7 @@ def test_export_waits_for_another_one(home):
     """An export holds the lock from reading to writing: otherwise a run between the two is lost."""
     finish('r-a')
     code = (
-        "import sys; from kdnotes.records import store as R\nfound = R._found\ndef slow(*args):\n    result "
+        "import sys; from kdnotes.results import store as R\nfound = R._found\ndef slow(*args):\n    result "
         "= found(*args)\n    print('read', flush=True); sys.stdin.readline()\n    return result\nR._found = "
         "slow\nR.export('s')"
     )
@@ -545,7 +545,7 @@ def test_export_waits_for_another_one(home):
             sys.executable,
             '-c',
             (
-                "from kdnotes.records.store import export; print('go', flush=True); export('s'); "
+                "from kdnotes.results.store import export; print('go', flush=True); export('s'); "
                 "print('out', flush=True)"
             ),
         ],

@@ -15,7 +15,7 @@ import pytest
 from jinja2 import DictLoader, ChoiceLoader
 import handmade
 from handmade import make_record, make_units, write_floors, write_run
-from kdnotes.analysis.evidence import evidence
+from kdnotes.stats.evidence import evidence
 from kdnotes.core import render as rd
 from kdnotes.core.arms import PROFILES
 from kdnotes.core.config import KdnotesError

@@ -15,14 +15,15 @@ from kdnotes.core.files import at_home, with_evidence
 from kdnotes.report import figures as fg
 from kdnotes.report import report as rp
 from kdnotes.report import tables
-from kdnotes.analysis import evidence as ev
-from kdnotes.analysis import tables as tb
+from kdnotes.stats import evidence as ev
+from kdnotes.stats import tables as tb
 from kdnotes.core.arms import MODES, PROCEDURES
 from kdnotes.core.files import figures_path, runs_path
-from kdnotes.analysis.plotting import arms_of, look, save_figure
+from kdnotes.report.plotting import look, save_figure
+from kdnotes.results.table import arms_of
 from kdnotes.core.files import read_json, sha256_file
 from kdnotes.core.render import phrase, reason
-from kdnotes.records.store import RecordError, export
+from kdnotes.results.store import RecordError, export
 from kdnotes.tasks.sources import Corpus
 
 

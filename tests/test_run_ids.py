@@ -21,7 +21,7 @@ from kdnotes.core.resolve import Machine, resolve, run_id, settings
 from kdnotes.tasks.sources import CorpusError
 from kdnotes.distill.weights import MINILM, ModelError, find_model
 from kdnotes.experiment.plan import plan
-from kdnotes.records.schema import NAMING
+from kdnotes.results.schema import NAMING
 
 DATA = Path(__file__).parent.parent / 'thesis/data'
 STUDIES = sorted(

@@ -17,7 +17,7 @@ from kdnotes.experiment.export import export_model
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan
 from kdnotes.losses.vocabulary import as_tensor
-from kdnotes.records.runs import RunFolder
+from kdnotes.results.runs import RunFolder
 
 HEADS = sorted({task_info(task).auto_class for task in TASKS})
 IDS = dict(

@@ -2,9 +2,9 @@
 
 import sys
 import pytest
-from kdnotes.records import schema as S
+from kdnotes.results import schema as S
 from kdnotes.train.gradient_stats import gradient_ranges
-from kdnotes.records.tensorboard import scalars_of, tb_record, tb_writer
+from kdnotes.results.tensorboard import scalars_of, tb_record, tb_writer
 
 
 def step(n, loss=0.5):

@@ -17,7 +17,7 @@ from notebooks import papermill
 from ranks import launch
 from tiny_lm import LENGTH, tiny_lm, tiny_lm_config, tiny_task
 from bench import scaling
-from kdnotes.analysis.steptime import ring_all_reduce_s
+from kdnotes.scaling.steptime import ring_all_reduce_s
 from bench.contestants import BenchError
 from bench.scaling import sentences
 from kdnotes.core.files import read_json, write_json

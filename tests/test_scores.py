@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 import kdnotes as kd
 from architectures import configs, write_teacher
-from kdnotes.analysis.comparable import attribute
+from kdnotes.stats.comparable import attribute
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.given import make_config
 from kdnotes.distill import weights
@@ -23,8 +23,8 @@ from kdnotes.experiment.forecast import forecast, memory_of
 from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import explain_study, make_task, plan, plan_study
 from kdnotes.experiment.study import run_study
-from kdnotes.records.runs import RunFolder
-from kdnotes.records.store import records as study_records
+from kdnotes.results.runs import RunFolder
+from kdnotes.results.store import records as study_records
 from kdnotes.tasks.sources import corpus_of
 from kdnotes.tasks.embedded import embedded_answer_selection, embedded_text_classification
 

@@ -14,7 +14,7 @@ from kdnotes.core.given import make_config
 from kdnotes.core.files import BusyError, lock, runs_path
 from kdnotes.experiment.launch import RunError
 from kdnotes.experiment.plan import plan
-from kdnotes.records.store import records
+from kdnotes.results.store import records
 from kdnotes.search import driver
 from kdnotes.search.driver import search
 from kdnotes.search.found import choice, load_found

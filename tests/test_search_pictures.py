@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
-from kdnotes.analysis.plotting import SMALLEST, NotDrawn, figure_bytes
+from kdnotes.report.plotting import SMALLEST, figure_bytes
+from kdnotes.stats.evidence import NotDrawn
 from kdnotes.core.files import read_json
 from kdnotes.search import pictures as pc
 from kdnotes.search.front import Objective, Trial, front

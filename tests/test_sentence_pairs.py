@@ -10,7 +10,7 @@ from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.study import run_study
-from kdnotes.records.runs import read_csv
+from kdnotes.results.runs import read_csv
 from kdnotes.tasks.sentence_pairs import spearman_units
 from kdnotes.tasks.sources import load_corpus
 

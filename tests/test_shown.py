@@ -10,12 +10,12 @@ import papermill
 import pytest
 from jupyter_core.utils import run_sync
 from handmade import make_record, write_floors, write_run
-from kdnotes.analysis import estimate as es
+from kdnotes.stats import estimate as es
 from kdnotes.report.figures import FIGURES, draw_evidence, run_curves
-from kdnotes.analysis.plotting import SMOKE_MARK, figure_bytes, mark_smoke
+from kdnotes.report.plotting import SMOKE_MARK, figure_bytes, mark_smoke
 from kdnotes.report.report import report
-from kdnotes.analysis.evidence import evidence
-from kdnotes.analysis.overview import run_table
+from kdnotes.stats.evidence import evidence
+from kdnotes.results.overview import run_table
 from kdnotes.core.given import make_config
 from kdnotes.core.files import figures_path
 from kdnotes.core.processes import Stopped
@@ -273,7 +273,7 @@ def test_a_column_of_co2_is_there_where_it_was_measured():
 
 
 def test_co2_without_an_energy_needs_its_reason(home):
-    from kdnotes.records.schema import RecordError, check_record
+    from kdnotes.results.schema import RecordError, check_record
 
     record = make_record()
     record['energy'] |= dict(grid_g_per_kwh=400.0, co2_g='much')

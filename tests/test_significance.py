@@ -12,7 +12,7 @@ from statsmodels.stats.power import TTestPower
 from statsmodels.stats.weightstats import ttost_paired
 from kdnotes.core.arms import CHAIN, CONTROLS, MODES
 from kdnotes.core.render import reason
-from kdnotes.analysis.tests import (
+from kdnotes.stats.tests import (
     FACTORIAL,
     Family,
     _nct_cdf,
@@ -28,8 +28,8 @@ from kdnotes.analysis.tests import (
     seed_test,
     difference_and_test,
 )
-from kdnotes.analysis.coverage import power
-from kdnotes.analysis.intervals import (
+from kdnotes.stats.coverage import power
+from kdnotes.stats.intervals import (
     Interval,
     StatsError,
     crossed_interval,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 from scipy import stats as scipy_stats
-from kdnotes.analysis.intervals import (
+from kdnotes.stats.intervals import (
     Interval,
     StatsError,
     _resampled,

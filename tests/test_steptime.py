@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 import numpy as np
 import pytest
-from kdnotes.analysis import steptime as s
+from kdnotes.scaling import steptime as s
 from kdnotes.core.config import ConfigError
 
 CPU = s.Machine(4e-3, 6e-3, 12e-3, spread=0.05, overlap=0.3, crowding=0.1, alpha_s=3e-4, byte_s=1 / 0.8e9)

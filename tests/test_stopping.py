@@ -15,7 +15,7 @@ from small_runs import write_corpus, write_model
 from kdnotes.cli import main
 from kdnotes.core.config import ConfigError
 from kdnotes.core.processes import Ranks
-from kdnotes.records.store import forget
+from kdnotes.results.store import forget
 
 CLI = 'import sys; from kdnotes.cli import main; sys.exit(main())'
 

@@ -47,8 +47,8 @@ from kdnotes.distill.students import (
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study, transfer_config
 from kdnotes.experiment.worker import _model_of_run, starting_model
-from kdnotes.records.schema import RecordError, check_read, check_record
-from kdnotes.records.runs import RunFolder
+from kdnotes.results.schema import RecordError, check_read, check_record
+from kdnotes.results.runs import RunFolder
 from kdnotes.train.cpu_fast_path import fast_path
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.evaluation import evaluation_batches, predict

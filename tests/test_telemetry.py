@@ -17,7 +17,7 @@ from kdnotes.telemetry.meters import (
     throttle_names,
 )
 from processes import wait_for
-from kdnotes.records.schema import ROW_KEYS
+from kdnotes.results.schema import ROW_KEYS
 from kdnotes.telemetry.sampler import Telemetry, energy_of
 from kdnotes.telemetry.summary import is_busy, summarise, together
 

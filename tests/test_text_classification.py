@@ -15,7 +15,7 @@ from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.shown import example_of
 from kdnotes.experiment.study import run_study
-from kdnotes.records.runs import read_csv
+from kdnotes.results.runs import read_csv
 from kdnotes.tasks.sources import CorpusError, load_corpus, read_split
 from kdnotes.tasks.labelled_texts import CORPORA, class_names
 from kdnotes.tasks.embedded import embedded_text_classification
@@ -543,8 +543,9 @@ def test_a_number_is_better_when_its_error_is_lower(home, tmp_path):
     [numbers] = rows.itertuples()
     difference = primary['full_kd']['value'] - primary['baseline']['value']
     assert numbers.estimate == pytest.approx(difference, rel=1e-5)
-    assert sentence.startswith('baseline -> full_kd (1 pair): ')
-    assert 'squared error on the test set of full_kd was ' in sentence
+    assert sentence.startswith(
+        'baseline → full_kd (1 seed): With seed 0 alone, squared error on the test set is '
+    )
     assert 'pearson' in made.report.metrics.index and '\npearson ' in str(made.report)
     assert ('lower (better)' if better else 'higher (worse)') in sentence
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 import numpy as np
 import pytest
-from kdnotes.analysis.evidence import evidence
-from kdnotes.analysis.labels import learners, what_pays
+from kdnotes.stats.evidence import evidence
+from kdnotes.stats.labels import learners, what_pays
 from kdnotes.core.files import at_home, root, with_evidence
 from thesis.labels import held_against, labels_values
 from thesis.steps import verdict

@@ -4,12 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record
-from kdnotes.analysis.in_use import in_use
-from kdnotes.analysis.evidence import evidence
+from kdnotes.stats.deployment import in_use
+from kdnotes.stats.evidence import evidence
 from kdnotes.core.config import task_info
-from kdnotes.records.schema import of_this_schema
-from kdnotes.records.runs import RunFolder
-from kdnotes.records.store import export, keep_floors, records, units
+from kdnotes.results.schema import of_this_schema
+from kdnotes.results.runs import RunFolder
+from kdnotes.results.store import export, keep_floors, records, units
 from thesis.language import batch_values, claims_values, language_values, of_one_rank
 from kdnotes.tasks.base import Evaluation, floor_table, floors_key
 

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record
-from kdnotes.analysis.evidence import evidence
-from kdnotes.records.schema import check_record, of_this_schema
-from kdnotes.records.runs import RunFolder
-from kdnotes.records.store import export
+from kdnotes.stats.evidence import evidence
+from kdnotes.results.schema import check_record, of_this_schema
+from kdnotes.results.runs import RunFolder
+from kdnotes.results.store import export
 from kdnotes.tasks.passages import SQUAD2_SHA256
 from kdnotes.tasks.span_metrics import UNIT_METRICS
 from thesis.language import of_one_rank

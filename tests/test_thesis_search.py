@@ -6,7 +6,7 @@ import pytest
 from handmade import make_record, write_run
 from test_thesis import copy_of
 from kdnotes.core.files import read_json, write_json
-from kdnotes.records.store import export, records, units
+from kdnotes.results.store import export, records, units
 from kdnotes.search.found import Found, Threshold, keep_search, load_found, save_found
 from kdnotes.search.front import Objective, Trial
 from kdnotes.search.spaces import STUDENT

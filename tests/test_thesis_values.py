@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from kdnotes.analysis import scaling_results as scaling
-from kdnotes.analysis import steptime
-from kdnotes.analysis.compare import Comparison, Effect
-from kdnotes.analysis.intervals import LEVEL, Interval
+from kdnotes.scaling import measured as scaling
+from kdnotes.scaling import steptime
+from kdnotes.stats.compare import Comparison, Effect
+from kdnotes.stats.intervals import LEVEL, Interval
 from kdnotes.search.front import Trial
 from kdnotes.tasks.sources import Corpus
 from thesis.facts import amp_values, flat, gradient_values, own_searches, plain, seeds_made_again

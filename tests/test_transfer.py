@@ -3,7 +3,7 @@ and the pairs made of the real SQuAD, where there is a copy.
 """
 
 import pytest
-from kdnotes.analysis.comparable import attribute
+from kdnotes.stats.comparable import attribute
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError
 from kdnotes.core.given import make_config
@@ -12,7 +12,7 @@ from kdnotes.tasks.sources import load_corpus
 from kdnotes.tasks.candidates import SQUAD_FILES, TSV_COLUMNS
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study
-from kdnotes.records.runs import RunFolder
+from kdnotes.results.runs import RunFolder
 from kdnotes.tasks.squad import from_hub, read_squad
 from handmade import make_record
 

@@ -15,7 +15,7 @@ from kdnotes.distill.teacher_cache import online_signal
 from kdnotes.experiment.export import export_model
 from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import make_task, plan
-from kdnotes.records.runs import RunFolder
+from kdnotes.results.runs import RunFolder
 from kdnotes.tasks import sources
 from kdnotes.tasks.base import NO_LABEL
 from kdnotes.tasks.sources import CorpusError, corpus_of, load_corpus

@@ -13,19 +13,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 import pandas as pd
-from kdnotes.analysis.compare import uncommitted
-from kdnotes.analysis.comparable import timed
-from kdnotes.analysis.intervals import FEW_DIFFER
-from kdnotes.analysis.coverage import ENOUGH_SEEDS
+from kdnotes.stats.compare import uncommitted
+from kdnotes.stats.comparable import timed
+from kdnotes.stats.intervals import FEW_DIFFER
+from kdnotes.stats.coverage import ENOUGH_SEEDS
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.files import at_home, read_json, root, with_evidence, write_json
-from kdnotes.analysis.plotting import FigureFile, arms_of
+from kdnotes.report.plotting import FigureFile
+from kdnotes.results.table import arms_of
 from kdnotes.report.figures import draw_evidence
-from kdnotes.analysis.evidence import Evidence, evidence
-from kdnotes.records.store import predictions, records, units
+from kdnotes.stats.evidence import Evidence, evidence
+from kdnotes.results.store import predictions, records, units
 from kdnotes.tasks.squad import answer_sentences
-from kdnotes.analysis.energy import energy_values, measured_modes
-from kdnotes.analysis.scaling_results import predictions as predicted_steps
+from kdnotes.stats.energy import energy_values, measured_modes
+from kdnotes.scaling.measured import predictions as predicted_steps
 from kdnotes.search.found import is_search, load_found
 from kdnotes.search.summary import draw_found, runs_of, seed_values
 from .facts import flat, peaks_rows, settings_rows, study_row, transfer_values, trial_values
@@ -203,7 +204,7 @@ class Given:
 
     @cached_property
     def units(self) -> pd.DataFrame:
-        "Their per-unit values, as of `records.store.units`."
+        "Their per-unit values, as of `results.store.units`."
         return units(self.study, self.ids)
 
     @cached_property

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 import numpy as np
-from kdnotes.analysis.comparable import timed
-from kdnotes.analysis.intervals import Interval
-from kdnotes.analysis.plotting import arms_of
-from kdnotes.analysis.evidence import pooled_gradients
+from kdnotes.stats.comparable import timed
+from kdnotes.stats.intervals import Interval
+from kdnotes.results.table import arms_of
+from kdnotes.stats.evidence import pooled_gradients
 from kdnotes.core.arms import MODES
 from kdnotes.search.random import SPACES, as_judged, from_the_best
 import pandas as pd

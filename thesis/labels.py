@@ -3,12 +3,12 @@
 from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
-from kdnotes.analysis.compare import Comparison, compare, corrected, uncommitted
-from kdnotes.analysis.in_use import in_use
-from kdnotes.analysis.intervals import Interval
-from kdnotes.analysis.labels import Learner, Pays, gap_closed, learners, values_of, what_pays
-from kdnotes.analysis.comparable import beside, gain_interval
-from kdnotes.analysis.evidence import Evidence
+from kdnotes.stats.compare import Comparison, compare, corrected, uncommitted
+from kdnotes.stats.deployment import in_use
+from kdnotes.stats.intervals import Interval
+from kdnotes.stats.labels import Learner, Pays, gap_closed, learners, values_of, what_pays
+from kdnotes.stats.comparable import beside, gain_interval
+from kdnotes.stats.evidence import Evidence
 from .steps import verdict
 from .values import floor_values, shares_over, side_of, study_values
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 import numpy as np
 import pandas as pd
-from kdnotes.analysis.comparable import by_cluster, trained
-from kdnotes.analysis.compare import compare, corrected
-from kdnotes.analysis.in_use import in_use
-from kdnotes.analysis.intervals import Interval, crossed_interval
-from kdnotes.analysis.plotting import arms_of
-from kdnotes.analysis.evidence import Evidence
-from kdnotes.analysis.tables import judged_by, set_interval, sets_of
+from kdnotes.stats.comparable import by_cluster, trained
+from kdnotes.stats.compare import compare, corrected
+from kdnotes.stats.deployment import in_use
+from kdnotes.stats.intervals import Interval, crossed_interval
+from kdnotes.results.table import arms_of
+from kdnotes.stats.evidence import Evidence
+from kdnotes.stats.tables import judged_by, set_interval, sets_of
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import RunConfig
 from kdnotes.tasks.lm_settings import COSINE_WEIGHTS, RECIPES

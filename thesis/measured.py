@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 import pandas as pd
-from kdnotes.analysis.compare import commits, uncommitted
-from kdnotes.analysis.coverage import ENOUGH_SEEDS, FAMILY_SIZES, SETTINGS, coverage_table, family_table
+from kdnotes.stats.compare import commits, uncommitted
+from kdnotes.stats.coverage import ENOUGH_SEEDS, FAMILY_SIZES, SETTINGS, coverage_table, family_table
 from kdnotes.core.arms import PROFILES
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.files import read_json, write_json
@@ -236,7 +236,7 @@ def coverage_facts(trials: int = 4000) -> dict:
     worst = {f'{where}_families_max': plain(any_of[n].max()) for where, n in (('three', 3), ('five', 5))}
     rows = families.reset_index()
     return dict(
-        source='nbs/analysis/10_coverage.ipynb',
+        source='nbs/stats/09_coverage.ipynb',
         trials=trials,
         questions=122,
         family_trials=FAMILY_TRIALS,

@@ -6,10 +6,11 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from kdnotes.analysis import plotting as pt
-from kdnotes.analysis.intervals import Interval
-from kdnotes.analysis.evidence import Evidence, curve_of, curve_set, primary_interval
-from kdnotes.analysis.tables import set_interval
+from kdnotes.report import plotting as pt
+from kdnotes.results.table import arms_of
+from kdnotes.stats.intervals import Interval
+from kdnotes.stats.evidence import Evidence, curve_of, curve_set, primary_interval
+from kdnotes.stats.tables import set_interval
 from kdnotes.core.config import metric_name, task_info
 from .facts import recorded_settings
 from .language import one_rank_values
@@ -100,7 +101,7 @@ def progress_figure(
     records: Sequence[dict],  # of one study
 ) -> Figure:
     "Loss and scores along the optimizer steps, a panel each."
-    arms = pt.arms_of(records)
+    arms = arms_of(records)
     points = pd.concat([way_of(r).assign(arm=r['arm']) for r in records])
     keys = [key for key in ('loss', *_metrics(records[0])) if points[key].notna().any()]
     if not keys:

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from kdnotes.analysis.compare import Comparison, compare
-from kdnotes.analysis.movement import Movement, movement, times_as_far
-from kdnotes.analysis import plotting as pt
-from kdnotes.analysis.tables import score_kind
-from kdnotes.analysis.tests import ALPHA, Family, holm
+from kdnotes.stats.compare import Comparison, compare
+from kdnotes.stats.churn import Movement, movement, times_as_far
+from kdnotes.report import plotting as pt
+from kdnotes.stats.tables import score_kind
+from kdnotes.stats.tests import ALPHA, Family, holm
 from kdnotes.core.config import primary_name
 from .facts import about_values, distinct
 from .steps import tested

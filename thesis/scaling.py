@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
-from kdnotes.analysis import published_scaling
-from kdnotes.analysis.intervals import LEVEL, Interval
-from kdnotes.analysis import plotting as pt
-from kdnotes.analysis import scaling_results as scaling
-from kdnotes.analysis.scaling_results import Predicted, draw_more, measured, more_machines
+from kdnotes.scaling import published
+from kdnotes.stats.intervals import LEVEL, Interval
+from kdnotes.report import plotting as pt
+from kdnotes.scaling import measured as scaling
+from kdnotes.scaling.measured import Predicted, draw_more, measured, more_machines
 from .facts import distinct
 
 
@@ -18,17 +18,17 @@ STUDY = dict(who='Samsung SDSA', year=2020)
 
 def published_values() -> dict:
     "What chapters ask of the published table."
-    fits = published_scaling.fit()
-    factors = published_scaling.factors()
+    fits = published.fit()
+    factors = published.factors()
     wrong = factors[~factors['follows']].iloc[0]
-    whole = published_scaling.super_linear()
-    updates = published_scaling.batches()['updates']
+    whole = published.super_linear()
+    updates = published.batches()['updates']
     errors = fits.assign(off=fits['error_percent'].abs()).groupby('model')['off'].median()
     names = ('number', 'gpus', 'memory_gb', 'batch', 'sync', 'minutes', 'effective_batch')
     rows = [
         {name: getattr(r, name) for name in names}
         | dict(rings='several' if r.several_rings else 'one' if r.machines > 1 else None, updates=share)
-        for r, share in zip(published_scaling.TABLE, updates)
+        for r, share in zip(published.TABLE, updates)
     ]
     return {name: whole[name] for name in ('factor', 'gpus', 'scaling', 'efficiency')} | dict(
         **STUDY,
@@ -37,9 +37,9 @@ def published_values() -> dict:
         factors=len(factors),
         follow=int(factors['follows'].sum()),
         wrong=dict(what=wrong['what'], claimed=float(wrong['claimed']), factor=wrong['factor']),
-        gpus_at_most=published_scaling.TABLE[-1].gpus,
-        accumulation=published_scaling.ACCUMULATION,
-        errors={model: errors[model] for model in published_scaling.DRAWN},
+        gpus_at_most=published.TABLE[-1].gpus,
+        accumulation=published.ACCUMULATION,
+        errors={model: errors[model] for model in published.DRAWN},
         tables=dict(rows=rows),
     )
 
@@ -162,8 +162,8 @@ def draw_scaling(
     "The figures of scaling; they rest on no run."
     step = next(row for row in measured(results, ASKED) if row['name'] == DIVIDED.name)
     shown = dict(
-        published=(published_scaling.figure_1, lambda: (published_scaling.fit(),)),
-        carried=(published_scaling.figure_2, lambda: (published_scaling.carried_on(),)),
+        published=(published.figure_1, lambda: (published.fit(),)),
+        carried=(published.figure_2, lambda: (published.carried_on(),)),
         more=(draw_more, lambda: (more_machines(step, predicted[ASKED]), (DIVIDED.ranks, faster))),
     )
     pictures = {name: pt.Picture(of, '', lambda _, made=made: made()) for name, (of, made) in shown.items()}

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 import numpy as np
 import pandas as pd
-from kdnotes.analysis.compare import compare
-from kdnotes.analysis.intervals import Interval
-from kdnotes.analysis.evidence import primary_interval
+from kdnotes.stats.compare import compare
+from kdnotes.stats.intervals import Interval
+from kdnotes.stats.evidence import primary_interval
 from kdnotes.core.config import task_info
 from kdnotes.search.found import Found, choice, seed_values
 from kdnotes.search.front import pareto_with_seeds, share_saved, with_means

@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 import numpy as np
 import pandas as pd
-from kdnotes.analysis.compare import (
+from kdnotes.stats.compare import (
     SEED,
     Comparison,
     Effect,
@@ -14,11 +14,11 @@ from kdnotes.analysis.compare import (
     unit_matrix,
     verdict_on,
 )
-from kdnotes.analysis.evidence import Evidence
+from kdnotes.stats.evidence import Evidence
 from kdnotes.core.config import KdnotesError, task_info
-from kdnotes.analysis.tables import judged_by
-from kdnotes.analysis.tests import ALPHA, Family, crossed_test, holm, interval_test
-from kdnotes.analysis.intervals import (
+from kdnotes.stats.tables import judged_by
+from kdnotes.stats.tests import ALPHA, Family, crossed_test, holm, interval_test
+from kdnotes.stats.intervals import (
     Interval,
     crossed_interval,
     difference_interval,

@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 import numpy as np
 import pandas as pd
-from kdnotes.analysis import calibration, costs
-from kdnotes.analysis.comparable import Floor, gain_interval, of_one_machine
-from kdnotes.analysis.compare import study_factorial
-from kdnotes.analysis.intervals import Interval
-from kdnotes.analysis.in_use import in_use
-from kdnotes.analysis.plotting import arms_of
-from kdnotes.analysis.evidence import Evidence
-from kdnotes.analysis.tables import nearer_to_teacher, pareto_front, score_kind
+from kdnotes.stats import calibration, costs
+from kdnotes.stats.comparable import Floor, gain_interval, of_one_machine
+from kdnotes.stats.compare import study_factorial
+from kdnotes.stats.intervals import Interval
+from kdnotes.stats.deployment import in_use
+from kdnotes.results.table import arms_of
+from kdnotes.stats.evidence import Evidence
+from kdnotes.stats.tables import nearer_to_teacher, pareto_front, score_kind
 from kdnotes.core.config import task_info
-from kdnotes.records.store import RecordError, predictions
+from kdnotes.results.store import RecordError, predictions
 from .facts import about_values, amp_values, gradient_values, seeds_made_again
 from .steps import (
     INTERACTION,

@@ -115,10 +115,10 @@ def studies() -> list[str]:
 
 def study_tables(study: str) -> dict[str, str]:  # file name -> CSV; {}: the study is refused
     "What `kdnotes study` writes beside its table: the comparisons of a study, and the settings that differ."
-    from kdnotes.analysis.evidence import ReportError, difference_table, evidence
-    from kdnotes.analysis.in_use import in_use
-    from kdnotes.analysis.labels import what_pays
-    from kdnotes.analysis.results import results_table
+    from kdnotes.stats.evidence import ReportError, difference_table, evidence
+    from kdnotes.stats.deployment import in_use
+    from kdnotes.stats.labels import what_pays
+    from kdnotes.stats.comparison_table import results_table
     from kdnotes.experiment.study import all_differences
 
     try:
@@ -263,7 +263,7 @@ def small_records() -> dict[str, dict]:
     "The records of small runs of each task, trained now."
     sys.path.insert(0, str(ROOT / 'tests'))
     from kdnotes.core.config import TASKS
-    from kdnotes.records.store import find_record
+    from kdnotes.results.store import find_record
     from small_runs import make_small_run, small_model
 
     with TemporaryDirectory() as folder:
@@ -275,7 +275,7 @@ def small_records() -> dict[str, dict]:
 
 def with_teachers(students: dict[str, dict]) -> dict[str, dict]:  # of task -> record; 'task mode' -> record
     "The records of students and of the runs that taught them."
-    from kdnotes.records.store import find_record
+    from kdnotes.results.store import find_record
 
     found = {}
     for task, student in students.items():

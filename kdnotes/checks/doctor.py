@@ -23,7 +23,7 @@ from ..experiment.clean import stale
 from ..experiment.launch import why_ended
 from ..experiment.plan import plan
 from ..distill.intermediate import uses_intermediate_layers
-from ..records.store import find_run_model
+from ..results.store import find_run_model
 
 # %% auto #0
 __all__ = ['doctor', 'main']

@@ -40,7 +40,7 @@ from ..experiment.worker import encoded_task, starting_model, task_of_teacher
 from ..distill.architectures import count_parameters, model_inputs
 from ..distill.models import fresh_model, load_given
 from ..distill.tokenizers import load_tokenizer, reads_as
-from ..records.store import find_run_model
+from ..results.store import find_run_model
 from ..tasks.base import Task
 from kdnotes.train.memory import (
     NO_LIMIT,

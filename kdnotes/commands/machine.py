@@ -145,7 +145,7 @@ def scaling(
     as_json: Json = False,
 ) -> int:
     "Measure the cost of synchronising ranks and fit a model of step time, in about 30 minutes."
-    from kdnotes.analysis.scaling_results import predictions
+    from kdnotes.scaling.measured import predictions
     from kdnotes.core.files import read_json
 
     measuring = program('scaling')
@@ -179,7 +179,7 @@ def hardware(
 
     Uses the throughput recorded by finished runs. For a device without runs, it gives a range, from the
     ratios of peak performance and of memory bandwidth. Prices are list prices of the date given with them."""
-    from kdnotes.analysis import hardware as h
+    from kdnotes.stats import hardware as h
     from kdnotes.experiment.forecast import finished_runs
 
     if bool(run) == bool(measured):

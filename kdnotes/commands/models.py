@@ -139,7 +139,7 @@ def score(
     once), per word piece and per word, with confidence intervals. To continue a stopped command, run it
     again."""
     from kdnotes.experiment.score import score as score_text
-    from kdnotes.records.runs import write_csv
+    from kdnotes.results.runs import write_csv
 
     file = None if out is None else _file_to_write(out)
     found, tokens = score_text(

@@ -62,14 +62,14 @@ def offer(
 
 def offer_studies(incomplete: str) -> list[str]:
     "The studies that begin with what is typed."
-    from kdnotes.analysis.overview import studies
+    from kdnotes.results.overview import studies
 
     return [name for name in studies() if name.startswith(incomplete)]
 
 
 def offer_runs(incomplete: str) -> list[str]:
     "The run_ids of all studies."
-    from kdnotes.analysis.overview import run_folders
+    from kdnotes.results.overview import run_folders
 
     return sorted({folder.run_id for folder in run_folders() if folder.run_id.startswith(incomplete)})
 

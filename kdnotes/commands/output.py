@@ -197,7 +197,7 @@ def saved(
 ) -> str:  # a clause
     "What is left of runs that were stopped."
     from kdnotes.experiment.launch import saved_step
-    from kdnotes.records.runs import RunFolder
+    from kdnotes.results.runs import RunFolder
 
     n_done = sum(RunFolder(p.config.study, p.run_id).done for p in plans)
     every = {p.run_id: p for p in [*(first for p in plans for first in p.foundations), *plans]}

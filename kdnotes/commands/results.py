@@ -35,7 +35,7 @@ def list_(
     as_json: Json = False,
 ) -> int:
     "List studies and runs with mode, seed, result, date and state."
-    from kdnotes.analysis.overview import evidence_studies, list_runs
+    from kdnotes.results.overview import evidence_studies, list_runs
 
     lines = list_runs(study)
     kept = evidence_studies()
@@ -50,7 +50,7 @@ def list_(
 @command('show <run_id>', 'show <run_id> --json')
 def show(run: RunName, as_json: Json = False) -> int:
     "Show the record of one run: a summary, or everything with --json."
-    from kdnotes.analysis.overview import find_run, record_rows, run_state
+    from kdnotes.results.overview import find_run, record_rows, run_state
 
     record, folder = find_run(run)
     if record is None:
@@ -85,7 +85,7 @@ def compare(
 
     It writes no files; use `kdnotes report` to write a report."""
     from kdnotes.report.report import report_of
-    from kdnotes.analysis.evidence import evidence
+    from kdnotes.stats.evidence import evidence
 
     found = report_of(evidence(*_runs_of(names)), {})
     print_json(found.data()) if as_json else print_report(found)
@@ -94,8 +94,8 @@ def compare(
 
 def _runs_of(names: list[str]) -> tuple[str, list[str] | None]:  # a study, and its runs (None: all)
     "What names of studies and runs stand for."
-    from kdnotes.analysis.overview import evidence_studies, find_run, find_study, studies
-    from kdnotes.records.store import records
+    from kdnotes.results.overview import evidence_studies, find_run, find_study, studies
+    from kdnotes.results.store import records
 
     known = {*studies(), *evidence_studies()}
     if len(names) == 1:
@@ -128,7 +128,7 @@ def report(
 
     report.html is one file that works offline; report.pdf has the same content: quality and cost of the
     student, tables, figures, all comparisons, the runs, and what was left out and why."""
-    from kdnotes.analysis.overview import find_study
+    from kdnotes.results.overview import find_study
     from kdnotes.report.page import save_report
     from kdnotes.search.found import is_search, load_found
     from kdnotes.search.summary import save_search
@@ -155,8 +155,8 @@ def evidence(study: StudyName, as_json: Json = False) -> int:
     git and contain no corpus text. A clone can compare and plot these runs without training. Runs that are
     already saved are not changed."""
     from kdnotes.core.files import evidence_path
-    from kdnotes.analysis.overview import find_study
-    from kdnotes.records.store import export
+    from kdnotes.results.overview import find_study
+    from kdnotes.results.store import export
     from kdnotes.search.found import keep_search
 
     study = find_study(study)
@@ -178,7 +178,7 @@ def forget(
     """Remove finished runs from a study, so that they are trained again.
 
     Removes them from thesis/data/STUDY.* and moves their folders to runs/.forgotten/."""
-    from kdnotes.records.store import forget as forget_runs
+    from kdnotes.results.store import forget as forget_runs
 
     elsewhere, stand = forget_runs(study, run_id)
     if as_json:

@@ -531,7 +531,7 @@ def run_id(
     config: RunConfig,  # resolved
     corpus_sha256: str,  # of the corpus' content
     initial: dict,  # what the weights start from: sha256 of files, or the teacher's run_id and layers
-    schema: int,  # of the rule that names runs: `records.schema.NAMING`
+    schema: int,  # of the rule that names runs: `results.schema.NAMING`
 ) -> str:  # '<mode>-s<seed>-<12 hex digits>'
     "The name a run's science gives it; never the study, a path, the host or a version."
     science = settings(config) | dict(

@@ -20,7 +20,7 @@ from ..core.processes import STOP_TIMEOUT_S, Meeting, Ranks
 from ..core.progress import ReportFollower, report, silent
 from ..core.render import phrase
 from ..core.resolve import place_of
-from ..records.runs import RowFollower, RunFolder, lock_run
+from ..results.runs import RowFollower, RunFolder, lock_run
 from ..train.checkpoint import checkpoints
 
 # %% auto #0

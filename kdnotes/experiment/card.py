@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 import pandas as pd
 import kdnotes
-from ..analysis.intervals import Interval, cluster_interval, exp_interval
-from ..analysis.compare import floors_of, gain_interval, is_above
-from ..analysis.evidence import known_floors, run_evidence
-from ..analysis.convergence import unconverged_teachers
-from ..analysis.in_use import in_use
+from ..stats.intervals import Interval, cluster_interval, exp_interval
+from ..stats.compare import floors_of, gain_interval, is_above
+from ..stats.evidence import known_floors, run_evidence
+from ..stats.convergence import unconverged_teachers
+from ..stats.deployment import in_use
 from ..core.arms import MODES
 from kdnotes.core.config import (
     KdnotesError,
@@ -30,8 +30,8 @@ from ..core.given import make_config
 from ..core.files import atomic_write
 from ..core.render import phrase, render, sentences
 from ..core.resolve import losses_in_words
-from ..records.runs import RunFolder
-from ..records.store import find_record
+from ..results.runs import RunFolder
+from ..results.store import find_record
 from ..telemetry.summary import is_busy
 
 # %% auto #0

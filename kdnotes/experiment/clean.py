@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from ..core.config import KdnotesError
 from ..core.files import BusyError, FileError, cache_path, lock, read_json, sha256_big_file
-from ..records.runs import RunFolder, lock_run, run_folders
+from ..results.runs import RunFolder, lock_run, run_folders
 
 # %% auto #0
 __all__ = ['Leftover', 'stale', 'leftovers', 'clean']

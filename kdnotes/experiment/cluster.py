@@ -50,9 +50,9 @@ from kdnotes.experiment.ray_tasks import (
     reserved,
     start_here,
 )
-from ..records.runs import RowFollower, RunFolder, append_row, lock_run
-from ..records.store import find_run_model, floors, keep_floors
-from ..records.tensorboard import tb_writer
+from ..results.runs import RowFollower, RunFolder, append_row, lock_run
+from ..results.store import find_run_model, floors, keep_floors
+from ..results.tensorboard import tb_writer
 
 # %% auto #0
 __all__ = ['Cluster', 'make_run']

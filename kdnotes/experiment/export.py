@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import torch
 from torch import nn
-from ..analysis.intervals import LEVEL, Interval
+from ..stats.intervals import LEVEL, Interval
 from ..core.config import counted, shown, task_info
 from ..core.render import render
 from ..core.given import make_config
@@ -40,8 +40,8 @@ from kdnotes.experiment.onnx_files import (
 )
 from .plan import make_task
 from .score import Source, find_source, load_source
-from ..records.runs import RunFolder
-from ..records.store import find_record, find_run_model
+from ..results.runs import RunFolder
+from ..results.store import find_record, find_run_model
 from ..tasks.base import Evaluation, Task
 from ..tasks.sources import corpus_of
 from ..train.distributed import Runtime

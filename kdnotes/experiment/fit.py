@@ -21,7 +21,7 @@ from kdnotes.core.config import (
 from ..core.columns import taken
 from ..core.files import sha256_text
 from ..core.resolve import training_settings
-from ..records.store import find_run_model
+from ..results.store import find_run_model
 from ..tasks.base import SEQUENCE_HEAD
 from ..tasks.rules import score_columns
 from ..tasks.sources import Corpus

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 import pandas as pd
-from ..analysis.estimate import Estimate, estimate, seconds_of, work_planned
+from ..stats.estimate import Estimate, estimate, seconds_of, work_planned
 from ..core.arms import MODES
 from ..core.config import RunConfig, flat, is_given
 from ..core.processes import process_environment
@@ -23,9 +23,9 @@ from .launch import RunError, saved_step
 from .plan import Plan, make_task, source_of, teacher_origin
 from .planned import TEMPLATE
 from .worker import as_asked, encoded_task, task_of_teacher
-from ..records.schema import RecordError
-from ..records.runs import RunFolder, run_folders
-from ..records.store import find_run_model, records
+from ..results.schema import RecordError
+from ..results.runs import RunFolder, run_folders
+from ..results.store import find_run_model, records
 from ..tasks.sources import corpus_of
 from ..telemetry.summary import environment
 

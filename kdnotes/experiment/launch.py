@@ -44,8 +44,8 @@ from kdnotes.experiment.attempt import (
 )
 from .plan import Plan, on_this_machine, plan, plan_study
 from ..tasks.sources import UNLABELLED
-from ..records.runs import RunFolder, lock_run
-from ..records.store import find_record, find_run_model, records
+from ..results.runs import RunFolder, lock_run
+from ..results.store import find_record, find_run_model, records
 from ..train.checkpoint import checkpoints
 
 # %% auto #0

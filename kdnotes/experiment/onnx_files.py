@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ..analysis.intervals import Interval, cluster_interval
+from ..stats.intervals import Interval, cluster_interval
 from ..core.config import KdnotesError
 from ..tasks.base import Evaluation, Task
 

@@ -68,7 +68,7 @@ from kdnotes.tasks.sources import (
     resolve_corpus,
     resolve_unlabelled,
 )
-from ..records.schema import NAMING
+from ..results.schema import NAMING
 
 # %% auto #0
 __all__ = ['teacher_config', 'transfer_config', 'plan', 'on_other_ranks', 'plan_study', 'explain_study']

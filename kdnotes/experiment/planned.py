@@ -36,7 +36,7 @@ from kdnotes.core.resolve import (
     settings,
     training_settings,
 )
-from ..records.store import find_record
+from ..results.store import find_record
 from ..tasks.base import sizes_in_words
 from ..tasks.sources import resolve_corpus
 
@@ -202,7 +202,7 @@ def teachers_warning(plans: Sequence[Plan]) -> str:  # '': they have converged, 
     if not records:
         return ''
     # a rank imports this module, and has no use for statistics, which take a second to be imported
-    from kdnotes.analysis.convergence import unconverged_teachers
+    from kdnotes.stats.convergence import unconverged_teachers
 
     return phrase('headline.jinja', 'unconverged', unconverged_teachers(records))
 

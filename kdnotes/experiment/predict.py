@@ -15,7 +15,7 @@ from ..core.config import TASKS, KdnotesError, is_unicode, shown, task_info, vis
 from ..core.progress import stage
 from ..core.render import render
 from .score import Source, find_source, load_source
-from ..records.store import find_run_model
+from ..results.store import find_run_model
 from ..tasks.asked import INPUTS, Answer, AskError, Reader
 from ..tasks.base import TaskInfo
 

@@ -12,8 +12,8 @@ from typing import Any
 from ..core.arms import MODES
 from ..core.config import RunConfig, counted, is_given, reads_scores
 from ..core.resolve import factors, settings
-from ..records.schema import SCHEMA, SHARED_MASKS, Best, Operations, keys_of
-from ..records.runs import RunFolder
+from ..results.schema import SCHEMA, SHARED_MASKS, Best, Operations, keys_of
+from ..results.runs import RunFolder
 from ..tasks.sources import Corpus
 from ..telemetry.summary import carbon, environment, together, without_sums
 from ..telemetry.timeline import compact_gradients, compact_timeline

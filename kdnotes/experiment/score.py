@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
-from ..analysis.intervals import Interval, cluster_interval, exp_interval, scaled
-from ..analysis.overview import find_run
+from ..stats.intervals import Interval, cluster_interval, exp_interval, scaled
+from ..results.overview import find_run
 from ..core.config import KdnotesError, is_unicode, shown, visible
 from ..core.render import render
 from ..core.given import make_config
 from ..core.files import cache_path, sha256_text
 from ..core.streams import stream
-from ..records.runs import RunFolder, saved_model
-from ..records.store import checked_run_model
+from ..results.runs import RunFolder, saved_model
+from ..results.store import checked_run_model
 from ..tasks.batching import tokenizer_rules
 from ..tasks.documents import CORPORA, MORE_SETS, document, more_set, read_document, text_files
 from kdnotes.tasks.lm_scores import (

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 import pandas as pd
-from ..analysis.comparable import differences
-from ..analysis.in_use import InUse, in_use, summary
+from ..stats.comparable import differences
+from ..stats.deployment import InUse, in_use, summary
 from ..core.config import task_info, visible
-from ..analysis.evidence import run_evidence
+from ..stats.evidence import run_evidence
 from ..core.render import metric_on, phrase, render, sentences, unit_of
 from ..report.tables import corpus_of, use_table
 from ..core.processes import Stopped
@@ -21,9 +21,9 @@ from .cluster import make_run
 from .launch import goes_on, missing, progress
 from .plan import Plan
 from .worker import have_floors
-from ..records.schema import RecordError
-from ..records.runs import RunFolder
-from ..records.store import records
+from ..results.schema import RecordError
+from ..results.runs import RunFolder
+from ..results.store import records
 
 # %% auto #0
 __all__ = ['MOST_NAMED', 'NOTEBOOKS', 'OUTPUT', 'Box', 'run_box', 'make_here', 'example_of', 'notebook_link', 'show_table',

@@ -13,9 +13,9 @@ from threading import Lock
 from typing import Any
 import pandas as pd
 from ..report.figures import draw_evidence
-from ..analysis.plotting import FigureFile
+from ..report.plotting import FigureFile
 from ..report.report import Report, report_of
-from ..analysis.evidence import evidence
+from ..stats.evidence import evidence
 from ..core.config import flat
 from ..core.files import atomic_write, figures_path, file_errors, runs_path
 from ..core.render import phrase
@@ -25,7 +25,7 @@ from .launch import Follow, execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
 from .planned import TEMPLATE
 from .worker import have_floors
-from ..records.runs import RunFolder
+from ..results.runs import RunFolder
 
 # %% auto #0
 __all__ = ['StudyResult', 'run_study', 'all_differences', 'notebook_parameters']

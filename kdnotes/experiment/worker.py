@@ -29,9 +29,9 @@ from .attempt import RunError, stage_file
 from .fit import teachers_sha256
 from .plan import make_task, source_of
 from .record import Outcome, Rank, record_of
-from ..records.runs import RunFolder
-from ..records.starts import profile_start, start_names, start_text
-from ..records.store import checked_run_model, find_run_model, floors, keep_floors
+from ..results.runs import RunFolder
+from ..results.starts import profile_start, start_names, start_text
+from ..results.store import checked_run_model, find_run_model, floors, keep_floors
 from ..tasks.base import encoder_key, floor_table, floors_key
 from ..tasks.sources import Corpus, corpus_of
 from ..telemetry.sampler import Telemetry
@@ -382,7 +382,7 @@ def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)
     "A callable that appends rows to the run folder, and to TensorBoard when it is installed."
     if not rank.runtime.main:
         return lambda kind, **values: None
-    from kdnotes.records.tensorboard import tb_writer
+    from kdnotes.results.tensorboard import tb_writer
 
     folder = rank.folder
     board = tb_writer(folder.path)
@@ -628,7 +628,7 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     from kdnotes.distill.heads import is_pruned, whole_model
     from kdnotes.distill.models import save_model
     from kdnotes.distill.tokenizers import load_tokenizer, reads_as
-    from kdnotes.records.tensorboard import tb_record
+    from kdnotes.results.tensorboard import tb_record
 
     folder = rank.folder
     model.config.update(task.head_config)

@@ -11,19 +11,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from ..analysis.comparable import timed
-from ..analysis.intervals import FEW_DIFFER, Interval
-from ..analysis import plotting as pt
-from kdnotes.analysis.evidence import (
+from ..stats.comparable import timed
+from ..stats.intervals import FEW_DIFFER, Interval
+from . import plotting as pt
+from kdnotes.stats.evidence import (
     Evidence,
     curve_of,
     curve_points,
     curve_set,
     phase_seconds,
     pooled_gradients,
-    quantity,
 )
-from kdnotes.analysis.tables import (
+from ..results.table import arms_of, quantity
+from kdnotes.stats.tables import (
     COSTS,
     agreement_table,
     energy_note,
@@ -51,7 +51,7 @@ def _rows_of_arms(
     bold: Iterable[str] = (),  # arms
 ) -> tuple[Figure, dict[str, Axes]]:
     "A row an arm that has all of these values and then a row a trivial baseline, single runs as points."
-    arms = {arm: runs for arm, runs in pt.arms_of(records).items() if panels.keys() <= values[arm].keys()}
+    arms = {arm: runs for arm, runs in arms_of(records).items() if panels.keys() <= values[arm].keys()}
     names = {arm: f'{arm} ({len(runs)})' for arm, runs in arms.items()}
     rows = [
         dict(row=names[arm], panel=panel) | pt.mark(values[arm][key], pt.look(arm, arms))
@@ -117,7 +117,7 @@ def curves_figure(
     records: Sequence[dict],  # of one study
 ) -> Figure:
     "Training loss and the metric on the way against optimizer steps, a row an arm among all others."
-    arms = pt.arms_of(records)
+    arms = arms_of(records)
     found = [(r['arm'], p['step'], p['loss'], p['value']) for r in records for p in curve_of(r)]
     points = pd.DataFrame(found, columns=['arm', 'x', 'loss', 'value'])
     points = points.melt(['arm', 'x'], var_name='key', value_name='y').dropna().astype(dict(y=float))
@@ -255,7 +255,7 @@ def timelines_figure(e: Evidence) -> Figure:
         raise pt.NotDrawn(e.times.notes[-1])
     lines = [
         pd.DataFrame(r['timeline']).assign(arm=arm, run_id=r['run_id'])
-        for arm, runs in pt.arms_of(e.times.runs).items()
+        for arm, runs in arms_of(e.times.runs).items()
         for r in runs
         if r.get('timeline')
     ]

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from itertools import cycle
 import pandas as pd
 from matplotlib.figure import Figure
-from ..analysis import plotting as pt
-from ..analysis.evidence import Evidence
-from ..analysis.labels import Learner, best_alone, learners, mean_value, numbers_of_labels, size_of
+from . import plotting as pt
+from ..stats.evidence import Evidence
+from ..stats.labels import Learner, best_alone, learners, mean_value, numbers_of_labels, size_of
 from ..core.render import metric_on, reason, unit_of
 
 # %% auto #0

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..analysis.evidence import Evidence, ReportError, evidence
-from ..analysis.plotting import FigureFile
+from ..stats.evidence import Evidence, ReportError, evidence
+from .plotting import FigureFile
 from ..core.files import atomic_write, figures_path, runs_path
 from ..core.render import phrase, reason, render
 from .figures import draw_evidence

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 import pandas as pd
-from ..analysis.comparable import commits, lacks, trained
-from ..analysis.coverage import ENOUGH_SEEDS
-from ..analysis.evidence import Evidence, difference_table, evidence, unscored_starts
-from ..analysis.in_use import Kept, in_use, summary
-from ..analysis.intervals import Interval, t_limit
-from ..analysis.labels import what_pays
-from ..analysis.plotting import arms_of
-from ..analysis.results import results_table
-from ..analysis.tables import energy_note, nearer_to_teacher
+from ..stats.comparable import commits, lacks, trained
+from ..stats.coverage import ENOUGH_SEEDS
+from ..stats.evidence import Evidence, difference_table, evidence, unscored_starts
+from ..stats.deployment import Kept, in_use, summary
+from ..stats.intervals import Interval, t_limit
+from ..stats.labels import what_pays
+from ..results.table import arms_of
+from ..stats.comparison_table import results_table
+from ..stats.tables import energy_note, nearer_to_teacher
 from ..core.config import score_name, task_info, visible
 from ..core.files import figures_path
 from ..core.render import ALPHA, Reason, phrase, reason, render, sentences
@@ -57,7 +57,7 @@ class Report:
     notes: tuple[Reason, ...]  # what a reader should know
     figures: dict[str, Path]  # name -> file
     values: dict[str, dict[str, Interval]]  # arm -> quantity -> interval
-    numbers: pd.DataFrame  # one row per comparison and quantity, of `analysis.results`
+    numbers: pd.DataFrame  # one row per comparison and quantity, of `stats.comparison_table`
     setting: tuple[str, ...] = ()  # sentences: how the arms were trained, and on how much they were scored
     # a trivial baseline -> set -> metric -> value; the best one first
     trivial: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)

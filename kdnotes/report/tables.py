@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 import numpy as np
 import pandas as pd
-from ..analysis.compare import Comparison
-from ..analysis.evidence import QUANTITIES, Evidence
-from ..analysis.in_use import BYTES, MIB, InUse, latencies, tokens
-from ..analysis.intervals import Interval, exp_interval, scaled
-from ..analysis.plotting import arms_of
-from ..analysis.tables import over_seeds, set_interval, sets_of
+from ..stats.compare import Comparison
+from ..results.table import QUANTITIES, arms_of
+from ..stats.evidence import Evidence
+from ..stats.deployment import BYTES, MIB, InUse, latencies, tokens
+from ..stats.intervals import Interval, exp_interval, scaled
+from ..stats.tables import over_seeds, set_interval, sets_of
 from ..core.config import KdnotesError, metric_name, score_name, task_info, taught_by
 from ..core.render import PLAIN, number_texts, phrase, unit_of
-from ..records.runs import RunFolder, read_csv
+from ..results.runs import RunFolder, read_csv
 
 # %% auto #0
 __all__ = ['plus_minus', 'heading', 'metric_cell', 'arms_table', 'use_table', 'baselines_table', 'epochs_cell',

@@ -22,7 +22,7 @@ from ..core.processes import held_back
 from ..experiment.forecast import memory_of, size_of
 from ..experiment.launch import Limits, RunError, execute, stop_made
 from ..experiment.plan import Plan, on_other_ranks, plan
-from ..records.store import find_record, find_run_model
+from ..results.store import find_record, find_run_model
 from .found import Found, Threshold, outcome_of, recorded, runs_of, save_found, seed_values
 from .front import Objective, Trial, front, losses, with_means
 from kdnotes.search.goal import (

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.config import task_info
 from ..core.render import phrase, sentences
 from ..core.files import atomic_write, evidence_path, read_json, runs_path, write_json
-from ..records.store import find_record, records
+from ..results.store import find_record, records
 from .front import Choice, Objective, Trial, front, ship, trials_table
 from .spaces import Space, space_of, written
 from .trials import values_of

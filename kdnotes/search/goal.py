@@ -27,7 +27,7 @@ from ..core.render import phrase
 from ..core.files import runs_path
 from ..experiment.plan import Plan, make_task, named, plan
 from ..experiment.worker import floor_keys, have_floors
-from ..records.store import floors
+from ..results.store import floors
 from .random import MOST_TRIALS
 from .found import Threshold
 from .front import Objective

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
-from ..analysis import plotting as pt
+from ..report import plotting as pt
 from ..core.render import amount, phrase, reason
 from kdnotes.search.front import (
     Objective,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.stats.qmc import Sobol
-from ..analysis.compare import unit_matrix
+from ..stats.compare import unit_matrix
 from ..core.arms import MODES
 from ..core.config import ConfigError, RunConfig, flat, result_parameters, task_info, teacher_changes
 from ..core.given import make_config
@@ -22,8 +22,8 @@ from ..tasks.sources import Corpus
 from ..experiment.launch import Follow, RunError, execute, failures, make_runs, milestones, outcome
 from .spaces import OneOf, Real, Space
 from ..experiment.plan import Plan, plan
-from ..records.store import records, units
-from ..analysis.intervals import Interval, crossed_interval
+from ..results.store import records, units
+from ..stats.intervals import Interval, crossed_interval
 
 # %% auto #0
 __all__ = ['TUNING_SEED', 'SPACES', 'MOST_TRIALS', 'draws', 'tuning_id', 'Search', 'plan_search', 'as_judged', 'from_the_best',

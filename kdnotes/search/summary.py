@@ -12,17 +12,17 @@ from statistics import fmean
 from typing import Any
 import pandas as pd
 from ..core.render import duration
-from ..analysis.comparable import is_above, unit_matrix
-from ..analysis.intervals import mean_interval, scaled
+from ..stats.comparable import is_above, unit_matrix
+from ..stats.intervals import mean_interval, scaled
 from ..report.page import Page, Part, SavedReport, Table, save_page
-from ..analysis.plotting import FigureFile
-from ..analysis.evidence import primary_interval
+from ..report.plotting import FigureFile
+from ..stats.evidence import primary_interval
 from ..core.config import score_name, task_info
 from ..core.files import atomic_write, figures_path, runs_path
 from ..core.render import amount, number, percent, phrase
 from ..core.render import sentences as paragraphs
-from ..records.schema import RecordError
-from ..records.store import find_record, units
+from ..results.schema import RecordError
+from ..results.store import find_record, units
 from .found import Found, choice, runs_of, seed_values
 from .front import losses, pareto_with_seeds, share_saved, trials_table
 from .pictures import Shown, draw_search

@@ -1,1 +1,0 @@
-"From records to intervals, tests, comparisons, tables and figures. Knows no training."
