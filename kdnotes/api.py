@@ -20,7 +20,9 @@ from .core.config import ConfigError, KdnotesError, counted, score_name, shown, 
 from .core.given import make_config
 from .core.tables import n_rows
 from .results.runs import RunFolder
-from .results.store import find_record
+from .results.store import find_record, records
+from .results.store import units as units_of
+from .results.table import results_table
 from kdnotes.tasks.own_tables import (
     about_corpus,
     named_columns,
@@ -34,7 +36,7 @@ from .tasks.sources import CorpusError, load_corpus
 from .telemetry.summary import is_busy
 
 # %% auto #0
-__all__ = ['Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'search', 'compare', 'doctor']
+__all__ = ['Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'search', 'compare', 'load_results', 'doctor']
 
 # %% ../nbs/89_api.ipynb #47c608c5
 def _signature_lines(source: str) -> list[str]:  # of a function or a method
@@ -484,6 +486,21 @@ def compare(
         for r in side
     ]
     return compare_records(*([r.record for r in side] for side in sides), pd.concat(units, ignore_index=True))
+
+
+@_explained(
+    "table = kd.load_results('wikiqa')",
+    "table[(table.set == 'test') & (table.metric == 'map')].groupby('arm').value.agg(['mean', 'std'])",
+)
+def load_results(
+    study: str,  # the name of a study with finished runs
+    units: bool = False,  # add one row per test unit (a question, a text) and metric
+) -> pd.DataFrame:  # columns of `results.table.RESULT_COLUMNS`
+    "The metrics and costs of a study's runs as one tidy table: one row per run, set and metric."
+    found = records(study)
+    if not found:
+        raise ConfigError(f'study {shown(study)} has no finished runs; `kdnotes list` names the studies')
+    return results_table(found, units_of(study) if units else None)
 
 
 @_explained('print(kd.doctor(data, layers=3))')

@@ -11,7 +11,18 @@ from kdnotes.core.config import ConfigError, KdnotesError
 from kdnotes.core.given import make_config
 from kdnotes.tasks.sources import CorpusError, corpus_of, load_corpus
 
-NAMES = ['Data', 'Run', 'compare', 'distil', 'doctor', 'finetune', 'load_data', 'load_run', 'study']
+NAMES = [
+    'Data',
+    'Run',
+    'compare',
+    'distil',
+    'doctor',
+    'finetune',
+    'load_data',
+    'load_results',
+    'load_run',
+    'study',
+]
 
 
 @pytest.fixture(autouse=True)

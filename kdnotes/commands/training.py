@@ -133,7 +133,7 @@ def study(
 
 def _study_as_dict(made: Any) -> dict:  # of a `StudyResult`; JSON-able
 
-    files = dict(table=made.table, numbers=made.numbers, differences=made.differences)
+    files = dict(table=made.table, numbers=made.numbers, results=made.results, differences=made.differences)
     return made.report.data() | dict(
         runs=[p.run_id for p in made.plans],
         failed=made.failed,

@@ -41,6 +41,7 @@ class StudyResult:
     figures: Sequence[FigureFile]  # each made, or with a reason
     table: Path  # the report as text
     numbers: Path  # its comparisons as numbers, a CSV file with one row each
+    results: Path  # metrics and costs of its runs, a CSV file with one row per run, set and metric
     differences: Path  # the recorded settings in which the arms of each comparison differ, a CSV file
 
     @property
@@ -136,8 +137,9 @@ def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
     folder = runs_path() / study
     table = atomic_write(folder / 'table.txt', f'{compared}\n')
     numbers = atomic_write(folder / 'comparisons.csv', compared.numbers.to_csv(index=False))
+    results = atomic_write(folder / 'results.csv', compared.results.to_csv(index=False))
     differences = atomic_write(folder / 'differences.csv', all_differences(compared).to_csv(index=False))
-    return StudyResult(plans, failed, compared, figures, table, numbers, differences)
+    return StudyResult(plans, failed, compared, figures, table, numbers, results, differences)
 
 
 def all_differences(

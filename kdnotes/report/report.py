@@ -16,8 +16,8 @@ from ..stats.evidence import Evidence, difference_table, evidence, unscored_star
 from ..stats.deployment import Kept, in_use, summary
 from ..stats.intervals import Interval, t_limit
 from ..stats.labels import what_pays
-from ..results.table import arms_of
-from ..stats.comparison_table import results_table
+from ..results.table import arms_of, results_table
+from ..stats.comparison_table import all_comparisons
 from ..stats.tables import energy_note, nearer_to_teacher
 from ..core.config import score_name, task_info, visible
 from ..core.files import figures_path
@@ -58,6 +58,7 @@ class Report:
     figures: dict[str, Path]  # name -> file
     values: dict[str, dict[str, Interval]]  # arm -> quantity -> interval
     numbers: pd.DataFrame  # one row per comparison and quantity, of `stats.comparison_table`
+    results: pd.DataFrame  # one row per run, set and metric, of `results.table`
     setting: tuple[str, ...] = ()  # sentences: how the arms were trained, and on how much they were scored
     # a trivial baseline -> set -> metric -> value; the best one first
     trivial: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
@@ -261,7 +262,8 @@ def report_of(
         notes=_notes(e, arms),
         figures=figures,
         values=e.values,
-        numbers=results_table(e, use, pays),
+        numbers=all_comparisons(e, use, pays),
+        results=results_table(e.records),
         setting=_setting(e),
         trivial={floor.name: floor.record['metrics'] for floor in e.trivial},
         kept=use.kept,

@@ -19,7 +19,7 @@ from .labels import Pays
 from ..core.render import Reason, reason
 
 # %% auto #0
-__all__ = ['COLUMNS', 'RATIOS', 'tested_rows', 'untested_rows', 'share_rows', 'results_table']
+__all__ = ['COLUMNS', 'RATIOS', 'tested_rows', 'untested_rows', 'share_rows', 'all_comparisons']
 
 # %% ../../nbs/stats/14_comparison_table.ipynb #6b595186
 COLUMNS = (
@@ -145,7 +145,7 @@ def share_rows(
             yield _row(about, 'labels_for_equal_score', 'inverted intervals', **ends, reason=why)
 
 
-def results_table(
+def all_comparisons(
     e: Evidence,
     use: InUse,  # of it
     pays: Sequence[Pays],  # of it
