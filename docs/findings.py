@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 from kdnotes.stats.comparable import beside, gain_interval, is_above
 from kdnotes.stats.evidence import Evidence
-from kdnotes.stats.labels import Pays, what_pays
+from kdnotes.stats.labels import LabelEfficiency, label_efficiency
 from kdnotes.stats.tests import Family, holm
 from kdnotes.core.files import read_json
 from kdnotes.core.render import ALPHA, phrase
@@ -33,11 +33,11 @@ def of_soft_targets(study: str) -> str | None:  # None: the thesis does not pool
     return phrase('finding.jinja', 'soft_targets', studies, found | dict(p=values['kd.everywhere.p']))
 
 
-def of_labels(e: Evidence, paid: Sequence[Pays]) -> str:
+def of_labels(e: Evidence, paid: Sequence[LabelEfficiency]) -> str:
     "What distillation is worth where labels differ, and first whether the arm beats what takes no training."
     # what is taught with texts first: with labels alone a student may be at the baseline
     first = min(paid, key=lambda p: not p.taught.texts)
-    best = next(iter(beside(e.trivial, first.taught.runs)), None)
+    best = next(iter(beside(e.baselines, first.taught.runs)), None)
     if best and is_above(gain_interval(first.taught.runs, best, e.units)):
         best = None
     return phrase('finding.jinja', 'few_labels', first, best)
@@ -65,7 +65,7 @@ def finding(
         rates = at_rates(e.records, e.units, dict(list(predictions.groupby('run_id'))))
         if rates and all('format' in x.compared for x in rates):
             return of_rates(rates)
-    if paid := what_pays(e):
+    if paid := label_efficiency(e):
         return of_labels(e, paid)
     known = [(kind, c) for kind, c in e.comparisons if c.difference]
     single = [c for _, c in known if c.attribution.factor in FACTORS]

@@ -21,7 +21,7 @@ from kdnotes.stats import comparison_table
 from kdnotes.core.config import task_info
 from kdnotes.core.render import MINUS, p_equals, phrase, reason
 from kdnotes.core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
-from kdnotes.comparison_table.schema import SCHEMA
+from kdnotes.results.schema import SCHEMA
 from kdnotes.stats.tests import INTERACTIONS, Equivalence, Family, crossed_test, holm, permutation_test
 from kdnotes.stats.intervals import Interval, crossed_interval, difference_interval
 from kdnotes.telemetry.summary import BUSY_SHARE

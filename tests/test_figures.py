@@ -567,7 +567,7 @@ def test_the_control_of_distillation_stands_beside_it(monkeypatch):
     assert faces.count('white') == 1 and len(faces) == 2
     caption = fg.FIGURES['fidelity'].caption(e)
     assert 'full_student' in caption
-    (nearer,) = tb.nearer_to_teacher(e)
+    (nearer,) = tb.teacher_agreement(e)
     difference = nearer.gain.difference
     tau = rows[rows['measure'] == "Kendall's tau"].set_index('arm')['estimate']
     assert difference.estimate == pytest.approx(tau['full_kd'] - tau['full_student'])

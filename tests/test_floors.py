@@ -15,8 +15,8 @@ from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine, resolve, settings
 from kdnotes.distill.tokenizers import load_tokenizer, reads_as
 from kdnotes.experiment.plan import make_task
-from kdnotes.stats.comparable import floors_of
-from kdnotes.stats.evidence import known_floors, unscored_starts
+from kdnotes.stats.comparable import trivial_baselines
+from kdnotes.stats.evidence import known_baselines, unscored_starts
 from kdnotes.distill.encoder import FrozenEncoder
 from kdnotes.distill.weights import MINILM, find_model, reading_sha256, source_sha256
 from kdnotes.experiment import worker
@@ -192,7 +192,7 @@ STUDIES = sorted(p.name.removesuffix('.records.jsonl') for p in DATA.glob('*.rec
 
 def kept(study):
     "Floors of committed evidence that its records stand beside."
-    return known_floors(study, records(study))
+    return known_baselines(study, records(study))
 
 
 @pytest.mark.parametrize('study', STUDIES)
@@ -234,7 +234,9 @@ FROZEN = {
 
 @pytest.mark.parametrize('study', FROZEN)
 def test_the_frozen_encoder_of_evidence_has_the_value_of_plain_transformers(study):
-    [found] = [floor for floor in floors_of(records(study), kept(study)) if floor.name == 'frozen_encoder']
+    [found] = [
+        floor for floor in trivial_baselines(records(study), kept(study)) if floor.name == 'frozen_encoder'
+    ]
     assert found.words == 'the frozen encoder'
     for split, value in FROZEN[study].items():
         assert found.record['metrics'][split]['map'] == pytest.approx(value, abs=1e-3)
@@ -418,20 +420,24 @@ def test_each_pretrained_start_of_a_study_has_a_baseline_under_its_name(home, sm
         )
 
     found = [made(config, 'teacher', small_teacher), made(student, 'student', other)]
-    words = [floor.words for floor in floors_of(found, known_floors('two', found))]
+    words = [floor.words for floor in trivial_baselines(found, known_baselines('two', found))]
     assert {f'the frozen encoder of {Path(of).name}' for of in (small_teacher, other)} < set(words)
-    alone = [floor.words for floor in floors_of(found[:1], known_floors('two', found[:1]))]
-    assert 'the frozen encoder' in alone and unscored_starts(found, known_floors('two', found)) == []
+    alone = [floor.words for floor in trivial_baselines(found[:1], known_baselines('two', found[:1]))]
+    assert 'the frozen encoder' in alone and unscored_starts(found, known_baselines('two', found)) == []
     # weights in folders that are called alike have a baseline each
     namesake = small_model(tmp_path / 'elsewhere' / Path(small_teacher).name, seed=2)
     third = config_of('answer_selection', teacher=str(namesake), **given)
     assert have_floors(third, sha) == []
     alike = [made(config, 'teacher', small_teacher), made(third, 'teacher', namesake)]
-    both = [f for f in floors_of(alike, known_floors('two', alike)) if f.name.startswith('frozen_encoder')]
+    both = [
+        f
+        for f in trivial_baselines(alike, known_baselines('two', alike))
+        if f.name.startswith('frozen_encoder')
+    ]
     assert len(both) == len({f.words for f in both}) == len({f.value for f in both}) == 2
     # other weights under the same name are another start
     changed = found[0] | dict(initial=dict(weights_sha256='0' * 64))
-    assert unscored_starts([changed], known_floors('two', [changed])) == [str(small_teacher)]
+    assert unscored_starts([changed], known_baselines('two', [changed])) == [str(small_teacher)]
 
 
 def test_an_encoder_that_failed_answers_the_same_texts_the_next_time(small_teacher, monkeypatch):

@@ -8,12 +8,12 @@ from kdnotes.stats.intervals import crossed_interval, mean_interval
 from kdnotes.stats.labels import (
     BEFORE,
     BEYOND,
-    Learner,
+    TrainedArm,
     gap_closed,
-    labels_worth,
-    learners,
+    equivalent_labels,
+    trained_arms,
     values_of,
-    what_pays,
+    label_efficiency,
 )
 from kdnotes.stats.evidence import NotDrawn
 from kdnotes.core.render import phrase, sentences
@@ -62,7 +62,7 @@ def test_the_labels_that_are_saved_are_covered_as_often_as_is_said():
     inside = []
     for _ in range(200):
         curve = [(n, scores(mean, rng)) for n, mean in ((256, 0.5), (4096, 0.6), (16_384, 0.65))]
-        worth = labels_worth(scores(0.55, rng), curve)
+        worth = equivalent_labels(scores(0.55, rng), curve)
         assert worth.low <= worth.estimate <= worth.high
         inside.append(worth.low <= 1024 <= worth.high)
     assert 0.9 <= np.mean(inside) <= 0.995
@@ -75,29 +75,29 @@ def worth_text(worth):
 def test_what_lies_outside_of_the_numbers_that_were_tried_is_open():
     rng = np.random.default_rng(0)
     curve = [(256, scores(0.5, rng)), (1024, scores(0.6, rng))]
-    better = labels_worth(scores(0.9, rng), curve)
+    better = equivalent_labels(scores(0.9, rng), curve)
     assert (better.low, better.estimate, better.high) == (BEYOND, BEYOND, BEYOND)
     assert worth_text(better) == 'more than 1,024'
-    worse = labels_worth(scores(0.1, rng), curve)
+    worse = equivalent_labels(scores(0.1, rng), curve)
     assert (worse.low, worse.estimate, worse.high) == (BEFORE, BEFORE, BEFORE)
     assert worth_text(worse) == 'fewer than 256'
-    as_the_most = labels_worth(scores(0.6, rng), curve)
+    as_the_most = equivalent_labels(scores(0.6, rng), curve)
     assert 256 < as_the_most.low < 1024 and as_the_most.high == BEYOND
     assert worth_text(as_the_most).endswith(', more than 1,024]')
-    assert labels_worth(scores(0.9, rng)[:1], [(n, values[:1]) for n, values in curve]) is None
+    assert equivalent_labels(scores(0.9, rng)[:1], [(n, values[:1]) for n, values in curve]) is None
 
 
 def test_seeds_that_are_far_apart_tell_nothing():
     rng = np.random.default_rng(3)
     curve = [(256, scores(0.505, rng, own=0.1)), (4096, scores(0.51, rng, own=0.1))]
-    worth = labels_worth(scores(0.5, rng, own=0.1), curve)
+    worth = equivalent_labels(scores(0.5, rng, own=0.1), curve)
     assert (worth.low, worth.high) == (BEFORE, BEYOND) and not worth.is_known
 
 
 def test_the_fewest_labels_count_where_more_of_them_do_worse():
     rng = np.random.default_rng(0)
     curve = [(256, scores(0.5, rng)), (1024, scores(0.66, rng)), (4096, scores(0.57, rng))]
-    worth = labels_worth(scores(0.6, rng), curve)
+    worth = equivalent_labels(scores(0.6, rng), curve)
     assert 256 < worth.low < worth.estimate < worth.high <= 1024
 
 
@@ -142,10 +142,10 @@ def study(better=True):
 
 @pytest.mark.parametrize('better', [True, False])
 def test_the_best_without_distillation_is_the_one_that_counts(better):
-    [pays] = what_pays(evidence_of(study(better)))
+    [pays] = label_efficiency(evidence_of(study(better)))
     assert (pays.taught.arm, pays.alone.arm, pays.teacher.arm) == ('taught', 'longer', 'teacher')
     assert pays.closed.estimate == pytest.approx((0.7 - 0.52) / (0.8 - 0.52), abs=0.03)
-    assert pays.worth.estimate == BEYOND and pays.worth.tried == (64, 256)
+    assert pays.equivalent.estimate == BEYOND and pays.equivalent.tried == (64, 256)
     [sentence] = sentences('headline.jinja', 'labels', [pays])
     share = phrase('headline.jinja', 'share', pays.closed)
     for part in (
@@ -162,7 +162,9 @@ def test_an_arm_with_fewer_seeds_or_other_first_weights_is_no_rival():
     lucky = record('lucky', 0, 0.79, labels=64, train=66)
     other = [record('other', s, 0.78, labels=64, train=66) | dict(params_total=9) for s in range(3)]
     more = [record('many', s, 0.79, labels=512, train=66) for s in range(2)]
-    assert what_pays(evidence_of([*study(), lucky, *other, *more])) == what_pays(evidence_of(study()))
+    assert label_efficiency(evidence_of([*study(), lucky, *other, *more])) == label_efficiency(
+        evidence_of(study())
+    )
 
 
 def elsewhere(value, labels=64):
@@ -172,15 +174,15 @@ def elsewhere(value, labels=64):
 
 
 def test_a_student_that_was_trained_elsewhere_first_is_a_rival():
-    [pays] = what_pays(evidence_of([*study(), *elsewhere(0.62)]))
+    [pays] = label_efficiency(evidence_of([*study(), *elsewhere(0.62)]))
     assert (pays.alone.arm, pays.control.arm) == ('elsewhere', 'longer')
     assert pays.closed.estimate == pytest.approx((0.7 - 0.62) / (0.8 - 0.62), abs=0.03)
     assert pays.other_start
-    [pays] = what_pays(evidence_of([*study(), *elsewhere(0.4)]))
+    [pays] = label_efficiency(evidence_of([*study(), *elsewhere(0.4)]))
     assert (pays.alone.arm, pays.control.arm) == ('longer', 'longer')
     assert not pays.other_start
     alone = [r for r in study() if r['arm'] not in ('alone', 'longer')]
-    [pays] = what_pays(evidence_of([*alone, *elsewhere(0.62)]))
+    [pays] = label_efficiency(evidence_of([*alone, *elsewhere(0.62)]))
     assert pays.alone.arm == 'elsewhere' and pays.control is None
 
 
@@ -208,7 +210,7 @@ def test_why_no_gap_is_known():
     without = [r for r in study() if r['arm'] != 'teacher']
     low = [r | dict(primary=r['primary'] | dict(value=0.5)) if r['arm'] == 'teacher' else r for r in study()]
     for records, code in ((of_one_seed, 'no_seeds'), (without, 'no_teacher'), (low, 'teacher_not_above')):
-        [pays] = what_pays(evidence_of(records))
+        [pays] = label_efficiency(evidence_of(records))
         assert pays.closed is None and pays.why.code == code
         assert str(pays.why) in sentences('headline.jinja', 'labels', [pays])[0]
 
@@ -237,12 +239,12 @@ def test_a_report_of_few_labels_alone_says_how_many():
 def test_a_study_with_one_number_of_labels_says_nothing_of_it():
     plain = [r | dict(settings={}, trained_rows=dict(train=900)) for r in study() if r['arm'] != 'taught']
     taught = [r | dict(settings={}, trained_rows=dict(train=900)) for r in study() if r['arm'] == 'taught']
-    assert what_pays(evidence_of(plain + taught)) == []
+    assert label_efficiency(evidence_of(plain + taught)) == []
     with pytest.raises(NotDrawn) as e:
         labels_figure(evidence_of(plain + taught))
     assert str(e.value) == phrase('reasons.jinja', 'labels_not_varied')
     older = [r | dict(trained_rows={}) for r in study() if r['arm'] != 'teacher']
-    assert learners(evidence_of(older).arms) == []
+    assert trained_arms(evidence_of(older).arms) == []
 
 
 def test_values_are_of_the_seeds_that_all_have():
@@ -250,7 +252,7 @@ def test_values_are_of_the_seeds_that_all_have():
         [record(arm, s, x + s) for s in seeds] for arm, x, seeds in (('a', 0, (0, 1, 2)), ('b', 10, (2, 1)))
     ]
     a, b = values_of(
-        [Learner('', 'alone', 1, 0, tuple(sorted(its, key=lambda r: r['seed']))) for its in runs], None
+        [TrainedArm('', 'alone', 1, 0, tuple(sorted(its, key=lambda r: r['seed']))) for its in runs], None
     )
     assert (a.tolist(), b.tolist()) == ([1, 2], [11, 12])
 
@@ -269,4 +271,4 @@ def test_a_study_of_few_labels_and_the_rows_that_are_left_has_a_report(tmp_path,
     seeds = evidence(made.report.study).arms['full_kd-labels-200']
     assert len({r['settings']['unlabelled_id'] for r in seeds}) == 2
     assert made.report.figures['labels'].exists()
-    assert [pays.alone.role for pays in what_pays(evidence(made.report.study))] == ['alone', 'alone']
+    assert [pays.alone.role for pays in label_efficiency(evidence(made.report.study))] == ['alone', 'alone']

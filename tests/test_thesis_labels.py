@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from kdnotes.stats.evidence import evidence
-from kdnotes.stats.labels import learners, what_pays
+from kdnotes.stats.labels import trained_arms, label_efficiency
 from kdnotes.core.files import at_home, root, with_evidence
 from thesis.labels import held_against, labels_values
 from thesis.steps import verdict
@@ -22,7 +22,7 @@ def e(tmp_path_factory):
 def means(e):
     "Arm -> seed -> MAP, and the teacher's."
     found = {arm: {r['seed']: r['primary']['value'] for r in runs} for arm, runs in e.arms.items()}
-    [teacher] = {of.pays.teacher.arm for of in held_against(e, what_pays(e))}
+    [teacher] = {of.pays.teacher.arm for of in held_against(e, label_efficiency(e))}
     return found, found.pop(teacher)
 
 
@@ -43,9 +43,11 @@ def test_the_gap_is_that_of_the_records(e):
 
 def test_no_better_arm_without_distillation_was_left_out(e):
     by_arm, _ = means(e)
-    for of in held_against(e, what_pays(e)):
+    for of in held_against(e, label_efficiency(e)):
         if of.is_main:
-            same = [its for its in learners(e.arms) if its.role == 'alone' and its.labels == of.alone.labels]
+            same = [
+                its for its in trained_arms(e.arms) if its.role == 'alone' and its.labels == of.alone.labels
+            ]
             assert (
                 len({its.runs[0]['initial']['weights_sha256'] for its in same}) > 1
             )  # whatever they start from
@@ -55,7 +57,7 @@ def test_no_better_arm_without_distillation_was_left_out(e):
 
 
 def test_a_significant_loss_is_no_gain(e):
-    c = next(of.result for of in held_against(e, what_pays(e)) if of.pays.taught.texts)
+    c = next(of.result for of in held_against(e, label_efficiency(e)) if of.pays.taught.texts)
     assert verdict(c) == 'gains' and c.p_holm < 0.05
     less = replace(c.difference, estimate=-c.difference.estimate)
     assert verdict(replace(c, difference=less)) == 'loses'
@@ -64,7 +66,7 @@ def test_a_significant_loss_is_no_gain(e):
 
 
 def test_without_rows_that_have_no_label_nothing_is_said_of_them(e):
-    known = learners(e.arms)
+    known = trained_arms(e.arms)
     ids = [r['run_id'] for its in known if not its.texts for r in its.runs]
     found = labels_values(evidence(STUDY, ids))
     assert 'texts' not in found and len(found['tables']['learners']) == len(known) - 1

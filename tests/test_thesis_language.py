@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from handmade import make_record
-from kdnotes.stats.deployment import in_use
+from kdnotes.stats.deployment import deployment
 from kdnotes.stats.evidence import evidence
 from kdnotes.core.config import task_info
 from kdnotes.results.schema import of_this_schema
@@ -122,7 +122,7 @@ def test_values_of_the_study(home):
     kept = found['kept']['wikitext2']
     # of 8 - 5.1 nats the student has 8 - 5.4: the share, and the interval, that headline and table have
     assert kept['full_kd'].estimate == pytest.approx(2.6 / 2.9, abs=0.01) and kept['baseline'] is None
-    assert kept['full_kd'] == in_use(evidence('gutenberg')).shares['full_kd']
+    assert kept['full_kd'] == deployment(evidence('gutenberg')).shares['full_kd']
     order = found['order']
     assert (order['n'], order['above'], order['seen_above'], order['verdict']) == (8, 0, 8, 'consistent')
     assert found['recipe']['published_weights'] and found['params_ratio'] == 0.7

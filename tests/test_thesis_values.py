@@ -218,14 +218,14 @@ def test_what_tells_trivial_models_apart():
         return SimpleNamespace(name=name, labels=labels, units=units, record=record, value=0.5)
 
     first, second = floor('frozen_encoder of a', 'hub/a', (None,)), floor('frozen_encoder of b', 'b', (128,))
-    e = SimpleNamespace(records=[dict(task='answer_selection')], trivial=[first, second])
-    found = [floor_values(f, e) for f in e.trivial]
+    e = SimpleNamespace(records=[dict(task='answer_selection')], baselines=[first, second])
+    found = [floor_values(f, e) for f in e.baselines]
     assert [(f['kind'], f['weights'], f['labels'], f['dev']) for f in found] == [
         ('frozen_encoder', 'a', 'all', 0.4),
         ('frozen_encoder', 'b', 128, 0.4),
     ]
-    e.trivial = [first, floor('bm25', '')]
-    assert [floor_values(f, e)['weights'] for f in e.trivial] == [None, None]
+    e.baselines = [first, floor('bm25', '')]
+    assert [floor_values(f, e)['weights'] for f in e.baselines] == [None, None]
 
 
 def test_the_recipe_of_a_language_model():

@@ -4,9 +4,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 from kdnotes.stats.compare import Comparison, compare, corrected, uncommitted
-from kdnotes.stats.deployment import in_use
+from kdnotes.stats.deployment import deployment
 from kdnotes.stats.intervals import Interval
-from kdnotes.stats.labels import Learner, Pays, gap_closed, learners, values_of, what_pays
+from kdnotes.stats.labels import (
+    TrainedArm,
+    LabelEfficiency,
+    gap_closed,
+    trained_arms,
+    values_of,
+    label_efficiency,
+)
 from kdnotes.stats.comparable import beside, gain_interval
 from kdnotes.stats.evidence import Evidence
 from .steps import verdict
@@ -16,8 +23,8 @@ from .values import floor_values, shares_over, side_of, study_values
 class Beside(NamedTuple):
     "A taught arm and one without distillation."
 
-    pays: Pays
-    alone: Learner  # of as many labels
+    pays: LabelEfficiency
+    alone: TrainedArm  # of as many labels
     result: Comparison  # with Holm's correction over all of a study
 
     @property
@@ -41,7 +48,7 @@ class Beside(NamedTuple):
         """How many labels reach the same score without distillation: estimate, low, high (0: fewer than were
         tried, None: more), tried; None: it is not known.
         """
-        worth = self.pays.worth
+        worth = self.pays.equivalent
         if worth is None or not worth.is_known:
             return None
         return {name: getattr(worth, name) for name in ('estimate', 'low', 'high', 'tried', 'n')}
@@ -49,10 +56,10 @@ class Beside(NamedTuple):
 
 def held_against(
     e: Evidence,
-    paid: Sequence[Pays],  # of `what_pays`
+    paid: Sequence[LabelEfficiency],  # of `label_efficiency`
 ) -> list[Beside]:
     "Each taught arm beside the best without distillation, and beside others with as many labels."
-    alone = [its for its in learners(e.arms) if its.role == 'alone']
+    alone = [its for its in trained_arms(e.arms) if its.role == 'alone']
     pairs = []
     for p in paid:
         seeds = {r['seed'] for r in p.taught.runs}
@@ -65,8 +72,8 @@ def held_against(
 
 def variant_values(
     e: Evidence,
-    paid: Sequence[Pays],  # of `what_pays`
-    chosen: Pays,  # of these
+    paid: Sequence[LabelEfficiency],  # of `label_efficiency`
+    chosen: LabelEfficiency,  # of these
 ) -> dict[str, dict]:
     "The other arms that are taught with as many labels and with texts, each beside the chosen one, by arm."
     taught = chosen.taught
@@ -86,15 +93,15 @@ def variant_values(
     }
 
 
-def _soft_targets(its: Learner) -> dict:
+def _soft_targets(its: TrainedArm) -> dict:
     "Their weight and temperature in a taught arm."
     settings = its.runs[0]['settings']
     return dict(weight=settings['alpha'], temperature=settings['temperature'])
 
 
-def _untrained(its: Learner, e: Evidence) -> dict | None:
+def _untrained(its: TrainedArm, e: Evidence) -> dict | None:
     "The best trivial baseline with as many labels, and an arm's difference from it; None: not measured."
-    best = next(iter(beside(e.trivial, its.runs)), None)
+    best = next(iter(beside(e.baselines, its.runs)), None)
     if best is None:
         return None
     gained = gain_interval(its.runs, best, e.units)
@@ -106,8 +113,8 @@ def labels_values(e: Evidence) -> dict:
     the best without distillation (texts), beside the best that starts from the same weights (same_start), and
     both for the arm that is taught without these rows (labelled_only, labelled_same_start).
     """
-    known = learners(e.arms)
-    paid = what_pays(e)
+    known = trained_arms(e.arms)
+    paid = label_efficiency(e)
     found = held_against(e, paid)
     values = study_values(e)
     values['tables'] |= dict(
@@ -118,7 +125,7 @@ def labels_values(e: Evidence) -> dict:
         ],
         pays=[
             dict(taught=of.pays.taught.arm, alone=of.alone.arm, best=of.is_main, closed=of.closed(e))
-            | dict(difference=of.result.difference, p=of.result.p_holm, worth=of.worth)
+            | dict(difference=of.result.difference, p=of.result.p_holm, worth=of.equivalent)
             for of in found
         ],
     )
@@ -126,7 +133,7 @@ def labels_values(e: Evidence) -> dict:
     with_texts = [of for of in main if of.pays.taught.texts]
     if not with_texts:
         return values
-    kept = in_use(e).shares
+    kept = deployment(e).shares
     kept_words = shares_over(e, 'shared_words')
 
     def one(of: Beside | None) -> dict | None:
@@ -149,7 +156,7 @@ def labels_values(e: Evidence) -> dict:
             kept=kept[taught.arm],
             untrained=_untrained(taught, e),
             kept_words=kept_words.get(taught.arm),
-            worth=of.worth,
+            worth=of.equivalent,
         )
 
     def same_start(main_one: Beside | None) -> Beside | None:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from kdnotes.stats.comparable import by_cluster, trained
 from kdnotes.stats.compare import compare, corrected
-from kdnotes.stats.deployment import in_use
+from kdnotes.stats.deployment import deployment
 from kdnotes.stats.intervals import Interval, crossed_interval
 from kdnotes.results.table import arms_of
 from kdnotes.stats.evidence import Evidence
@@ -141,7 +141,8 @@ def language_values(e: Evidence) -> dict:
     return values | dict(
         # set -> arm -> the share of its teacher's gain over the best trivial baseline that it keeps
         kept={
-            where: in_use(replace(e, records=judged_by(e.records, where, metric))).shares for where in sets
+            where: deployment(replace(e, records=judged_by(e.records, where, metric))).shares
+            for where in sets
         },
         kd_on={where: {name: kd_on(where, name) for name in ('nll', 'nll_all')} for where in sets},
         order=order_values(e),

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from kdnotes.stats.compare import Comparison, compare
-from kdnotes.stats.churn import Movement, movement, times_as_far
+from kdnotes.stats.churn import PredictionChurn, churn_ratio, prediction_churn
 from kdnotes.report import plotting as pt
 from kdnotes.stats.tables import score_kind
 from kdnotes.stats.tests import ALPHA, Family, holm
@@ -32,7 +32,7 @@ class AtRate:
     rate: float
     fp32: tuple[dict, ...]  # records
     compared: Mapping[str, Comparison]  # of KINDS -> with fp32
-    moved: Mapping[str, Movement]  # the same
+    moved: Mapping[str, PredictionChurn]  # the same
 
 
 def _part(record: dict, usual: tuple[int, int]) -> str:
@@ -69,7 +69,7 @@ def at_rates(
             continue
         pairs = {kind: (of['fp32'], of[kind], its_units) for kind in paired}
         compared = {kind: compare(*pair) for kind, pair in pairs.items()}
-        moved = {kind: movement(*pair, predictions, kind_of_score) for kind, pair in pairs.items()}
+        moved = {kind: prediction_churn(*pair, predictions, kind_of_score) for kind, pair in pairs.items()}
         made.append(AtRate(rate, tuple(of['fp32']), compared, moved))
     return made
 
@@ -96,7 +96,7 @@ def growth(rates: Sequence[AtRate]) -> dict[str, dict[str, dict]]:
     found = _ratios(
         'growth',
         {
-            (span, kind): times_as_far(high.moved[kind], low.moved[kind])
+            (span, kind): churn_ratio(high.moved[kind], low.moved[kind])
             for span, (low, high) in spans.items()
             for kind in kinds_of(rates)
         },
@@ -120,7 +120,7 @@ def beside(rates: Sequence[AtRate], control: str) -> dict[float, dict]:  # rate 
     "How many times as far the format moves a score as a control does, rate by rate."
     return _ratios(
         f'format beside {control}',
-        {x.rate: times_as_far(x.moved['format'], x.moved[control]) for x in rates},
+        {x.rate: churn_ratio(x.moved['format'], x.moved[control]) for x in rates},
     )
 
 

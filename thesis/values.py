@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 from kdnotes.stats import calibration, costs
-from kdnotes.stats.comparable import Floor, gain_interval, of_one_machine
+from kdnotes.stats.comparable import TrivialBaseline, gain_interval, of_one_machine
 from kdnotes.stats.compare import study_factorial
 from kdnotes.stats.intervals import Interval
-from kdnotes.stats.deployment import in_use
+from kdnotes.stats.deployment import deployment
 from kdnotes.results.table import arms_of
 from kdnotes.stats.evidence import Evidence
-from kdnotes.stats.tables import nearer_to_teacher, pareto_front, score_kind
+from kdnotes.stats.tables import teacher_agreement, pareto_front, score_kind
 from kdnotes.core.config import task_info
 from kdnotes.results.store import RecordError, predictions
 from .facts import about_values, amp_values, gradient_values, seeds_made_again
@@ -82,7 +82,7 @@ def fidelity_values(e: Evidence, scores: dict[str, pd.DataFrame]) -> dict:
     values = dict(
         nearer={
             one.arm: {part: getattr(one.gain, part) for part in parts} | dict(p_holm=one.p_holm)
-            for one in nearer_to_teacher(e)
+            for one in teacher_agreement(e)
         }
     )
     pairs = pairs_by_seed(*(e.arms.get(arm, ()) for arm in STEPS['precision']))
@@ -100,21 +100,21 @@ def fidelity_values(e: Evidence, scores: dict[str, pd.DataFrame]) -> dict:
 FROZEN = 'frozen_encoder'  # the pretrained encoder as it comes: cosine of its embeddings
 
 
-def kind_of(floor: Floor) -> str:
+def kind_of(floor: TrivialBaseline) -> str:
     "What kind of trivial model it is: those of several pretrained weights have names of their own."
     return floor.name.partition(' ')[0]
 
 
-def floor_values(floor: Floor, e: Evidence) -> dict:
+def floor_values(floor: TrivialBaseline, e: Evidence) -> dict:
     """A trivial model: its kind, the pretrained weights it has (None: all of this study have the same), how
     many labels it is fitted to (None: to none), and what it scores on the set that is scored and on the one
     that chose settings.
     """
 
-    def weights_of(floor: Floor) -> str:
+    def weights_of(floor: TrivialBaseline) -> str:
         return '' if 'weights' not in floor.units else floor.units['weights'].iloc[0].rpartition('/')[2]
 
-    several = len({weights_of(f) for f in e.trivial} - {''}) > 1
+    several = len({weights_of(f) for f in e.baselines} - {''}) > 1
     tuning = floor.record['metrics'].get(task_info(e.records[0]['task']).tuning_set, {})
     return dict(
         kind=kind_of(floor),
@@ -137,7 +137,7 @@ def beside_floor(e: Evidence, name: str) -> dict:
     -> difference (positive is better), verdict: 'above' | 'below' | 'open'; shares: arm -> what it keeps of
     its teacher's gain over it; second: the next one of its kind, of other weights; {}: none was scored.
     """
-    floors = [f for f in e.trivial if kind_of(f) == name]
+    floors = [f for f in e.baselines if kind_of(f) == name]
     if not floors:
         return {}
     gained = {arm: gain_interval(runs, floors[0], e.units) for arm, runs in e.arms.items()}
@@ -148,10 +148,10 @@ def beside_floor(e: Evidence, name: str) -> dict:
 
 def shares_over(e: Evidence, name: str) -> dict[str, Interval]:
     "What each arm keeps of what its teacher gains over one trivial model: arms that keep a share alone."
-    if e.floors is None:
+    if e.baseline_table is None:
         return {}
-    alone = replace(e, floors=e.floors[e.floors['floor'] == name])
-    return {arm: share for arm, share in in_use(alone).shares.items() if share} if alone.trivial else {}
+    alone = replace(e, baseline_table=e.baseline_table[e.baseline_table['floor'] == name])
+    return {arm: share for arm, share in deployment(alone).shares.items() if share} if alone.baselines else {}
 
 
 def study_values(e: Evidence) -> dict:
@@ -170,8 +170,8 @@ def study_values(e: Evidence) -> dict:
     return about_values(e.records) | dict(
         arms={arm: of_arm(arm, runs) for arm, runs in e.arms.items()},
         arm_names=list(e.arms),
-        floor=floor_values(e.trivial[0], e) if e.trivial else {},
-        floors={kind_of(f): floor_values(f, e) for f in reversed(e.trivial)},  # the best of a kind
+        floor=floor_values(e.baselines[0], e) if e.baselines else {},
+        floors={kind_of(f): floor_values(f, e) for f in reversed(e.baselines)},  # the best of a kind
         frozen=beside_floor(e, FROZEN),
         tables=dict(comparisons=[compared(c) for _, c in e.comparisons]),
     )
@@ -208,7 +208,7 @@ def part_values(e: Evidence, aims: dict) -> dict:
         decisions=decision_values(arms),
         mean={arm: means(runs) for arm, runs in arms.items()},
         aims=aim_values(e, aims),
-        above={arm: share for arm, share in in_use(e).shares.items() if share},
+        above={arm: share for arm, share in deployment(e).shares.items() if share},
         above_words=shares_over(e, 'shared_words'),
         memory=memory_values(arms_of(of_one_machine(e.records).runs)),
         amp=amp_values(e.records),
@@ -244,10 +244,10 @@ def aim_values(e: Evidence, aims: dict) -> dict:
     of_set = dict(split=p['set'], set='', unit='', cluster='', metric=p['metric'])
     units = e.units[e.units['run_id'] == first['run_id']].drop(columns='run_id')
     floors = pd.concat([pd.DataFrame([of_set]), units], ignore_index=True)
-    over_nothing = replace(e, floors=floors.assign(floor='nothing', value=0.0))
+    over_nothing = replace(e, baseline_table=floors.assign(floor='nothing', value=0.0))
     measured = {
         name: e.values.get(arm, {}).get('primary')
         for name, arm in dict(teacher='baseline', student='full_kd').items()
     }
-    measured['kept'] = in_use(over_nothing).shares.get('full_kd')
+    measured['kept'] = deployment(over_nothing).shares.get('full_kd')
     return {name: aim_value(aims[name], found, p['higher_is_better']) for name, found in measured.items()}

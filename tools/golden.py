@@ -116,9 +116,9 @@ def studies() -> list[str]:
 def study_tables(study: str) -> dict[str, str]:  # file name -> CSV; {}: the study is refused
     "What `kdnotes study` writes beside its table: the comparisons of a study, and the settings that differ."
     from kdnotes.stats.evidence import ReportError, difference_table, evidence
-    from kdnotes.stats.deployment import in_use
-    from kdnotes.stats.labels import what_pays
-    from kdnotes.stats.comparison_table import results_table
+    from kdnotes.stats.deployment import deployment
+    from kdnotes.stats.labels import label_efficiency
+    from kdnotes.stats.comparison_table import all_comparisons
     from kdnotes.experiment.study import all_differences
 
     try:
@@ -128,7 +128,7 @@ def study_tables(study: str) -> dict[str, str]:  # file name -> CSV; {}: the stu
     by_pair = {f'{c.a} -> {c.b}': difference_table(c) for _, c in e.comparisons}
     differences = all_differences(SimpleNamespace(differences=by_pair))
     return {
-        'comparisons.csv': results_table(e, in_use(e), what_pays(e)).to_csv(index=False),
+        'comparisons.csv': all_comparisons(e, deployment(e), label_efficiency(e)).to_csv(index=False),
         'differences.csv': differences.to_csv(index=False),
     }
 

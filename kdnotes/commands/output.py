@@ -115,7 +115,7 @@ def print_report(
         say(found)
         return
     say(*found.headline, '', found.about)
-    tables = [found.use, found.floors, found.arms, found.metrics, found.sets, found.progress]
+    tables = [found.use, found.baselines, found.arms, found.metrics, found.sets, found.progress]
     for table in tables:
         if len(table):
             print_table(table.reset_index())

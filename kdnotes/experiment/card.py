@@ -13,10 +13,10 @@ from typing import Any
 import pandas as pd
 import kdnotes
 from ..stats.intervals import Interval, cluster_interval, exp_interval
-from ..stats.compare import floors_of, gain_interval, is_above
-from ..stats.evidence import known_floors, run_evidence
+from ..stats.compare import trivial_baselines, gain_interval, is_above
+from ..stats.evidence import known_baselines, run_evidence
 from ..stats.convergence import unconverged_teachers
-from ..stats.deployment import in_use
+from ..stats.deployment import deployment
 from ..core.arms import MODES
 from kdnotes.core.config import (
     KdnotesError,
@@ -131,7 +131,7 @@ def _context(
         models = [_no_path(name) for name in teachers.get('models', ())]
         teachers = phrase('setting.jinja', 'teachers', teachers | dict(models=models), record['task'])
     is_given_teacher = record['settings'].get('teacher_mode') == 'given'
-    floors = floors_of([record], known_floors(record['study'], [record]))
+    floors = trivial_baselines([record], known_baselines(record['study'], [record]))
     own = units.assign(run_id=record['run_id'])
     scores = [
         (where, metric, value, None if value is None else unit_interval(record, units, where, metric))
@@ -146,7 +146,7 @@ def _context(
         version=kdnotes.__version__,
         network=MODES[record['mode']].network,
         given=is_given(config),
-        warnings=sentences('headline.jinja', 'cautions', in_use(run_evidence(record))),
+        warnings=sentences('headline.jinja', 'cautions', deployment(run_evidence(record))),
         corpus=_no_path(record['corpus']),
         licence=info.corpora.licence(record['corpus']),
         note=info.corpora.notes.get(record['corpus_sha256']),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 import pandas as pd
 from ..stats.comparable import differences
-from ..stats.deployment import InUse, in_use, summary
+from ..stats.deployment import Deployment, deployment, summary
 from ..core.config import task_info, visible
 from ..stats.evidence import run_evidence
 from ..core.render import metric_on, phrase, render, sentences, unit_of
@@ -89,7 +89,7 @@ def run_box(
 ) -> Box:
     "A run's result, with its teacher's where there is one."
     e = run_evidence(record)
-    use = in_use(e)
+    use = deployment(e)
     arm = record['arm']
     s = summary(use, arm)
     lines = {}
@@ -112,7 +112,7 @@ def run_box(
 
 
 def _models(
-    use: InUse,
+    use: Deployment,
     names: dict[str, str],  # arm -> heading
 ) -> pd.DataFrame:  # text, one column per model
     "What models score, what they are for their user, and how long they were trained."

@@ -30,7 +30,7 @@ from kdnotes.stats.tables import (
     pareto_front,
     reliability_table,
     score_kind,
-    taught_and_not,
+    distilled_pairs,
     why_none,
 )
 from ..core.config import primary_name, task_info
@@ -403,7 +403,7 @@ def _facts(
         all_units=e.units[e.units['split'] == primary['set']]['unit'].nunique(),
         unit_name=info.unit_name,
         curve_set=curve_set(e.records),
-        controls=[both.control for both in taught_and_not(e)],
+        controls=[both.control for both in distilled_pairs(e)],
         score_kind=score_kind(e.records),
     )
 
@@ -427,7 +427,7 @@ def _against(cost: str) -> pt.Picture:
     return _picture(
         accuracy_figure,
         'accuracy',
-        lambda e: (e.records, e.values, cost, {f.words: f.value for f in e.trivial[:1]}),
+        lambda e: (e.records, e.values, cost, {f.words: f.value for f in e.baselines[:1]}),
         cost=cost,
     )
 

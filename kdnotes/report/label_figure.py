@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from . import plotting as pt
 from ..stats.evidence import Evidence
-from ..stats.labels import Learner, best_alone, learners, mean_value, numbers_of_labels, size_of
+from ..stats.labels import TrainedArm, best_alone, mean_value, numbers_of_labels, size_of, trained_arms
 from ..core.render import metric_on, reason, unit_of
 
 # %% auto #0
@@ -25,7 +25,7 @@ _FLOOR_DASHES = ((0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 3)))
 @pt.drawing
 def labels_figure(e: Evidence) -> Figure:
     "The primary metric against the number of labels, beside the trivial models that are not below all arms."
-    known = learners(e.arms)
+    known = trained_arms(e.arms)
     if len(numbers_of_labels(known)) < 2:
         raise pt.NotDrawn(reason('labels_not_varied'))
     task, primary = e.records[0]['task'], e.records[0]['primary']
@@ -55,11 +55,11 @@ def labels_figure(e: Evidence) -> Figure:
     return figure
 
 
-def _put_baselines(axes, e: Evidence, known: Sequence[Learner], factor: float) -> None:
+def _put_baselines(axes, e: Evidence, known: Sequence[TrainedArm], factor: float) -> None:
     "Lines of the trivial baselines that are not below all arms."
     lowest = min(e.values[its.arm]['primary'].estimate for its in known)
     higher = e.records[0]['primary']['higher_is_better']
-    shown = [floor for floor in e.trivial if not higher or floor.value >= lowest]
+    shown = [floor for floor in e.baselines if not higher or floor.value >= lowest]
     for floor, dashes in zip(shown, cycle(_FLOOR_DASHES)):
         level = factor * floor.value
         axes.axhline(level, color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=floor.words, zorder=0)
@@ -75,7 +75,7 @@ def _put_legend(figure: Figure, labels: Sequence[str]) -> None:
     figure.legend(loc='outside lower center', ncols=columns, fontsize=7.5)
 
 
-def _named(its: Learner) -> str:
+def _named(its: TrainedArm) -> str:
     "An arm, and what it learnt from, as a legend has it."
     taught = 'distilled' + f', {its.texts:,} unlabelled rows' * bool(its.texts)
     how = dict(teacher='a teacher', alone='no distillation', taught=taught)[its.role]
@@ -96,7 +96,7 @@ _TAUGHT = (pt.BLUE, pt.RED, pt.GREEN, pt.PURPLE)
 _MARKERS = ('o', 's', 'D', '^', 'v', 'P', 'X')
 
 
-def _looks(its: Learner, known: Sequence[Learner]) -> tuple[str, str]:
+def _looks(its: TrainedArm, known: Sequence[TrainedArm]) -> tuple[str, str]:
     "A colour by role, and a marker each within it."
     among = [other for other in known if other.role == its.role]
     place = among.index(its)

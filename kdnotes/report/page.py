@@ -92,7 +92,7 @@ def page_of(
         'Every evaluation set.': found.sets,
         'The primary metric during training, means over seeds.': found.progress,
     }
-    floors = tables({'Trivial baselines, scored on the same units.': found.floors})
+    floors = tables({'Trivial baselines, scored on the same units.': found.baselines})
     compared = tables({'Arms are compared on the same seeds and units.': found.comparisons}, index=False)
     runs = tables({'One run per row.': runs_table(e.records), **differ}, index=False)
     notes = [f'{str(note)[:1].upper()}{str(note)[1:]}.' for note in (*found.notes, *left_out)]

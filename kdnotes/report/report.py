@@ -13,12 +13,12 @@ import pandas as pd
 from ..stats.comparable import commits, lacks, trained
 from ..stats.coverage import ENOUGH_SEEDS
 from ..stats.evidence import Evidence, difference_table, evidence, unscored_starts
-from ..stats.deployment import Kept, in_use, summary
+from ..stats.deployment import GapRecovered, deployment, summary
 from ..stats.intervals import Interval, t_limit
-from ..stats.labels import what_pays
+from ..stats.labels import label_efficiency
 from ..results.table import arms_of, results_table
 from ..stats.comparison_table import all_comparisons
-from ..stats.tables import energy_note, nearer_to_teacher
+from ..stats.tables import energy_note, teacher_agreement
 from ..core.config import score_name, task_info, visible
 from ..core.files import figures_path
 from ..core.render import ALPHA, Reason, phrase, reason, render, sentences
@@ -46,7 +46,7 @@ class Report:
     about: str  # what was run, on what
     headline: tuple[str, ...]  # sentences: what a student recovers, what it saves, how sure that is
     use: pd.DataFrame  # one row per arm, text: what its model is for its user
-    floors: pd.DataFrame  # one row per metric, one column per trivial baseline, text; empty: not measured
+    baselines: pd.DataFrame  # one row per metric, one column per trivial baseline, text; empty: not measured
     arms: pd.DataFrame  # one row per arm, text
     metrics: pd.DataFrame  # one row per metric, text
     sets: pd.DataFrame  # one row per evaluation set and metric, text; empty: the task has one set that counts
@@ -61,9 +61,9 @@ class Report:
     results: pd.DataFrame  # one row per run, set and metric, of `results.table`
     setting: tuple[str, ...] = ()  # sentences: how the arms were trained, and on how much they were scored
     # a trivial baseline -> set -> metric -> value; the best one first
-    trivial: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    scored_baselines: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     # arm -> the share of the teacher's gain over the best of them; None: it has no teacher here
-    kept: dict[str, Kept | None] = field(default_factory=dict)
+    recovered: dict[str, GapRecovered | None] = field(default_factory=dict)
 
     def __str__(self) -> str:
         text = render('report.txt.jinja', r=self)
@@ -86,12 +86,12 @@ class Report:
             arm: k
             and dict(
                 code=k.code,
-                floor=k.floor and k.floor.name,
+                floor=k.baseline and k.baseline.name,
                 share=numbers(k.share),
                 student_gain=numbers(k.student),
                 teacher_gain=numbers(k.teacher),
             )
-            for arm, k in self.kept.items()
+            for arm, k in self.recovered.items()
         }
         return dict(
             study=self.study,
@@ -99,7 +99,7 @@ class Report:
             setting=list(self.setting),
             headline=list(self.headline),
             arms={arm: {key: numbers(i) for key, i in known.items()} for arm, known in self.values.items()},
-            floors=self.trivial,
+            floors=self.scored_baselines,
             kept=kept,
             comparisons=json.loads(self.numbers.to_json(orient='records')),
             sentences=list(self.sentences),
@@ -198,7 +198,7 @@ def _notes(e: Evidence, arms: pd.DataFrame) -> tuple[Reason, ...]:  # arms: of `
     "What a reader of a study should know."
     found = e.records
     notes = [*e.times.notes, energy_note(found), *starts_made_again(found)]
-    if names := unscored_starts(found, e.floors):
+    if names := unscored_starts(found, e.baseline_table):
         notes.append(reason('encoder_not_scored', names=tuple(names)))
     if len(names := commits(found)) > 1:
         notes.append(reason('commits', names=tuple(names)))
@@ -237,10 +237,10 @@ def report_of(
     figures: dict[str, Path],  # that are drawn, by name
 ) -> Report:
     "Sentences and tables of what has been read already."
-    use = in_use(e)
-    pays = what_pays(e)
+    use = deployment(e)
+    pays = label_efficiency(e)
     arms = arms_table(e.records, e.values)
-    nearer = nearer_to_teacher(e)
+    nearer = teacher_agreement(e)
     units = task_info(e.records[0]['task']).unit_name
     labels = sentences('headline.jinja', 'labels', pays)
     return Report(
@@ -248,7 +248,7 @@ def report_of(
         about=_about(e),
         headline=(*sentences('headline.jinja', 'headline', summary(use)), *labels),
         use=use_table(use),
-        floors=baselines_table(e),
+        baselines=baselines_table(e),
         arms=arms,
         metrics=metrics_table(e.records),
         sets=sets_table(e),
@@ -265,6 +265,6 @@ def report_of(
         numbers=all_comparisons(e, use, pays),
         results=results_table(e.records),
         setting=_setting(e),
-        trivial={floor.name: floor.record['metrics'] for floor in e.trivial},
-        kept=use.kept,
+        scored_baselines={baseline.name: baseline.record['metrics'] for baseline in e.baselines},
+        recovered=use.recovered,
     )

@@ -11,7 +11,7 @@ import pandas as pd
 from ..stats.compare import Comparison
 from ..results.table import QUANTITIES, arms_of
 from ..stats.evidence import Evidence
-from ..stats.deployment import BYTES, MIB, InUse, latencies, tokens
+from ..stats.deployment import BYTES, MIB, Deployment, latencies, tokens
 from ..stats.intervals import Interval, exp_interval, scaled
 from ..stats.tables import over_seeds, set_interval, sets_of
 from ..core.config import KdnotesError, metric_name, score_name, task_info, taught_by
@@ -80,10 +80,10 @@ def arms_table(
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis('arm')
 
 # %% ../../nbs/report/01_tables.ipynb #132c989c
-def use_table(use: InUse) -> pd.DataFrame:  # one row per arm
+def use_table(use: Deployment) -> pd.DataFrame:  # one row per arm
     "Size and speed of each arm's model, and how much of the teacher's gain it recovers."
     e = use.evidence
-    floors = tuple({floor.words for arm in e.arms if (floor := use.floor(arm))})
+    floors = tuple({floor.words for arm in e.arms if (floor := use.baseline(arm))})
     one, many = (f' of {n} tokens' if (n := tokens(e, size)) else '' for size in (1, 32))
     rows = {}
     for arm, runs in e.arms.items():
@@ -92,7 +92,7 @@ def use_table(use: InUse) -> pd.DataFrame:  # one row per arm
         parameters = runs[0]['params_total']
         # in model/ heads that were taken out are zeros
         of_pruned = ' (of pruned/)' if any(r.get('kept_heads') for r in runs) else ''
-        kept = use.kept[arm]
+        kept = use.recovered[arm]
         share = '-' if kept is None else phrase('tables.jinja', 'share', kept.code) if not kept.share else ''
         rows[arm] = {
             'parameters, M': f'{parameters / 1e6:.1f}',
@@ -110,7 +110,7 @@ def baselines_table(
     "What trivial baselines score, the best first: every metric that is a mean of units."
     task = e.records[0]['task']
     measured = set(e.units['metric']) | {e.records[0]['primary']['metric']}
-    scores = {floor.words: floor.record['metrics'] for floor in e.trivial}
+    scores = {floor.words: floor.record['metrics'] for floor in e.baselines}
     rows = dict.fromkeys(
         (where, metric)
         for by_set in scores.values()

@@ -14,11 +14,11 @@ from .compare import matched_pairs
 from .intervals import Interval, StatsError, mean_interval, ratio_interval
 
 # %% auto #0
-__all__ = ['Movement', 'movement', 'times_as_far']
+__all__ = ['PredictionChurn', 'prediction_churn', 'churn_ratio']
 
 # %% ../../nbs/stats/13_churn.ipynb #716b9ab4
 @dataclass(frozen=True)
-class Movement:
+class PredictionChurn:
     "How far the models of arm b are from those of arm a, a number a seed."
 
     a: str
@@ -42,13 +42,13 @@ class Movement:
         return mean_interval(self.moved)
 
 
-def movement(
+def prediction_churn(
     records_a: Sequence[dict],  # the runs of one arm
     records_b: Sequence[dict],  # the runs of another
     units: pd.DataFrame,  # of these runs
     predictions: Mapping[str, pd.DataFrame],  # run_id -> its predictions
     kind: str = 'log_odds',  # of scores: `tasks.base.TaskInfo.score_kind`
-) -> Movement:
+) -> PredictionChurn:
     "Pair two arms by seed and look at every unit and every score."
     pairs, _, why = matched_pairs(records_a, records_b)
     if why:
@@ -67,12 +67,14 @@ def movement(
         scores = aligned([predictions[r['run_id']] for r in pair], split, kind)
         moved.append(float((scores[0] - scores[1]).abs().mean()))
     arms = (runs[0]['arm'] for runs in (records_a, records_b))
-    return Movement(*arms, tuple(a['seed'] for a, _ in pairs), values.shape[1], tuple(changed), tuple(moved))
+    return PredictionChurn(
+        *arms, tuple(a['seed'] for a, _ in pairs), values.shape[1], tuple(changed), tuple(moved)
+    )
 
 
-def times_as_far(
-    x: Movement,
-    y: Movement,  # what x is measured by, as its control
+def churn_ratio(
+    x: PredictionChurn,
+    y: PredictionChurn,  # what x is measured by, as its control
 ) -> Interval:  # x over y; its null is 1
     "How many times as far scores move, over the seeds that both movements have."
     both = sorted({*x.seeds} & {*y.seeds})

@@ -18,8 +18,9 @@ from ..results.schema import dropout_masks
 # %% auto #0
 __all__ = ['HARDWARE', 'SEED', 'trained', 'Timed', 'timed', 'of_one_machine', 'recorded', 'differences', 'Attribution',
            'attribute', 'check_arm', 'commits', 'mixed', 'refusal', 'matched', 'matched_pairs', 'lacks', 'by_cluster',
-           'unit_matrix', 'units_alike', 'independent_name', 'Floor', 'floors_of', 'beside', 'reach_of', 'gain',
-           'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells', 'neighbours']
+           'unit_matrix', 'units_alike', 'independent_name', 'TrivialBaseline', 'trivial_baselines', 'beside',
+           'reach_of', 'gain', 'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells',
+           'neighbours']
 
 # %% ../../nbs/stats/04_comparable.ipynb #af490aa1
 def trained(record: dict) -> bool:
@@ -340,7 +341,7 @@ def independent_name(
 
 # %% ../../nbs/stats/04_comparable.ipynb #a35c35fa
 @dataclass(frozen=True)
-class Floor:
+class TrivialBaseline:
     "What a trivial baseline scores on a study's units."
 
     name: str  # of `TaskInfo.floors`; where there are several of it, with what tells them apart
@@ -356,10 +357,10 @@ class Floor:
         return self.record['primary']['value']
 
 
-def floors_of(
+def trivial_baselines(
     records: Sequence[dict],  # of one study
-    table: pd.DataFrame | None,  # of `evidence.known_floors`; None: not measured
-) -> list[Floor]:  # the best by the primary metric first; []: not known
+    table: pd.DataFrame | None,  # of `evidence.known_baselines`; None: not measured
+) -> list[TrivialBaseline]:  # the best by the primary metric first; []: not known
     "A study's trivial baselines, as if they were runs."
     primary = records[0]['primary']
     found = []
@@ -378,14 +379,14 @@ def floors_of(
             metrics=metrics,
         )
         units = own[own['unit'] != ''].assign(run_id=record['run_id'])
-        found.append(Floor(name, words, record, units, about.get('labels', ())))
+        found.append(TrivialBaseline(name, words, record, units, about.get('labels', ())))
     return sorted(found, key=lambda floor: floor.value, reverse=primary['higher_is_better'])
 
 
 def beside(
-    found: Sequence[Floor],  # of `floors_of`
+    found: Sequence[TrivialBaseline],  # of `trivial_baselines`
     runs: Sequence[dict],  # of one arm
-) -> list[Floor]:  # in the same order
+) -> list[TrivialBaseline]:  # in the same order
     "The baselines that have no more labels, and no fewer, than some runs."
     labels = runs[0].get('settings', {}).get('labels')
     return [floor for floor in found if not floor.labels or labels in floor.labels]
@@ -406,7 +407,7 @@ def reach_of(
 
 def gain(
     runs: Sequence[dict],  # of one arm
-    floor: Floor,
+    floor: TrivialBaseline,
     units: pd.DataFrame | None,  # of these runs
     # (runs, units), or (runs,) where the units are not the same; None: a run has no value
 ) -> np.ndarray | None:
@@ -423,7 +424,7 @@ def gain(
 
 def gain_interval(
     runs: Sequence[dict],  # of one arm
-    floor: Floor,
+    floor: TrivialBaseline,
     units: pd.DataFrame | None,  # of these runs
 ) -> Interval | None:  # None: a run has no value
     "The mean gain over a trivial baseline, seeds and units both sampled."

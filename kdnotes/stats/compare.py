@@ -47,14 +47,14 @@ from ..telemetry.summary import BUSY_SHARE, is_busy
 from kdnotes.stats.comparable import (
     SEED,
     Attribution,
-    Floor,
+    TrivialBaseline,
     Timed,
     alike_cells,
     attribute,
     beside,
     cells_of_modes,
     commits,
-    floors_of,
+    trivial_baselines,
     gain_interval,
     independent_name,
     is_above,
@@ -430,13 +430,13 @@ def study_comparisons(
     ]
     times = timed(records)
     found = corrected([(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in steps])
-    trivial = floors_of(records, floors) if records else []
+    trivial = trivial_baselines(records, floors) if records else []
     return _beside_floor(found, trivial, arms, units) if trivial else found
 
 
 def _beside_floor(
     comparisons: list[tuple[str, Comparison]],
-    trivial: Sequence[Floor],  # the best first
+    trivial: Sequence[TrivialBaseline],  # the best first
     arms: dict[str, list[dict]],
     units: pd.DataFrame | None,
 ) -> list[tuple[str, Comparison]]:

@@ -13,9 +13,9 @@ from .comparable import matched_pairs
 from .compare import TIMES, Comparison, metric_differences
 from .evidence import Evidence
 from ..results.table import quantity
-from .deployment import InUse
+from .deployment import Deployment
 from .intervals import SAME, Interval, mean_interval, ratio_interval
-from .labels import Pays
+from .labels import LabelEfficiency
 from ..core.render import Reason, reason
 
 # %% auto #0
@@ -125,11 +125,11 @@ def untested_rows(
 
 # %% ../../nbs/stats/14_comparison_table.ipynb #560c406c
 def share_rows(
-    use: InUse,
-    pays: Sequence[Pays],  # of `labels.what_pays`
+    use: Deployment,
+    pays: Sequence[LabelEfficiency],  # of `labels.label_efficiency`
 ) -> Iterator[dict]:
     "What students have of their teachers."
-    for arm, kept in use.kept.items():
+    for arm, kept in use.recovered.items():
         if kept is None:
             continue
         about = dict(kind='teacher', a=use.teachers[arm], b=arm)
@@ -138,17 +138,22 @@ def share_rows(
     for p in pays:
         about = dict(kind='labels', a=p.alone.arm, b=p.taught.arm)
         yield _row(about, 'gap_closed', 'inverted intervals', p.closed, reason=p.why)
-        if p.worth:
+        if p.equivalent:
             # an end outside of the numbers that were tried is infinite, and 0 below them
-            ends = dict(estimate=p.worth.estimate, low=p.worth.low, high=p.worth.high, n_seeds=p.worth.n)
-            why = None if p.worth.is_known else reason('labels_outside')
+            ends = dict(
+                estimate=p.equivalent.estimate,
+                low=p.equivalent.low,
+                high=p.equivalent.high,
+                n_seeds=p.equivalent.n,
+            )
+            why = None if p.equivalent.is_known else reason('labels_outside')
             yield _row(about, 'labels_for_equal_score', 'inverted intervals', **ends, reason=why)
 
 
 def all_comparisons(
     e: Evidence,
-    use: InUse,  # of it
-    pays: Sequence[Pays],  # of it
+    use: Deployment,  # of it
+    pays: Sequence[LabelEfficiency],  # of it
 ) -> pd.DataFrame:  # one row per comparison, quantity and method; columns: COLUMNS
     "All comparisons of a study in all quantities."
     rows = [row for kind, c in e.comparisons for row in (*tested_rows(kind, c), *untested_rows(e, kind, c))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 import numpy as np
 from kdnotes.stats.comparable import (
-    Floor,
+    TrivialBaseline,
     beside,
     gain,
     gain_interval,
@@ -33,9 +33,9 @@ from ..core.render import Reason
 from ..telemetry.summary import is_busy
 
 # %% auto #0
-__all__ = ['KEPT', 'MIB', 'BYTES', 'teacher_arm', 'with_teachers', 'student_arm', 'share_interval', 'Kept', 'kept_of_pairs',
-           'InUse', 'in_use', 'latencies', 'tokens', 'TrainedAs', 'Savings', 'savings', 'effect_of_kd', 'NoEffect',
-           'why_no_effect', 'Summary', 'summary']
+__all__ = ['KEPT', 'MIB', 'BYTES', 'teacher_arm', 'with_teachers', 'student_arm', 'share_interval', 'GapRecovered',
+           'gap_recovered', 'Deployment', 'deployment', 'latencies', 'tokens', 'TrainingSpeed', 'Savings', 'savings',
+           'effect_of_kd', 'NoEffect', 'why_no_effect', 'Summary', 'summary']
 
 # %% ../../nbs/stats/12_deployment.ipynb #b6daa9ca
 def teacher_arm(
@@ -105,12 +105,12 @@ def share_interval(
 
 
 @dataclass(frozen=True)
-class Kept:
+class GapRecovered:
     "What students have of their teachers' gain over the best trivial baseline."
 
     # of KEPT: why there is no share, or that there is one
     code: str
-    floor: Floor | None = None  # None: none was measured
+    baseline: TrivialBaseline | None = None  # None: none was measured
     teacher: Interval | None = None  # how much better than the floor; None: there is no value, or no floor
     student: Interval | None = None
     share: Interval | None = None  # of the gain
@@ -121,39 +121,43 @@ class Kept:
 KEPT = ('kept', 'no_value', 'no_floor', 'teacher_at_floor', 'student_at_floor', 'one_value')
 
 
-def kept_of_pairs(
+def gap_recovered(
     pairs: Sequence[tuple[dict, dict]],  # of `with_teachers`, at least one
-    floor: Floor | None,  # of `comparable.floors_of`: the first
+    floor: TrivialBaseline | None,  # of `comparable.trivial_baselines`: the first
     gained: Callable[[Sequence[dict]], np.ndarray | None],  # runs -> of `compare.gain`
     interval: Callable[[np.ndarray], Interval],  # of such a gain
 ) -> Kept:
     "How much of their teachers' gain some runs keep, or why nobody can say."
     if any(r['primary']['value'] is None for pair in pairs for r in pair):
-        return Kept('no_value', floor)
+        return GapRecovered('no_value', floor)
     if floor is None:
-        return Kept('no_floor')
+        return GapRecovered('no_floor')
     s, t = (gained(runs) for runs in zip(*pairs))
     student, teacher = interval(s), interval(t)
-    known = dict(floor=floor, teacher=teacher, student=student)
+    known = dict(baseline=floor, teacher=teacher, student=student)
     if None in (student.low, teacher.low):
-        return Kept('one_value', **known)
+        return GapRecovered('one_value', **known)
     if not is_above(teacher):
-        return Kept('teacher_at_floor', **known)
+        return GapRecovered('teacher_at_floor', **known)
     if s.shape != t.shape:  # units of one side alone
         s, t = (x if x.ndim == 1 else x.mean(1) for x in (s, t))
     # whatever the student scores: shares that are shown where they are high are shown too high
-    return Kept('kept' if is_above(student) else 'student_at_floor', share=share_interval(s, t), **known)
+    return GapRecovered(
+        'kept' if is_above(student) else 'student_at_floor', share=share_interval(s, t), **known
+    )
 
 # %% ../../nbs/stats/12_deployment.ipynb #f38b9ec1
 @dataclass(frozen=True)
-class InUse:
+class Deployment:
     "The students of a study beside their teachers."
 
     evidence: Evidence
     teacher: str | None  # of the student in the headline; None: no run is of the teacher's architecture
     teachers: dict[str, str | None]  # arm -> the arm that it is measured by
     pairs: dict[str, list[tuple[dict, dict]]]  # arm -> of `with_teachers`; []: the teacher's own arm
-    kept: dict[str, Kept | None]  # arm -> what it keeps; None: it has no teacher among the runs
+    recovered: dict[
+        str, GapRecovered | None
+    ]  # arm -> the share of the gain; None: it has no teacher among the runs
 
     @property
     def student(self) -> str | None:
@@ -175,13 +179,13 @@ class InUse:
 
     def gain(self, arm: str) -> Interval | None:
         "How much better than the best trivial baseline an arm is; None: no value, or no baseline."
-        floor = self.floor(arm)
+        floor = self.baseline(arm)
         return floor and gain_interval(self.evidence.arms[arm], floor, self.evidence.units)
 
     @cached_property
     def at_baseline(self) -> dict[str, Interval]:
         "Gains of the headline's student and teacher that are not significantly above the baseline."
-        floor = self.floor(self.student or self.teacher)
+        floor = self.baseline(self.student or self.teacher)
         arms = [arm for arm in dict.fromkeys((self.student, self.teacher)) if arm and floor]
         gains = {arm: gain_interval(self.evidence.arms[arm], floor, self.evidence.units) for arm in arms}
         return {arm: i for arm, i in gains.items() if i and i.low is not None and i.low <= 0}
@@ -189,23 +193,23 @@ class InUse:
     @cached_property
     def student_above_teacher(self) -> bool:
         "Is the student of the headline significantly better than its teacher?"
-        kept = self.kept[self.student] if self.student and self.teacher else None
+        kept = self.recovered[self.student] if self.student and self.teacher else None
         if kept is None or kept.student is None or kept.teacher is None:
             return False
         e = self.evidence
-        x, y = (gain(runs, kept.floor, e.units) for runs in zip(*self.pairs[self.student]))
+        x, y = (gain(runs, kept.baseline, e.units) for runs in zip(*self.pairs[self.student]))
         if x is None or y is None or x.shape != y.shape:
             return False
         return is_above(interval_of_gain(x - y, e.records, e.units))
 
-    def floor(self, arm: str) -> Floor | None:
+    def baseline(self, arm: str) -> TrivialBaseline | None:
         "The best trivial baseline beside an arm; None: none was measured."
-        return next(iter(beside(self.evidence.trivial, self.evidence.arms[arm])), None)
+        return next(iter(beside(self.evidence.baselines, self.evidence.arms[arm])), None)
 
     @property
     def shares(self) -> dict[str, Interval | None]:
         "Arm -> the share of its teacher's gain that it keeps; None: there is none."
-        return {arm: kept and kept.share for arm, kept in self.kept.items()}
+        return {arm: kept and kept.share for arm, kept in self.recovered.items()}
 
 
 def _teachers(e: Evidence) -> dict[str, str | None]:  # arm -> arm; None: no run is of the teacher's network
@@ -217,14 +221,14 @@ def _teachers(e: Evidence) -> dict[str, str | None]:  # arm -> arm; None: no run
     return {arm: teacher_arm([*runs, *own]) if taught[arm] else of_study for arm, runs in e.arms.items()}
 
 
-def in_use(e: Evidence) -> InUse:
+def deployment(e: Evidence) -> Deployment:
     "Pair the runs of a study, and compute what each arm keeps."
     teachers = _teachers(e)
     student = student_arm(e.records)
     teacher = teachers[student] if student else teacher_arm(e.records)
     gains: dict[tuple[str, ...], np.ndarray | None] = {}
 
-    def gained(runs: Sequence[dict], floor: Floor) -> np.ndarray | None:
+    def gained(runs: Sequence[dict], floor: TrivialBaseline) -> np.ndarray | None:
         key = (floor.name, *(r['run_id'] for r in runs))
         if key not in gains:  # all arms have the same teachers
             gains[key] = gain(runs, floor, e.units)
@@ -237,10 +241,12 @@ def in_use(e: Evidence) -> InUse:
         arm: [] if its is None or arm in teachers.values() else with_teachers(e.arms[arm], e.arms[its])
         for arm, its in teachers.items()
     }
-    use = InUse(e, teacher, teachers, pairs, {})
+    use = Deployment(e, teacher, teachers, pairs, {})
     for arm, its in pairs.items():
-        floor = use.floor(arm)
-        use.kept[arm] = kept_of_pairs(its, floor, partial(gained, floor=floor), interval) if its else None
+        floor = use.baseline(arm)
+        use.recovered[arm] = (
+            gap_recovered(its, floor, partial(gained, floor=floor), interval) if its else None
+        )
     return use
 
 # %% ../../nbs/stats/12_deployment.ipynb #249cff6c
@@ -271,7 +277,7 @@ def tokens(
 
 
 @dataclass(frozen=True)
-class TrainedAs:
+class TrainingSpeed:
     "How fast an arm was trained, compared with another."
 
     other: str  # the other arm
@@ -288,14 +294,14 @@ class Savings:
     latency_ms: float | None  # of one example; None: it cannot be compared
     faster: Interval | None  # the teacher's latency over the student's
     latency_measured: bool  # was it measured at all?
-    training: TrainedAs | None  # compared with the teacher; None: times cannot be compared
+    training: TrainingSpeed | None  # compared with the teacher; None: times cannot be compared
     same_format: (
-        TrainedAs | None
+        TrainingSpeed | None
     )  # with the teacher's network in the student's number format, where it differs
     is_busy: bool  # did other programs use the machine?
 
 
-def _trained_as(e: Evidence, pairs: Sequence[tuple[dict, dict]], other: str) -> TrainedAs | None:
+def _trained_as(e: Evidence, pairs: Sequence[tuple[dict, dict]], other: str) -> TrainingSpeed | None:
     "How fast runs were trained, compared with others; None: that cannot be compared."
     timed = [pair for pair in pairs if all(e.times.has(r, 'train_s') and r['time']['train_s'] for r in pair)]
     if not timed:
@@ -303,11 +309,11 @@ def _trained_as(e: Evidence, pairs: Sequence[tuple[dict, dict]], other: str) -> 
     seconds = [[r['time']['train_s'] for r in runs] for runs in zip(*timed)]
     ratio = ratio_interval(seconds[1], seconds[0])
     own, theirs = (r['settings'].get('epochs') for r in timed[0])
-    return TrainedAs(other, ratio, ratio.n != len(pairs), (theirs, own))
+    return TrainingSpeed(other, ratio, ratio.n != len(pairs), (theirs, own))
 
 
 def savings(
-    use: InUse,
+    use: Deployment,
     student: str,  # an arm that has pairs
 ) -> Savings:
     "What a student's user and trainer save."
@@ -378,7 +384,7 @@ def why_no_effect(
 class Summary:
     "What is known of an arm for its user."
 
-    use: InUse
+    use: Deployment
     arm: str
     no_value: Reason | None  # why its score, or its teacher's, is not known
     savings: Savings | None  # None: it has no teacher among the runs
@@ -389,7 +395,7 @@ class Summary:
 
 
 def summary(
-    use: InUse,
+    use: Deployment,
     arm: str | None = None,  # None: the study's student, else its teacher
 ) -> Summary:
     "What a report says first about an arm."

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 import pandas as pd
 from kdnotes.stats.comparable import (
-    Floor,
+    TrivialBaseline,
     Timed,
     check_arm,
-    floors_of,
+    trivial_baselines,
     independent_name,
     mixed,
     timed,
@@ -31,7 +31,7 @@ from ..results.store import find_record, floors, records, units
 from ..tasks.base import encoder_key, floors_key
 
 # %% auto #0
-__all__ = ['NotDrawn', 'ReportError', 'check_study', 'primary_interval', 'arm_values', 'Evidence', 'evidence', 'known_floors',
+__all__ = ['NotDrawn', 'ReportError', 'check_study', 'primary_interval', 'arm_values', 'Evidence', 'evidence', 'known_baselines',
            'unscored_starts', 'run_evidence', 'difference_table', 'curve_points', 'curve_of', 'curve_set',
            'phase_seconds', 'pooled_gradients']
 
@@ -115,7 +115,7 @@ class Evidence:
     units: pd.DataFrame  # of `results.store.units`
     values: dict[str, dict[str, Interval]]  # of `arm_values`
     comparisons: list[tuple[str, Comparison]]  # of `compare.study_comparisons`
-    floors: pd.DataFrame | None = None  # of `known_floors`; None: not measured
+    baseline_table: pd.DataFrame | None = None  # of `known_baselines`; None: not measured
 
     @property
     def arms(self) -> dict[str, list[dict]]:
@@ -123,9 +123,9 @@ class Evidence:
         return arms_of(self.records)
 
     @cached_property
-    def trivial(self) -> list[Floor]:
+    def baselines(self) -> list[TrivialBaseline]:
         "What trivial baselines score, the best first; []: not measured."
-        return floors_of(self.records, self.floors)
+        return trivial_baselines(self.records, self.baseline_table)
 
     @cached_property
     def unit_name(self) -> str:  # in the plural: 'questions'
@@ -147,7 +147,7 @@ def evidence(
     found = records(study, None if run_ids is None else list(run_ids))
     check_study(study, found)
     its_units = units(study, [r['run_id'] for r in found])
-    its_floors = known_floors(study, found)
+    its_floors = known_baselines(study, found)
     return Evidence(
         study,
         found,
@@ -158,7 +158,7 @@ def evidence(
     )
 
 
-def known_floors(
+def known_baselines(
     study: str,
     records: Sequence[dict],  # of it
 ) -> pd.DataFrame | None:  # None: not measured
@@ -237,7 +237,7 @@ def _told_apart(
 
 def unscored_starts(
     records: Sequence[dict],
-    table: pd.DataFrame | None,  # of `known_floors`
+    table: pd.DataFrame | None,  # of `known_baselines`
 ) -> list[str]:  # what weights are called
     "The pretrained weights of some runs whose frozen encoder was not scored beside them."
     scored = set() if table is None else set(table['key'])
@@ -252,7 +252,7 @@ def run_evidence(
     found = find_record(record['teacher_run_id']) if record['teacher_run_id'] else None
     pair = [record, *([found[0]] if found else [])]
     its_units = pd.concat([_units_of(r) for r in pair], ignore_index=True)
-    floors = known_floors(record['study'], pair)
+    floors = known_baselines(record['study'], pair)
     return Evidence(record['study'], pair, its_units, arm_values(pair, its_units), [], floors)
 
 

@@ -15,12 +15,13 @@ from .evidence import Evidence
 from ..core.render import Reason, reason
 
 # %% auto #0
-__all__ = ['STEPS', 'BEFORE', 'BEYOND', 'Learner', 'learners', 'values_of', 'gap_closed', 'Worth', 'labels_worth', 'Pays',
-           'start_of', 'mean_value', 'best_alone', 'size_of', 'numbers_of_labels', 'what_pays']
+__all__ = ['STEPS', 'BEFORE', 'BEYOND', 'TrainedArm', 'trained_arms', 'values_of', 'gap_closed', 'EquivalentLabels',
+           'equivalent_labels', 'LabelEfficiency', 'start_of', 'mean_value', 'best_alone', 'size_of',
+           'numbers_of_labels', 'label_efficiency']
 
 # %% ../../nbs/stats/11_labels.ipynb #55056818
 @dataclass(frozen=True)
-class Learner:
+class TrainedArm:
     "An arm, and what it learnt from."
 
     arm: str
@@ -30,9 +31,9 @@ class Learner:
     runs: tuple[dict, ...]  # by seed
 
 
-def learners(
+def trained_arms(
     arms: dict[str, list[dict]],  # of `plotting.arms_of`
-) -> list[Learner]:  # by labels; []: the records are older, or have no value
+) -> list[TrainedArm]:  # by labels; []: the records are older, or have no value
     "The arms of a study by what they learnt from."
     found = []
     for arm, runs in arms.items():
@@ -45,12 +46,12 @@ def learners(
         labels = None if given else first['settings'].get('labels') or rows['train']
         taught = 'taught' if factors['kd'] else 'alone'
         role = 'teacher' if factors['network'] == 'teacher' else taught
-        found.append(Learner(arm, role, labels, rows.get('unlabelled', 0), tuple(runs)))
+        found.append(TrainedArm(arm, role, labels, rows.get('unlabelled', 0), tuple(runs)))
     return sorted(found, key=lambda its: its.labels or 0)
 
 
 def values_of(
-    wanted: Sequence[Learner],
+    wanted: Sequence[TrainedArm],
     units: pd.DataFrame | None,  # of `Evidence`
 ) -> list[np.ndarray]:  # (seeds, units) or (seeds,) each, higher is better, of the seeds that all have
     "The primary metric of several arms, paired."
@@ -99,7 +100,7 @@ BEFORE, BEYOND = 0.0, np.inf  # fewer labels than were tried, and more
 
 
 @dataclass(frozen=True)
-class Worth:
+class EquivalentLabels:
     "With how many labels a student without distillation scores as a distilled one."
 
     estimate: float  # labels; BEFORE and BEYOND: outside of those that were tried
@@ -123,10 +124,10 @@ def _line(curve: Sequence[tuple[int, np.ndarray]]) -> list[tuple[float, np.ndarr
     return [*found, curve[-1]]
 
 
-def labels_worth(
+def equivalent_labels(
     taught: np.ndarray,  # of `values_of`
     curve: Sequence[tuple[int, np.ndarray]],  # at least two numbers of labels, ascending, and their values
-) -> Worth | None:  # None: one seed tells nothing about other seeds
+) -> EquivalentLabels | None:  # None: one seed tells nothing about other seeds
     "The fewest labels with which a student without distillation scores as the distilled one."
     if len(taught) < 2:
         return None
@@ -138,20 +139,22 @@ def labels_worth(
         return BEFORE if n == fewest else n
 
     low, estimate, high = (first(of) for of in (lambda d: d.low, lambda d: d.estimate, lambda d: d.high))
-    return Worth(estimate, low, high, (curve[0][0], curve[-1][0]), len(taught))
+    return EquivalentLabels(estimate, low, high, (curve[0][0], curve[-1][0]), len(taught))
 
 # %% ../../nbs/stats/11_labels.ipynb #aaf18e5c
 @dataclass(frozen=True)
-class Pays:
+class LabelEfficiency:
     "What distillation did for one arm."
 
-    taught: Learner
-    alone: Learner  # the best without distillation, of as many labels and a network of the same size
-    teacher: Learner | None  # a run for each seed of the distilled arm; None: it is no run of the study
+    taught: TrainedArm
+    alone: TrainedArm  # the best without distillation, of as many labels and a network of the same size
+    teacher: TrainedArm | None  # a run for each seed of the distilled arm; None: it is no run of the study
     closed: Interval | None
     why: Reason | None  # why `closed` is None
-    worth: Worth | None
-    control: Learner | None = None  # the best of those that start from the same weights; None: there is none
+    equivalent: EquivalentLabels | None
+    control: TrainedArm | None = (
+        None  # the best of those that start from the same weights; None: there is none
+    )
 
     @property
     def other_start(self) -> bool:
@@ -159,7 +162,7 @@ class Pays:
         return start_of(self.alone) != start_of(self.taught)
 
 
-def start_of(its: Learner) -> tuple:  # where it starts, hash of its first weights, number of parameters
+def start_of(its: TrainedArm) -> tuple:  # where it starts, hash of its first weights, number of parameters
     "What a student begins as."
     first = its.runs[0]
     return (
@@ -169,14 +172,14 @@ def start_of(its: Learner) -> tuple:  # where it starts, hash of its first weigh
     )
 
 
-def mean_value(its: Learner) -> float:
+def mean_value(its: TrainedArm) -> float:
     "The mean of the primary metric over an arm's runs."
     return float(np.mean([r['primary']['value'] for r in its.runs]))
 
 
-def best_alone(known: Iterable[Learner]) -> dict[int, Learner]:
+def best_alone(known: Iterable[TrainedArm]) -> dict[int, TrainedArm]:
     "Of each number of labels the best student without distillation."
-    best: dict[int, Learner] = {}
+    best: dict[int, TrainedArm] = {}
     for its in known:
         if its.role != 'alone':
             continue
@@ -186,12 +189,12 @@ def best_alone(known: Iterable[Learner]) -> dict[int, Learner]:
     return best
 
 
-def size_of(its: Learner) -> int | None:  # parameters
+def size_of(its: TrainedArm) -> int | None:  # parameters
     "The size of an arm's network."
     return its.runs[0].get('params_total')
 
 
-def _rivals(taught: Learner, known: Sequence[Learner]) -> list[Learner]:
+def _rivals(taught: TrainedArm, known: Sequence[TrainedArm]) -> list[TrainedArm]:
     "Those without distillation that have a network of the same size and all of its seeds."
     seeds = {r['seed'] for r in taught.runs}
     shared = [replace(its, runs=tuple(r for r in its.runs if r['seed'] in seeds)) for its in known]
@@ -202,12 +205,12 @@ def _rivals(taught: Learner, known: Sequence[Learner]) -> list[Learner]:
     ]
 
 
-def numbers_of_labels(known: Sequence[Learner]) -> list[int]:  # ascending
+def numbers_of_labels(known: Sequence[TrainedArm]) -> list[int]:  # ascending
     "How many labels the arms of a study have."
     return sorted({its.labels for its in known if its.labels is not None})
 
 
-def _teacher_of(taught: Learner, known: Sequence[Learner]) -> Learner | None:
+def _teacher_of(taught: TrainedArm, known: Sequence[TrainedArm]) -> TrainedArm | None:
     "The arm that taught it, a run for each of its seeds: one that taught several stands there several times."
     ids = {r['teacher_run_id'] for r in taught.runs}
     for its in known:
@@ -218,11 +221,13 @@ def _teacher_of(taught: Learner, known: Sequence[Learner]) -> Learner | None:
     return None
 
 
-def what_pays(
+def label_efficiency(
     e: Evidence,  # of one study
-) -> list[Pays]:  # by labels; []: all runs have the same rows, or no distilled arm has one to be held against
+) -> list[
+    LabelEfficiency
+]:  # by labels; []: all runs have the same rows, or no distilled arm has one to be held against
     "What distillation did for each arm that has one without it of as many labels and the same size."
-    known = learners(e.arms)
+    known = trained_arms(e.arms)
     if len(numbers_of_labels(known)) < 2 and not any(its.texts for its in known):
         return []
     found = []
@@ -243,6 +248,6 @@ def what_pays(
             why = None if closed else reason('teacher_not_above', alone=alone.arm)
         if len(best) > 1:
             values, *others = values_of([taught, *best.values()], e.units)
-            worth = labels_worth(values, list(zip(best, others)))
-        found.append(Pays(taught, alone, teacher, closed, why, worth, alike.get(taught.labels)))
+            worth = equivalent_labels(values, list(zip(best, others)))
+        found.append(LabelEfficiency(taught, alone, teacher, closed, why, worth, alike.get(taught.labels)))
     return found

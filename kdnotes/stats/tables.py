@@ -20,8 +20,8 @@ from ..results.store import RecordError, predictions
 
 # %% auto #0
 __all__ = ['COSTS', 'MEASURES', 'over_seeds', 'sets_of', 'judged_by', 'set_interval', 'why_none', 'energy_note', 'pareto_front',
-           'score_kind', 'Taught', 'taught_and_not', 'agreement_table', 'reliability_table', 'Nearer',
-           'nearer_to_teacher']
+           'score_kind', 'DistilledPair', 'distilled_pairs', 'agreement_table', 'reliability_table', 'TeacherAgreement',
+           'teacher_agreement']
 
 # %% ../../nbs/stats/10_tables.ipynb #5b0c5e32
 def over_seeds(
@@ -145,7 +145,7 @@ def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
 
 
 @dataclass(frozen=True)
-class Taught:
+class DistilledPair:
     "An arm that was taught beside the arm that differs from it in that alone, seed by seed."
 
     arm: str
@@ -153,7 +153,7 @@ class Taught:
     runs: tuple[tuple[dict, dict], ...]  # (taught, control) of each seed
 
 
-def taught_and_not(e: Evidence) -> list[Taught]:  # in the order of the comparisons
+def distilled_pairs(e: Evidence) -> list[DistilledPair]:  # in the order of the comparisons
     "The arms of a study that tell distillation from everything else."
     found = {}
     for _, c in e.comparisons:
@@ -162,7 +162,7 @@ def taught_and_not(e: Evidence) -> list[Taught]:  # in the order of the comparis
         arm, control = (c.b, c.a) if e.arms[c.b][0]['factors']['kd'] else (c.a, c.b)
         taught, others = ({r['seed']: r for r in e.arms[name]} for name in (arm, control))
         seeds = sorted(taught.keys() & others.keys())
-        found[arm, control] = Taught(arm, control, tuple((taught[s], others[s]) for s in seeds))
+        found[arm, control] = DistilledPair(arm, control, tuple((taught[s], others[s]) for s in seeds))
     return list(found.values())
 
 
@@ -179,7 +179,7 @@ def agreement_table(
         'top_1': {'logits': 'same class', 'answerable': 'same span'}.get(kind, MEASURES['top_1'])
     }
     controls = {}
-    for both in taught_and_not(e):
+    for both in distilled_pairs(e):
         controls[both.control] = [(r['run_id'], t['teacher_run_id']) for t, r in both.runs]
     rows = []
     for arm, runs in e.arms.items():
@@ -223,7 +223,7 @@ def reliability_table(e: Evidence) -> pd.DataFrame:  # as `reliability_figure` t
 
 # %% ../../nbs/stats/10_tables.ipynb #dd4baee3
 @dataclass(frozen=True)
-class Nearer:
+class TeacherAgreement:
     "How much nearer to its teacher's ranking distillation brought an arm."
 
     arm: str
@@ -232,12 +232,12 @@ class Nearer:
     p_holm: float | None  # of no difference, corrected over the arms of the study that were taught
 
 
-def nearer_to_teacher(
+def teacher_agreement(
     e: Evidence,
-    # a member a pair of `taught_and_not`; []: items are not ranked, or predictions are not there
-) -> list[Nearer]:
+    # a member a pair of `distilled_pairs`; []: items are not ranked, or predictions are not there
+) -> list[TeacherAgreement]:
     "The manipulation check of distillation: Kendall's tau with the teacher, with and without its lessons."
-    if score_kind(e.records) != 'log_odds' or not (pairs := taught_and_not(e)):
+    if score_kind(e.records) != 'log_odds' or not (pairs := distilled_pairs(e)):
         return []
     try:
         scored = _scored(e)
@@ -255,4 +255,4 @@ def nearer_to_teacher(
     names = {pair: ' against '.join(pair) for pair in gains}
     family = Family('nearness to the teacher', tuple(names.values()))
     p = holm({names[pair]: gain.test.p for pair, gain in gains.items()}, family)
-    return [Nearer(*pair, gain, p[names[pair]]) for pair, gain in gains.items()]
+    return [TeacherAgreement(*pair, gain, p[names[pair]]) for pair, gain in gains.items()]

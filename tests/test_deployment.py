@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 from handmade import make_record, make_units, write_floors, write_run
 from kdnotes.stats import deployment
-from kdnotes.stats.comparable import Floor
+from kdnotes.stats.comparable import TrivialBaseline
 from kdnotes.stats.intervals import StatsError, crossed_interval
 from kdnotes.report.report import report
 from kdnotes.report.tables import use_table
@@ -47,20 +47,20 @@ def write_study(modes=USUAL, seeds=(0, 1, 2), change=lambda record: None, floors
 
 def test_a_share_is_of_what_the_teacher_gains_over_the_best_floor():
     e = write_study()
-    found = deployment.in_use(e).shares['mixed_kd']
+    found = deployment.deployment(e).shares['mixed_kd']
     floor = make_units(0.5, 99)['value'].mean()
     students = [make_units(0.72 + 0.004 * s, s)['value'].mean() - floor for s in range(3)]
     teachers = [make_units(0.8 + 0.004 * s, s)['value'].mean() - floor for s in range(3)]
     assert found.estimate == pytest.approx(np.mean(students) / np.mean(teachers), abs=1e-4)
     assert found.estimate == pytest.approx((0.724 - 0.5) / (0.804 - 0.5), abs=1e-4)
     assert (found.n, found.units) == (3, 40) and found.low < found.estimate < found.high
-    assert deployment.in_use(e).shares['baseline'] is None
-    assert [floor.name for floor in e.trivial] == ['bm25', 'random_order']
+    assert deployment.deployment(e).shares['baseline'] is None
+    assert [floor.name for floor in e.baselines] == ['bm25', 'random_order']
 
 
 def test_the_interval_of_a_share_above_a_floor_is_that_of_its_gains():
     e = write_study()
-    kept = deployment.in_use(e).kept['mixed_kd']
+    kept = deployment.deployment(e).recovered['mixed_kd']
     s, t = (np.array([make_units(v + 0.004 * i, i)['value'] for i in range(3)]) for v in (0.72, 0.8))
     f = make_units(0.5, 99)['value'].to_numpy()
     right = deployment.share_interval(s - f, t - f)
@@ -77,9 +77,9 @@ AT_THE_BASELINE = {  # the best baseline -> code, arms that are not above it
 
 @pytest.mark.parametrize('value', AT_THE_BASELINE)
 def test_a_headline_begins_with_models_that_are_not_above_the_best_baseline(value):
-    use = deployment.in_use(write_study(floors=dict(bm25=value)))
+    use = deployment.deployment(write_study(floors=dict(bm25=value)))
     code, arms = AT_THE_BASELINE[value]
-    assert use.kept['mixed_kd'].code == code and list(use.at_baseline) == arms
+    assert use.recovered['mixed_kd'].code == code and list(use.at_baseline) == arms
     assert all(i.high < 0 for i in use.at_baseline.values()) == (code == 'teacher_at_floor')  # worse
     found = report('made')
     data = found.data()
@@ -100,7 +100,7 @@ def test_a_headline_begins_with_models_that_are_not_above_the_best_baseline(valu
 
 @pytest.mark.parametrize('floor', ['bm25', 'frozen_encoder'])
 def test_the_pretrained_weights_are_advised_where_they_are_as_good(floor):
-    use = deployment.in_use(write_study(floors={'random_order': 0.5, floor: 0.79}))
+    use = deployment.deployment(write_study(floors={'random_order': 0.5, floor: 0.79}))
     [warned] = sentences('headline.jinja', 'cautions', use)
     assert ('pretrained weights' in warned) == (floor == 'frozen_encoder') and '0.724' in warned
 
@@ -110,8 +110,8 @@ def test_a_headline_begins_with_a_student_that_is_better_than_its_teacher():
         if record['mode'] == 'baseline':
             record['primary']['value'] = record['metrics']['test']['map'] = 0.6
 
-    assert not deployment.in_use(write_study()).student_above_teacher
-    use = deployment.in_use(write_study(change=weak))
+    assert not deployment.deployment(write_study()).student_above_teacher
+    use = deployment.deployment(write_study(change=weak))
     assert use.student_above_teacher and not use.at_baseline
     assert headline(use)[0] == phrase('headline.jinja', 'above_teacher', use)
 
@@ -120,7 +120,7 @@ def test_a_share_covers_what_students_keep_where_they_keep_little():
     "Students keep a fifth, of a gain that their seeds and units hide half of the time: shown in all draws."
     rng = np.random.default_rng(5)
     covered = shown = above = 0
-    floor = Floor('bm25', 'BM25', dict(primary=dict(higher_is_better=True)), None)
+    floor = TrivialBaseline('bm25', 'BM25', dict(primary=dict(higher_is_better=True)), None)
     record = dict(primary=dict(value=0.5))
     for _ in range(300):
         gains = dict(
@@ -131,7 +131,7 @@ def test_a_share_covers_what_students_keep_where_they_keep_little():
             t=0.06 + rng.normal(0, 0.004, (5, 1)) + rng.normal(0, 0.1, 100) + rng.normal(0, 0.02, (5, 100)),
         )
         runs = iter(gains.values())
-        kept = deployment.kept_of_pairs(
+        kept = deployment.gap_recovered(
             [(record, record)], floor, lambda _, runs=runs: next(runs), crossed_interval
         )
         if kept.share is not None:
@@ -147,14 +147,14 @@ def test_a_given_teacher_at_the_floor_is_not_trained_longer(init):
         if record['mode'] == 'baseline':
             record['factors']['init'] = init
 
-    use = deployment.in_use(write_study(floors=dict(bm25=0.9), change=given))
+    use = deployment.deployment(write_study(floors=dict(bm25=0.9), change=given))
     assert use.is_given('baseline') == (init == 'given')
     assert phrase('headline.jinja', 'advice', init == 'given') in headline(use)[0]
 
 
 def test_without_a_baseline_no_share_is_known():
-    use = deployment.in_use(write_study(floors={}))
-    assert use.kept['mixed_kd'].code == 'no_floor' and use.shares['mixed_kd'] is None
+    use = deployment.deployment(write_study(floors={}))
+    assert use.recovered['mixed_kd'].code == 'no_floor' and use.shares['mixed_kd'] is None
 
 
 @pytest.mark.parametrize('share', [0.7, 0.95])
@@ -185,7 +185,7 @@ def test_a_share_needs_pairs_and_a_teacher_above_nought():
 
 def test_the_headline_has_what_is_recovered_what_is_saved_and_how_sure_that_is():
     e = write_study()
-    use = deployment.in_use(e)
+    use = deployment.deployment(e)
     s = deployment.summary(use)
     assert s.arm == 'mixed_kd' and s.effect.b == 'full_kd' and s.no_effect is None and s.tokens == 50
     saved = s.savings
@@ -194,7 +194,7 @@ def test_the_headline_has_what_is_recovered_what_is_saved_and_how_sure_that_is()
     assert (saved.training.other, saved.training.epochs) == ('baseline', (3, 2))
     assert saved.training.ratio.estimate == pytest.approx(4.0) and saved.same_format is None
     recovered, saves, sure = headline(use)
-    share = use.kept['mixed_kd'].share
+    share = use.recovered['mixed_kd'].share
     assert f'{100 * share.estimate:.1f}% [{100 * share.low:.1f}, {100 * share.high:.1f}]' in recovered
     assert '0.804 [' in recovered and '0.500' in recovered and '73.7%' in recovered
     assert '25%' in saves and '3.00 [3.00, 3.00] times' in saves and '4.00 [4.00, 4.00] times' in saves
@@ -204,7 +204,7 @@ def test_the_headline_has_what_is_recovered_what_is_saved_and_how_sure_that_is()
 
 
 def test_the_share_of_the_undistilled_student_is_next_to_that_of_the_distilled_one():
-    use = deployment.in_use(write_study(('baseline', 'full_student', 'full_kd')))
+    use = deployment.deployment(write_study(('baseline', 'full_student', 'full_kd')))
     first = headline(use)[0]
     for arm in ('full_kd', 'full_student'):
         assert f'{arm} recovers {100 * use.shares[arm].estimate:.1f}%' in first
@@ -212,7 +212,7 @@ def test_the_share_of_the_undistilled_student_is_next_to_that_of_the_distilled_o
 
 def test_a_summary_has_reasons_for_what_its_study_cannot_answer():
     e = write_study(('baseline', 'full_kd'), seeds=(0,), change=lambda record: record.pop('latency'))
-    s = deployment.summary(deployment.in_use(e))
+    s = deployment.summary(deployment.deployment(e))
     assert s.savings.faster is None and not s.savings.latency_measured and s.effect is None
     assert (s.no_effect.code, s.no_effect.arm, s.no_effect.taught) == ('add_arm', 'full_student', True)
     assert phrase('reasons.jinja', 'one_seed') in headline(s.use)[-1]
@@ -225,11 +225,11 @@ def test_where_less_is_better_a_share_is_of_what_is_less_than_the_floor():
             write_run(made)
     write_floors(made, random_order=5.0, bm25=3.8)
     e = evidence('made')
-    assert e.trivial[0].name == 'bm25'  # the lowest
-    assert deployment.in_use(e).shares['full_kd'].estimate == pytest.approx(
+    assert e.baselines[0].name == 'bm25'  # the lowest
+    assert deployment.deployment(e).shares['full_kd'].estimate == pytest.approx(
         (3.8 - 3.205) / (3.8 - 3.005), abs=1e-3
     )
-    first = headline(deployment.in_use(e))[0]
+    first = headline(deployment.deployment(e))[0]
     assert '74.8% [' in first and '3.800' in first
 
 
@@ -240,7 +240,7 @@ def test_where_less_is_better_the_baselines_are_beaten_from_above():
             write_run(made)
     write_floors(made, bm25=3.8)
     e = evidence('made')
-    use = deployment.in_use(e)
+    use = deployment.deployment(e)
     assert list(use.at_baseline) == ['full_kd'] and use.at_baseline['full_kd'].high < 0
     assert use.gain('baseline').low > 0 and '(3.960 against 3.800)' in headline(use)[0]
     step = next(c for _, c in e.comparisons if (c.a, c.b) == ('full_student', 'full_kd'))
@@ -253,7 +253,7 @@ def without_value(record):
 
 def test_only_an_arm_that_is_missing_is_advised():
     def no_effect(modes, change=lambda record: None):
-        return deployment.summary(deployment.in_use(write_study(modes, change=change))).no_effect
+        return deployment.summary(deployment.deployment(write_study(modes, change=change))).no_effect
 
     def other_batches(record):
         if record['mode'] == 'full_kd':
@@ -267,7 +267,7 @@ def test_only_an_arm_that_is_missing_is_advised():
 def test_runs_without_a_value_are_named_with_their_reason_wherever_they_are_missed():
     e = write_study(('baseline', 'full_student', 'full_kd'), seeds=(0,), change=without_value, floors={})
     ids = {arm: runs[0]['run_id'] for arm, runs in e.arms.items()}
-    s = deployment.summary(deployment.in_use(e))
+    s = deployment.summary(deployment.deployment(e))
     assert s.no_value == lack(ids['full_kd'], ids['baseline'])
     assert s.no_effect.code == 'no_difference'
     assert s.no_effect.comparison.reasons['difference'] == lack(ids['full_student'], ids['full_kd'])
@@ -275,7 +275,7 @@ def test_runs_without_a_value_are_named_with_their_reason_wherever_they_are_miss
     assert lack(ids['baseline'], ids['full_kd'], ids['full_student']) in found.notes
     step = phrase('comparison.jinja', 'sentence', s.no_effect.comparison)
     assert headline(s.use)[-1].endswith(step) and any(step in text for text in found.sentences)
-    alone = headline(deployment.in_use(evidence('made', [ids['baseline']])))
+    alone = headline(deployment.deployment(evidence('made', [ids['baseline']])))
     assert alone == (f'{lack(ids["baseline"])}.',)
 
 
@@ -285,7 +285,7 @@ def lack(*run_ids):
 
 def test_training_is_compared_with_the_teachers_network_in_the_same_format_too():
     modes = ('baseline', 'mixed_baseline', 'mixed_kd')
-    saved = deployment.summary(deployment.in_use(write_study(modes))).savings
+    saved = deployment.summary(deployment.deployment(write_study(modes))).savings
     assert (saved.training.other, saved.training.ratio.estimate) == ('baseline', pytest.approx(4.0))
     assert (saved.same_format.other, saved.same_format.ratio.estimate) == (
         'mixed_baseline',
@@ -296,10 +296,10 @@ def test_training_is_compared_with_the_teachers_network_in_the_same_format_too()
 
 @pytest.mark.parametrize('mode', ['baseline', 'full_kd'])
 def test_a_study_of_one_arm_says_what_it_scores_and_whether_that_was_learnt(mode):
-    use = deployment.in_use(write_study([mode]))
+    use = deployment.deployment(write_study([mode]))
     s = deployment.summary(use)
     assert (s.arm, s.savings, s.no_value) == (mode, None, None)
-    assert use.gain(mode).low > 0 and use.floor(mode).name == 'bm25'
+    assert use.gain(mode).low > 0 and use.baseline(mode).name == 'bm25'
     first, second = headline(use)
     assert f'{use.value(mode).estimate:.3f} [' in first and '0.500' in first and '3 seeds' in second
     assert str(report('made')).startswith(first)
@@ -315,13 +315,13 @@ def test_a_headline_begins_with_a_teacher_that_has_not_converged():
             record['curve'] = [dict(step=s, loss=x, value=None) for s, x in enumerate(losses)]
 
     e = write_study(['baseline', 'full_kd'], change=early)
-    s = deployment.summary(deployment.in_use(e))
+    s = deployment.summary(deployment.deployment(e))
     u = s.unconverged
     assert (u.n, u.of, u.worst['seed']) == (1, 3, 1) and u.losses.start == pytest.approx(2.45, abs=0.05)
     first = headline(s.use)[0]
     assert first == phrase('headline.jinja', 'unconverged', u) and u.worst['run_id'] in first
     alone = evidence('made', [r['run_id'] for r in e.arms['baseline']])
-    assert headline(deployment.in_use(alone))[0] == first
+    assert headline(deployment.deployment(alone))[0] == first
 
 
 def test_two_seeds_that_disagree_have_no_interval_of_their_times_anywhere():
@@ -359,7 +359,7 @@ def test_the_weights_of_a_model_that_lost_heads_are_said_to_be_those_of_its_prun
         if record['arm'] == 'mixed_kd':
             record['kept_heads'] = [[0, 2], [1]]
 
-    table = use_table(deployment.in_use(write_study(change=change)))
+    table = use_table(deployment.deployment(write_study(change=change)))
     assert table.loc['mixed_kd', 'weights, MiB'] == '19 (of pruned/)'  # 5 M numbers of four bytes
     assert table.loc['full_kd', 'weights, MiB'] == '19'
 
