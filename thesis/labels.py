@@ -125,7 +125,7 @@ def labels_values(e: Evidence) -> dict:
         ],
         pays=[
             dict(taught=of.pays.taught.arm, alone=of.alone.arm, best=of.is_main, closed=of.closed(e))
-            | dict(difference=of.result.difference, p=of.result.p_holm, worth=of.equivalent)
+            | dict(difference=of.result.difference, p=of.result.p_holm, worth=of.worth)
             for of in found
         ],
     )
@@ -156,7 +156,7 @@ def labels_values(e: Evidence) -> dict:
             kept=kept[taught.arm],
             untrained=_untrained(taught, e),
             kept_words=kept_words.get(taught.arm),
-            worth=of.equivalent,
+            worth=of.worth,
         )
 
     def same_start(main_one: Beside | None) -> Beside | None:

@@ -126,7 +126,7 @@ def gap_recovered(
     floor: TrivialBaseline | None,  # of `comparable.trivial_baselines`: the first
     gained: Callable[[Sequence[dict]], np.ndarray | None],  # runs -> of `compare.gain`
     interval: Callable[[np.ndarray], Interval],  # of such a gain
-) -> Kept:
+) -> GapRecovered:
     "How much of their teachers' gain some runs keep, or why nobody can say."
     if any(r['primary']['value'] is None for pair in pairs for r in pair):
         return GapRecovered('no_value', floor)
