@@ -30,11 +30,11 @@ class StudyPage:
 LONGEST_NUMBER = 18  # characters of a number with its interval; what is longer may be broken
 MOST_COLUMNS = 7  # of a table, beside its first
 RATES = (
-    'What another number format, and what other dropout masks, move at each learning rate: '
-    'logits, and questions whose metric changes.'
+    'How much logits, and the questions whose metric differs, change with the number format and with the '
+    'dropout masks, at each learning rate.'
 )
 READING = '[What the arms are, and how to read a comparison](/howto/comparisons.ipynb).'
-COLUMNS = ('study', 'task', 'corpus', 'runs', 'seeds', 'what came out')
+COLUMNS = ('study', 'task', 'corpus', 'runs', 'seeds', 'finding')
 
 
 def studies(root: Path) -> list[str]:
@@ -45,7 +45,7 @@ def studies(root: Path) -> list[str]:
 
 
 def manifest_of(root: Path, study: str) -> dict[str, dict]:
-    "What is said of a study's committed figures; nothing: it has none."
+    "The manifest of a study's committed figures; empty if it has none."
     path = root / 'figures' / study / 'MANIFEST.json'
     return json.loads(path.read_text(encoding='utf-8')) if path.is_file() else {}
 
@@ -83,7 +83,7 @@ def its_runs(root: Path, study: str) -> list[str] | None:
 def figure(f: FigureFile, address: str) -> str:
     "A figure with its caption, which leads to the runs that it shows."
     runs = f'[{len(f.run_ids)} {"run" if len(f.run_ids) == 1 else "runs"}](#the-runs)'
-    said = f'{comment(f.caption)} Drawn from the records of {runs}.'
+    said = f'{comment(f.caption)} Source: {runs}.'
     return directive('figure', address, said, alt=f.name.replace('_', ' '), figclass='drawn')
 
 
@@ -135,13 +135,13 @@ def runs_part(study: str, found: Sequence[dict], records_at: str) -> str:  # rec
     rows = [tuple(map(str, row)) for row in runs.itertuples(index=False)]
     shown = code(f'kdnotes show {rows[0][0]}')
     how = f'In a checkout of this project, {shown} prints the record of a run.'
-    whole = f'[All records of {escaped(study)}]({records_at}), a line each.'
-    return f'## The runs\n\n{how} {whole}\n\n{_table(tuple(runs.columns), rows, "One run a row.")}'
+    whole = f'[All records of {escaped(study)}]({records_at}), one line per run.'
+    return f'## The runs\n\n{how} {whole}\n\n{_table(tuple(runs.columns), rows, "One row per run.")}'
 
 
 def unreported(study: str, why: ReportError, runs: str) -> str:  # runs: of `runs_part`
     "A study whose runs cannot be compared: why, and what they were."
-    alone = f'Each run has settings of its own, so that no arms are compared: {why}.'
+    alone = f'The runs have different settings, so arms are not compared: {why}.'
     return f'# Study {escaped(study)}\n\n{comment(alone)}\n\n{runs}\n'
 
 
@@ -167,7 +167,7 @@ def study_page(
         try:
             e = evidence(study, its_runs(root, study))
         except ReportError as why:
-            said = 'Trials with settings of their own, which are not compared.'
+            said = 'Trials with different settings; arms are not compared.'
             return StudyPage(study, unreported(study, why, runs), line(study, found, said))
         figures = committed_figures(root, study, captions_of(e))
         figures = figures or draw_evidence(e, source / 'files' / 'drawn' / study)
@@ -188,7 +188,7 @@ def compared(e: Evidence, figures: Sequence[FigureFile]) -> Page:
 
 
 def searched(root: Path, study: str) -> tuple[Page, list[FigureFile]]:
-    "A search, headed by what it would ship, and its figures."
+    "A search, headed by the student to ship, and its figures."
     found = load_found(study)
     runs = runs_of(found)
     shown = shown_of(found, seed_values(found, runs))
@@ -204,11 +204,11 @@ def of_front(
     drawn: Table,  # a row a parameter, a column a trial
     front: Table,  # a row a trial, whose last cell says whether it is still on the front
 ) -> Table:
-    "What was drawn for trials that stayed on the front, and for the baseline: all would not fit on a page."
+    "The parameters of the trials on the final front and of the baseline; all trials would not fit on a page."
     stayed = {row[0] for row in front.rows if row[-1] == 'yes'}
     columns = [i for i, name in enumerate(drawn.columns) if i == 0 or name in stayed or 'baseline' in name]
     rows = tuple(tuple(row[i] for i in columns) for row in drawn.rows)
-    said = 'What was drawn for those that stayed on the front, and for the baseline.'
+    said = 'Parameters of the trials on the final front and of the baseline.'
     return replace(drawn, columns=tuple(drawn.columns[i] for i in columns), rows=rows, caption=said)
 
 
@@ -229,11 +229,11 @@ def list_page(pages: Sequence[StudyPage]) -> str:
         '\n\n'.join(
             [
                 '# Results',
-                'What was trained for this project, from the records in `thesis/data/` alone. The '
-                '[thesis](/files/thesis/thesis.pdf) argues from them, '
-                'and the [log](/project/log.md) tells how they came about, failures too.',
+                'Studies trained for this project, computed from the records in `thesis/data/`. The '
+                '[thesis](/files/thesis/thesis.pdf) discusses them, '
+                'and the [log](/project/log.md) describes how they were made, including failures.',
                 table(COLUMNS, [p.line for p in pages], 'studies'),
-                'How the numbers agree with those of others: [beside other libraries](/project/peers.md).',
+                'For comparisons with other libraries, see [other libraries](/project/peers.md).',
                 listing,
             ]
         )
