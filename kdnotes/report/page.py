@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import tempfile
+from typing import Any
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import files
@@ -24,7 +25,7 @@ from .report import report_of
 from .tables import runs_table
 
 # %% auto #0
-__all__ = ['Table', 'Part', 'Page', 'page_of', 'as_html', 'as_pdf', 'SavedReport', 'save_report', 'save_page']
+__all__ = ['PARTS', 'Table', 'Part', 'Page', 'page_of', 'as_html', 'as_pdf', 'SavedReport', 'save_report', 'save_page']
 
 # %% ../../nbs/report/05_page.ipynb #c56d6927
 @dataclass(frozen=True)
@@ -56,23 +57,31 @@ class Page:
     parts: tuple[Part, ...]
 
 
-def _table(df: pd.DataFrame, caption: str, index: bool = True) -> Table:
-    "A frame of text as a table."
+def _table(
+    df: pd.DataFrame,  # of text
+    name: str,  # of the macro `table` in page.jinja
+    index: bool = True,  # is the index a column?
+    **about: Any,  # what the caption mentions
+) -> Table:
+    "A frame as a table with its caption."
     df = df.reset_index() if index else df
     cells = df.astype(object).where(df.notna(), '')  # a missing one is empty
     rows = tuple(tuple(map(str, row)) for row in cells.itertuples(index=False))
-    return Table(tuple(map(str, df.columns)), rows, caption)
+    return Table(tuple(map(str, df.columns)), rows, phrase('page.jinja', 'table', name, about))
 
 
-def _by_arm(df: pd.DataFrame, caption: str) -> Table:
+def _by_arm(df: pd.DataFrame, name: str) -> Table:
     "One row per arm; what all arms have in common is in the caption."
-    same = [c for c in df.columns if len(df) > 1 and df[c].nunique() == 1]
-    alike = ', '.join(f'{c} {df[c].iloc[0]}' for c in same if df[c].iloc[0] != '-')
-    missing = ', '.join(c for c in same if df[c].iloc[0] == '-')
-    more = f' Equal in all arms: {alike}.' * bool(alike) + f' Not measured: {missing}.' * bool(missing)
-    return _table(df.drop(columns=same), caption + more)
+    same = {c: df[c].iloc[0] for c in df.columns if len(df) > 1 and df[c].nunique() == 1}
+    equal = {c: value for c, value in same.items() if value != '-'}
+    missing = [c for c in same if c not in equal]
+    return _table(df.drop(columns=list(same)), name, equal=equal, missing=missing)
 
 # %% ../../nbs/report/05_page.ipynb #e87c21d2
+# of a report, in the order in which a reader asks for them
+PARTS = ('deployment', 'cost', 'figures', 'comparisons', 'setup', 'metrics', 'notes', 'runs')
+
+
 def page_of(
     e: Evidence,
     figures: Sequence[FigureFile],  # of `figures.draw_evidence`
@@ -83,32 +92,33 @@ def page_of(
     left_out = [reason('not_drawn', figure=f.name, why=f.reason) for f in figures if not f.path]
     refused = [c for _, c in e.comparisons if 'comparison' in c.reasons]
 
-    def tables(by_caption: dict[str, pd.DataFrame], index: bool = True) -> tuple[Table, ...]:
-        return tuple(_table(df, caption, index) for caption, df in by_caption.items() if len(df))
-
-    differ = {f'Settings that differ: {name}.': table for name, table in found.differences.items()}
-    metrics = {
-        f'Every metric of the {where} set.': found.metrics,
-        'Every evaluation set.': found.sets,
-        'The primary metric during training, means over seeds.': found.progress,
+    tables = {
+        'deployment': [_by_arm(found.use, 'deployment'), _table(found.baselines, 'baselines')],
+        'cost': [_by_arm(found.arms, 'cost')],
+        'comparisons': [_table(found.comparisons, 'comparisons', index=False)],
+        'metrics': [
+            _table(found.metrics, 'metrics', set=where),
+            _table(found.sets, 'sets'),
+            _table(found.progress, 'progress'),
+        ],
+        'runs': [
+            _table(runs_table(e.records), 'runs', index=False),
+            *(_table(df, 'differences', False, arms=arms) for arms, df in found.differences.items()),
+        ],
     }
-    floors = tables({'Trivial baselines, scored on the same units.': found.baselines})
-    compared = tables({'Arms are compared on the same seeds and units.': found.comparisons}, index=False)
-    runs = tables({'One run per row.': runs_table(e.records), **differ}, index=False)
     notes = [f'{str(note)[:1].upper()}{str(note)[1:]}.' for note in (*found.notes, *left_out)]
     notes += [phrase('comparison.jinja', 'sentence', c) for c in refused]
-    use = _by_arm(found.use, 'Means over runs; shares with their intervals.')
-    parts = (
-        Part('Deployment', tables=(use, *floors)),
-        Part('Training cost', tables=(_by_arm(found.arms, 'Mean ± half of the interval.'),)),
-        Part('Figures', figures=tuple(f for f in figures if f.path)),
-        Part('Comparisons', found.sentences, compared),
-        Part('Setup', found.setting),
-        Part('All metrics', tables=tables(metrics)),
-        Part('Notes', tuple(notes)),
-        Part('The runs', tables=runs),
+    sentences = dict(comparisons=found.sentences, setup=found.setting, notes=tuple(notes))
+    parts = tuple(
+        Part(
+            phrase('page.jinja', 'heading', name),
+            sentences.get(name, ()),
+            tuple(t for t in tables.get(name, ()) if t.rows),
+            tuple(f for f in figures if f.path) if name == 'figures' else (),
+        )
+        for name in PARTS
     )
-    return Page(f'Study {e.study}', found.about, found.headline, parts)
+    return Page(phrase('page.jinja', 'title', e.study), found.about, found.headline, parts)
 
 # %% ../../nbs/report/05_page.ipynb #1024a531
 def as_html(page: Page) -> str:  # a whole document; well-formed XML, too
