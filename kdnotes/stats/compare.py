@@ -73,10 +73,6 @@ from kdnotes.stats.comparable import (
 __all__ = ['TIMES', 'VERDICTS', 'FAMILIES', 'metric_differences', 'Comparison', 'compare', 'uncommitted', 'Verdict', 'verdict_on',
            'study_comparisons', 'corrected', 'study_factorial']
 
-# %% ../../nbs/stats/05_compare.ipynb #279ce639
-#| export
-
-
 # %% ../../nbs/stats/05_compare.ipynb #0079f6ba
 def metric_differences(
     pairs: Sequence[tuple[dict, dict]], units: pd.DataFrame | None
@@ -431,16 +427,16 @@ def study_comparisons(
     times = timed(records)
     found = corrected([(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in steps])
     trivial = trivial_baselines(records, floors) if records else []
-    return _beside_floor(found, trivial, arms, units) if trivial else found
+    return _with_baselines(found, trivial, arms, units) if trivial else found
 
 
-def _beside_floor(
+def _with_baselines(
     comparisons: list[tuple[str, Comparison]],
     trivial: Sequence[TrivialBaseline],  # the best first
     arms: dict[str, list[dict]],
     units: pd.DataFrame | None,
 ) -> list[tuple[str, Comparison]]:
-    "Comparisons with a remark where neither arm is better than the best trivial baseline beside it."
+    "Comparisons, with a warning where neither arm is better than its best trivial baseline."
     low = {}
     for arm, runs in arms.items():
         floor = next(iter(beside(trivial, runs)), None)
@@ -448,13 +444,13 @@ def _beside_floor(
         if gained is not None and gained.low is not None and not is_above(gained):
             low[arm] = floor
 
-    def told(c: Comparison) -> Comparison:
+    def remarked(c: Comparison) -> Comparison:
         if c.difference is None or not {c.a, c.b} <= low.keys():
             return c
         names = tuple(dict.fromkeys(low[arm].words for arm in (c.a, c.b)))
         return replace(c, warnings=(*c.warnings, reason('at_baseline', a=c.a, b=c.b, baselines=names)))
 
-    return [(kind, told(c)) for kind, c in comparisons]
+    return [(kind, remarked(c)) for kind, c in comparisons]
 
 
 # name -> kinds of comparisons
