@@ -462,9 +462,9 @@ def test_a_rank_that_dies_ends_the_checks_and_not_the_doctor(patient, tmp_path):
         package=copy_package(tmp_path / 'package', mutant),
     )
     assert done.returncode == 1, done.stderr
-    assert re.search(
-        r'^ranks +FAIL +RuntimeError: rank one is ill', done.stdout, re.M
-    ) and re.search(r'^time +skipped', done.stdout, re.M)
+    assert re.search(r'^ranks +FAIL +RuntimeError: rank one is ill', done.stdout, re.M) and re.search(
+        r'^time +skipped', done.stdout, re.M
+    )
 
 
 def test_what_cannot_be_is_refused_in_one_sentence(patient):
