@@ -29,6 +29,7 @@ from kdnotes.checks.probes import communication, replaced
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.given import make_config
 from kdnotes.core.files import read_json, runs_path, write_json
+from kdnotes.core.render import phrase
 from kdnotes.core.resolve import resolve
 from kdnotes.core.streams import torch_seed
 from kdnotes.distill.architectures import count_parameters
@@ -435,7 +436,8 @@ def text(results: dict, predicted: dict[str, Predicted]) -> str:
     for task, its in predicted.items():
         parts += [f'\n{task}: a step predicted from the others ({constants(its.machine)})']
         parts += [its.table.drop(columns='why').round(3).to_string(index=False)]
-    parts += ['', *sentences(results, predicted), '', published.super_linear()['sentence']]
+    whole = phrase('scaling.jinja', 'super_linear', published.super_linear())
+    parts += ['', *sentences(results, predicted), '', whole]
     return '\n'.join(parts)
 
 

@@ -10,6 +10,7 @@ from handmade import make_record, write_run
 from kdnotes import cli
 from kdnotes.stats import hardware as h
 from kdnotes.core.config import ConfigError, KdnotesError
+from kdnotes.core.render import reason
 from kdnotes.results.store import records
 
 H200 = 'NVIDIA H200'
@@ -136,7 +137,7 @@ def test_an_estimate_lies_between_the_ratios_and_says_what_it_rests_on(capsys):
     assert (low, high) == pytest.approx((min(ratios), max(ratios)))
     assert estimate['joules'] == pytest.approx(v100.power_w * estimate['training_s'][1])
     assert by_name['NVIDIA L4']['price'] is None and by_name['NVIDIA L4']['reasons']['price']
-    assert any(f'estimates rest on {H200} ({record["run_id"]})' in note for note in found['notes'])
+    assert any(f'estimates use the time on {H200} ({record["run_id"]})' in note for note in found['notes'])
     assert any('list price' in note for note in found['notes'])
 
 
@@ -146,7 +147,7 @@ def test_what_is_not_known_is_null_with_a_reason(capsys):
     assert choice['basis'] == 'unknown' and choice['epoch_s'] is choice['price'] is choice['joules'] is None
     assert 'no bf16_tflops of Tesla V100' in choice['reasons']['epoch_s']
     found = printed(capsys, '--run', 'wikiqa')  # of processors, whose peaks nobody gave
-    assert any(note.startswith('a training is the mean of') for note in found['notes'])
+    assert any(note.startswith('times are means over') for note in found['notes'])
     for choice in found['devices']:
         for name in ('epoch_s', 'price', 'joules'):
             assert choice[name] is not None or choice['reasons'].get(name) or choice['basis'] == 'unknown'
@@ -178,7 +179,7 @@ def test_runs_that_shared_a_device_tell_between_a_share_and_all_of_their_time():
     low, high = choice.epoch_s
     jobs = [t.jobs for t in shared]
     assert min(jobs) > 1 and high / max(jobs) <= low <= high / min(jobs)
-    assert choice.notes == (f'up to {max(jobs)} runs shared the device, so the ends lie far apart',)
+    assert choice.notes == (reason('runs_shared_device', jobs=max(jobs)),)
 
 
 def test_a_gpu_that_waits_for_its_host_is_no_slower_to_replace():
@@ -194,7 +195,9 @@ def test_a_gpu_that_waits_for_its_host_is_no_slower_to_replace():
 def test_a_device_with_too_little_memory_is_told():
     given = h.Timing(H200, 'fp16', 60.0, 'a run', memory_mib=20_000)
     notes = {c.device: c.notes for c in h.choices([given], h.read_devices())}
-    assert notes['Tesla T4'] == ('21 GB were taken, and it has 16: lower micro_batch_tokens',)
+    assert [*map(str, notes['Tesla T4'])] == [
+        'the runs used 21 GB of memory and the device has 16 GB; lower micro_batch_tokens'
+    ]
     assert notes['NVIDIA L4'] == notes[H200] == ()
 
 

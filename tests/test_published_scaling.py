@@ -10,6 +10,7 @@ from kdnotes.scaling import published as p
 from kdnotes.report.plotting import figure_bytes
 from kdnotes.scaling.steptime import calibrate, step_of, step_s, total_s
 from kdnotes.core.config import ConfigError
+from kdnotes.core.render import phrase
 
 MINUTES = np.array([438, 402, 204, 70, 66, 37, 32])
 
@@ -58,10 +59,12 @@ def test_it_is_not_super_linear(monkeypatch):
     said = p.super_linear()
     assert (said['holds'], said['gpus'], said['factor']) == (False, 8, 438 / 32)
     assert said['scaling'] == 204 / 32 and said['efficiency'] == pytest.approx(0.797, abs=1e-3)
-    for words in ('not super-linear', '204/32', '80% of linear', '14.2 times the sequences'):
-        assert words in said['sentence']
+    text = phrase('scaling.jinja', 'super_linear', said)
+    for words in ('is not super-linear', '204/32 = 6.38', '80% of linear', '14.2 times the sequences'):
+        assert words in text
     monkeypatch.setattr(p, 'TABLE', (*p.TABLE[:6], replace(p.TABLE[6], minutes=25)))
-    assert p.super_linear()['holds'] and 'is super-linear' in p.super_linear()['sentence']
+    assert p.super_linear()['holds']
+    assert 'is super-linear' in phrase('scaling.jinja', 'super_linear', p.super_linear())
 
 
 def test_a_published_row_has_the_work_that_the_model_reads():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from kdnotes.scaling import steptime as s
 from kdnotes.core.config import ConfigError
+from kdnotes.core.render import phrase
 
 CPU = s.Machine(4e-3, 6e-3, 12e-3, spread=0.05, overlap=0.3, crowding=0.1, alpha_s=3e-4, byte_s=1 / 0.8e9)
 GPU = s.Machine(1e-3, 2e-3, 5e-3, 0.0, 0.03, 0.5, 0.0, 2e-5, 1 / 100e9, 5e-5, 1 / 2e9, 1 / 10e9)
@@ -223,17 +224,17 @@ def test_no_constant_is_below_zero():
 )
 def test_constants_that_no_row_tells_are_named(chosen, told):
     few = [row for row in rows() if chosen(row)]
-    assert s.untold(few, machine=CPU) == told
-    with pytest.raises(ConfigError, match='the rows do not tell ' + ' and '.join(told)):
+    assert s.unidentified(few, machine=CPU) == told
+    with pytest.raises(ConfigError, match='the rows do not determine ' + ' and '.join(told)):
         s.calibrate(few)
 
 
 def test_as_many_constants_as_rows_tell():
-    assert s.told(rows()) == s.FREE
-    assert s.told([r for r in rows() if r['ranks'] == 1]) == ('per_example_s', 'optimizer_s', 'fixed_s')
+    assert s.identified(rows()) == s.FREE
+    assert s.identified([r for r in rows() if r['ranks'] == 1]) == ('per_example_s', 'optimizer_s', 'fixed_s')
     same = [r for r in rows() if r['examples'] == 8 * r['ranks'] * r['micro_batches']]
-    assert set(s.FREE) - set(s.told(same)) == {'fixed_s'}
-    table, _ = s.held_out(same, s.told(same))
+    assert set(s.FREE) - set(s.identified(same)) == {'fixed_s'}
+    table, _ = s.held_out(same, s.identified(same))
     assert table['error_percent'].abs().max() < 1  # what cannot be told is not needed for more of the same
 
 
@@ -305,21 +306,33 @@ def test_a_rank_without_an_example_is_left_out():
 
 
 @pytest.mark.parametrize(
-    'machine, base, first',
+    'machine, base, first, times',
     [
-        (s.Machine(per_example_s=0.01), BASE, 'Twice the devices at the same batch gains most, 2.00 times'),
-        (s.Machine(1e-3, byte_s=1e-6), replace(BASE, micro_batches=1), 'Twice the bandwidth gains most, 2'),
+        (s.Machine(per_example_s=0.01), BASE, 'devices', 2.0),
+        (s.Machine(1e-3, byte_s=1e-6), replace(BASE, micro_batches=1), 'bandwidth', 2.0),
         (
             s.Machine(1e-3, alpha_between_s=10.0),
             BASE,
-            'Twice the accumulation, with twice the batch, gains most',
+            'accumulation',
+            2.0,
         ),
         (
             s.Machine(1e-3, byte_s=1e-8),
             replace(BASE, sync='every'),
-            'Summing gradients once a step gains most',
+            'delayed',
+            13.0,
         ),
     ],
 )
-def test_what_to_buy_next(machine, base, first):
-    assert s.what_next(machine, base).startswith(first)
+def test_what_to_buy_next(machine, base, first, times):
+    found = s.gains(machine, base)
+    assert next(iter(found)) == first and list(found.values()) == sorted(found.values(), reverse=True)
+    assert found[first] == pytest.approx(times, rel=0.1)
+
+
+def test_what_gains_most_in_a_sentence():
+    found = dict(bandwidth=1.984, devices=1.2, accumulation=1.0)
+    assert phrase('scaling.jinja', 'gains', found) == (
+        'Doubling the bandwidth helps most: it gives 1.98 times the examples per second (doubling the '
+        'devices at the same batch size: 1.20, doubling accumulation and batch size: 1.00).'
+    )

@@ -14,11 +14,12 @@ from dataclasses import asdict
 from pathlib import Path
 from ..train import distributed as rt
 from ..core.arms import MODES
-from ..core.config import ConfigError, KdnotesError, RunConfig, counted, is_given, task_info
+from ..core.config import ConfigError, KdnotesError, RunConfig, is_given, task_info
 from ..core.files import own_folder
 from ..core.processes import Ranks, die_with_parent, how_ended
 from .examination import DoctorError, examine
-from .verdicts import CHECKS, Diagnosis, Finding
+from .verdicts import CHECKS, TEMPLATE, Diagnosis, Finding
+from ..core.render import phrase
 from ..experiment.clean import stale
 from ..experiment.launch import why_ended
 from ..experiment.plan import plan
@@ -42,9 +43,7 @@ def _jobs(
     labels = Counter()
     for config in configs:
         if uses_intermediate_layers(config):
-            notes.append(
-                'hidden_loss and relation_loss are off in these checks, which look at losses of outputs'
-            )
+            notes.append(phrase(TEMPLATE, 'hidden_losses_off'))
             config = config.model_copy(
                 update=dict(hidden_loss='none', relation_loss='none', hidden_layers=None)
             )
@@ -53,15 +52,12 @@ def _jobs(
         teacher = planned.teacher
         labels[c.arm] += 1
         missing = teacher is not None and find_run_model(teacher.run_id) is None
-        what = f'training {task_info(c.task).row_name}'
-        notes.append(f"{c.task} on {c.corpus}, {len(corpora[c.corpus].splits['train'])} {what}")
+        n_rows = len(corpora[c.corpus].splits['train'])
+        notes.append(phrase(TEMPLATE, 'corpus', c, n_rows, task_info(c.task).row_name))
         notes += planned.findings
         untrained = missing and not is_given(teacher.config)
         if untrained:
-            notes.append(
-                f'the fine-tuned teacher {teacher.run_id} is not there yet: the pretrained one with a new '
-                'head stands in'
-            )
+            notes.append(phrase(TEMPLATE, 'teacher_untrained', teacher.run_id))
         jobs.setdefault(c.ranks, []).append(
             dict(
                 config=c.model_dump(mode='json'),
@@ -74,9 +70,8 @@ def _jobs(
             )
         )
     for ranks, cases in jobs.items():
-        threads = cases[0]['config']['threads_per_rank']
-        own = f'{counted(threads, "thread")} each' if threads else 'no threads of their own'
-        notes.append(f"{', '.join(case['label'] for case in cases)}: {counted(ranks, 'rank')} with {own}")
+        labels = [case['label'] for case in cases]
+        notes.append(phrase(TEMPLATE, 'processes', labels, ranks, cases[0]['config']['threads_per_rank']))
     if len(jobs) > 1:
         # the main rank does these while the others wait
         jobs[min(r for r in jobs if r > 1)] += jobs.pop(1, [])
@@ -126,7 +121,7 @@ def _launch(job: dict, folder: Path, on_finding: Callable[[Finding], None], dead
         raise DoctorError(f'a rank {how_ended(code)} before the first check: {why}')
     known = {(f.mode, f.check) for f in found}
     return found + [
-        Finding(check, 'skipped', f'the ranks ended before it: {why}', mode=case['label'])
+        Finding(check, 'skipped', 'ended', dict(why=why), mode=case['label'])
         for case in job['cases']
         for check in CHECKS
         if (case['label'], check) not in known
@@ -152,16 +147,9 @@ def doctor(
     load = os.getloadavg()[0]
     cores = rt.machine().cores
     if load > cores + 0.5:
-        notes.append(
-            f'the machine is busy (load average {load:.1f} on {cores} cores): an idle one is faster than the '
-            'forecasts'
-        )
+        notes.append(phrase(TEMPLATE, 'busy', load, cores))
     if old := stale():
-        notes.append(
-            f'{counted(len(old), "kept folder")} ({sum(one.size for one in old) / 2**20:,.1f} MiB) of '
-            'changed files or earlier versions '
-            'will not be used; `kdnotes clean` removes them'
-        )
+        notes.append(phrase(TEMPLATE, 'stale', old))
     modes = list(dict.fromkeys(case['label'] for job in jobs for case in job['cases']))
     order = {mode: i for i, mode in enumerate(MODES)}
 

@@ -158,7 +158,7 @@ def _check_trainings(case: Case) -> list[Finding]:  # on the main rank; elsewher
         *_equalities(case, together, [r for r, *_ in ranks]),
         *verdicts.judge_counts(seen.steps, here.ranks, case.config.gradient_sync != 'delayed'),
         _judge_inputs(case, seen, witness),
-        teacher or Finding('teacher', 'skipped', 'no distillation in this mode'),
+        teacher or Finding('teacher', 'skipped', 'no_distillation'),
         verdicts.judge_syncs(seen.waits, sum(s.forwards for s in seen.steps), here.dtype, here.device.type),
         _judge_precision(case, seen),
     ]
@@ -167,16 +167,10 @@ def _check_trainings(case: Case) -> list[Finding]:  # on the main rank; elsewher
 def _equalities(case: Case, together: WatchedTraining, sums: list[dict]) -> list[Finding]:
     "Ranks against each other and against one."
     if case.here.ranks == 1:
-        return [
-            Finding(check, 'skipped', 'one rank has nothing to be compared with')
-            for check in ('ranks', 'one rank')
-        ]
+        return [Finding(check, 'skipped', 'one_rank') for check in ('ranks', 'one rank')]
     ranks = verdicts.judge_ranks(sums, [name for name, p in case.model.named_parameters() if p.requires_grad])
     if not case.one:
-        return [
-            ranks,
-            Finding('one rank', 'skipped', "no training on one rank to compare with (see 'accumulation')"),
-        ]
+        return [ranks, Finding('one rank', 'skipped', 'no_reference')]
     apart = [probes.distance(a.numbers, b.numbers) for a, b in zip(together.seen.steps, case.one.seen.steps)]
     return [
         ranks,
@@ -234,7 +228,7 @@ def _check_cache(case: Case) -> list[Finding]:  # on the main rank; elsewhere no
     config = case.config
     here = case.here
     if not case.teacher or config.signal == 'online':
-        why = 'the teacher runs beside the student' if case.teacher else 'no distillation in this mode'
+        why = 'online' if case.teacher else 'no_distillation'
         return [Finding('cache', 'skipped', why)] if here.main else []
     index = np.concatenate([step.index for step in tr.schedule_steps(case.task, _timed(case))[1]])
     key = te.key_parts(case.as_read, config, case.teacher, case.tokenizer, case.corpus_sha256)
@@ -250,13 +244,13 @@ def _check_cache(case: Case) -> list[Finding]:  # on the main rank; elsewhere no
         return []
     batch = case.as_read.batch('train', index[:8]).to(here.device)
     online = te.teacher_signal(case.as_read, case.teacher, batch)
-    return [verdicts.judge_cache(*probes.compare_signals(case.signal(batch), online, config.signal_dtype))]
+    far, within = probes.compare_signals(case.signal(batch), online, config.signal_dtype)
+    numbers = dict(far=far, dtype=config.signal_dtype) | te.precision(config.signal_dtype)
+    return [verdicts.judged('cache', within, 'cache', numbers, 'delete_cache')]
 
 # %% ../../nbs/checks/04_examination.ipynb #badbc543
-def _evaluation_forwards(task: Task, config: RunConfig) -> int | None:  # None: the task evaluates itself
+def _evaluation_forwards(task: Task, config: RunConfig) -> int:
     "How many examples all evaluations of a run ask the model about."
-    if task.evaluates_itself:
-        return None
     at_the_end = sum(len(task.lengths(name)) for name in task.evaluation_sets)
     after_an_epoch = len(task.lengths(task.evaluation_sets[0]))
     return at_the_end + (math.ceil(config.epochs) - 1) * after_an_epoch
@@ -267,8 +261,7 @@ def _check_time(case: Case) -> list[Finding]:
     config = case.config
     here = case.here
     if is_given(config):
-        never = Finding('time', 'skipped', 'a given model is measured and never trained')
-        return [never] if here.main else []
+        return [Finding('time', 'skipped', 'never_trained')] if here.main else []
     timed = _timed(case)
     signal = case.signal
     if signal is None and case.teacher:
@@ -286,18 +279,18 @@ def _check_time(case: Case) -> list[Finding]:
     rate = result.examples_per_s or result.examples / result.train_s
     task = case.task
     n = len(task.lengths('train'))
-    parts = {
-        'training': case.ahead.examples / rate,
-        'evaluations': (_evaluation_forwards(task, config) or 0) / 3 / rate,
-        "the teacher's signal": n * case.signal_s / here.ranks,
-    }
-    seen = (
-        f'{case.ahead.examples} examples at {rate:.1f} a second, seen over {result.steps} steps of '
-        f'{timed.batch_size} on the machine as busy as it is now'
+    signal_s = n * case.signal_s / here.ranks
+    evaluated = 0 if task.evaluates_itself else _evaluation_forwards(task, config)
+    numbers = dict(
+        parts=dict(training=case.ahead.examples / rate, evaluation=evaluated / 3 / rate, signal=signal_s),
+        before=case.teacher_epochs * 3 * signal_s,
+        examples=case.ahead.examples,
+        rate=rate,
+        steps=result.steps,
+        batch_size=timed.batch_size,
+        task=task.name if task.evaluates_itself else '',
     )
-    if _evaluation_forwards(task, config) is None:
-        seen += f'; the evaluations are not in it, since task={task.name!r} evaluates a model in its own way'
-    return [verdicts.judge_time(parts, case.teacher_epochs * 3 * n * case.signal_s / here.ranks, seen)]
+    return [Finding('time', 'ok', 'time', numbers)]
 
 # %% ../../nbs/checks/04_examination.ipynb #8319c84e
 class DoctorError(KdnotesError):
@@ -307,15 +300,11 @@ class DoctorError(KdnotesError):
 def _failed(check: str, error: Exception) -> Finding:
     "An error as a finding."
     if isinstance(error, KdnotesError):
-        return Finding(check, 'fail', str(error))
+        return Finding(check, 'fail', 'refused', dict(text=str(error)))
     first = (str(error).strip().splitlines() or [''])[0][:200]
     memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-    return Finding(
-        check,
-        'fail',
-        f'it ended with {type(error).__name__}: {first}',
-        'lower micro_batch_tokens' if memory else 'a run would end so too: correct the model or the task',
-    )
+    numbers = dict(kind=type(error).__name__, text=first)
+    return Finding(check, 'fail', 'crashed', numbers, 'less_memory' if memory else 'fix_code')
 
 # %% ../../nbs/checks/04_examination.ipynb #b6c047b8
 def _train_reference(case: Case) -> list[Finding]:  # none
@@ -345,14 +334,16 @@ def _checks_of_one_rank(
         return [verdicts.judge_saving(changed, apart, case.model.config._attn_implementation)]
 
     def padding():
-        limits = f'batch_size={config.batch_size} and micro_batch_tokens={config.micro_batch_tokens}'
-        return [verdicts.judge_padding(case.ahead.padding, limits)]
+        limits = dict(batch_size=config.batch_size, micro_batch_tokens=config.micro_batch_tokens)
+        share = case.ahead.padding
+        numbers = dict(share=share) | limits
+        return [verdicts.judged('padding', share < 0.2, 'padding', numbers, 'smaller_micro_batches', 'warn')]
 
     def memory():
         online = count_parameters(case.teacher) if case.teacher and config.signal == 'online' else 0
         setup = case.setup(case.model, alone)
         needs, token = forecast_memory(setup, largest, case.process_bytes, online)
-        size = f"{len(largest)} x {int(task.lengths('train')[largest].max())} tokens"
+        size = (len(largest), int(task.lengths('train')[largest].max()))
         sharing = here.ranks if here.device.type == 'cpu' else 1
         return [verdicts.judge_memory(needs, token, free_bytes(here.device), sharing, size)]
 
@@ -398,7 +389,7 @@ def _examine(case: Case, report: Callable[[Finding], None]) -> None:
             say(find(case))
         except Exception as e:
             say([_failed(checks[0], e)])
-            say(Finding(check, 'skipped', f'see {checks[0]!r}') for check in checks[1:])
+            say(Finding(check, 'skipped', 'see', dict(check=checks[0])) for check in checks[1:])
             if case.here.ranks > 1:
                 raise
 

@@ -344,9 +344,9 @@ class Witness:
         self.faults |= {
             name
             for name, bad in {
-                'in training mode': module.training,
-                'with a gradient': torch.is_grad_enabled(),
-                'under autocast': torch.is_autocast_enabled(device),
+                'training': module.training,
+                'gradient': torch.is_grad_enabled(),
+                'autocast': torch.is_autocast_enabled(device),
             }.items()
             if bad
         }
@@ -485,7 +485,7 @@ def compare_signals(
     cached: dict[str, Tensor],  # name -> (n, ...)
     online: dict[str, Tensor],
     storage_dtype: str,  # fp32 | fp16 | bf16
-) -> tuple[float, bool, str]:  # largest difference; is every number as near as promised?; the promise
+) -> tuple[float, bool]:  # largest difference; is every number as near as the format promises?
     "The stored signal against the computed one."
     bound = te.precision(storage_dtype)
     far = max((cached[k] - online[k]).abs().max().item() for k in online)
@@ -493,7 +493,7 @@ def compare_signals(
         bool(((cached[k] - v).abs() <= 2 * bound['absolute'] + bound['relative'] * v.abs()).all())
         for k, v in online.items()
     )
-    return far, within, f"a relative {bound['relative']:.0e} and {bound['absolute']:.0e}, in {storage_dtype}"
+    return far, within
 
 # %% ../../nbs/checks/02_probes.ipynb #c72a9e2f
 def saved_and_loaded(

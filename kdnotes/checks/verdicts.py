@@ -6,69 +6,58 @@
 from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from typing import Any
 import numpy as np
 import pandas as pd
-from ..core.render import duration
-from ..core.config import counted
+from ..core.render import phrase, render
 
 # %% auto #0
-__all__ = ['CHECKS', 'RESULTS', 'TOLERANCE', 'Finding', 'Diagnosis', 'tolerance', 'judge_accumulation', 'judge_ranks',
-           'judge_one_rank', 'judge_counts', 'judge_syncs', 'judge_precision', 'judge_inputs', 'judge_teacher',
-           'judge_cache', 'judge_saving', 'judge_padding', 'judge_memory', 'judge_time']
+__all__ = ['CHECKS', 'RESULTS', 'TEMPLATE', 'TOLERANCE', 'Finding', 'Diagnosis', 'tolerance', 'judged', 'judge_accumulation',
+           'judge_ranks', 'judge_one_rank', 'judge_counts', 'judge_syncs', 'judge_precision', 'judge_inputs',
+           'judge_teacher', 'judge_saving', 'judge_memory']
 
 # %% ../../nbs/checks/03_verdicts.ipynb #55ae6014
-CHECKS = {
-    'ranks': 'are gradients and weights equal on all ranks, to the last bit?',
-    'one rank': 'do the ranks together compute what one rank computes?',
-    'accumulation': 'do micro-batches add up to the full batch?',
-    'all-reduce': 'are gradients summed over ranks once in an optimizer step?',
-    'wrapper': "does each of the student's forwards pass the wrapper that sums gradients?",
-    'inputs': 'does each model get all the inputs it takes?',
-    'teacher': 'does the teacher say in the trainer what it says alone?',
-    'cache': 'is the stored signal the one computed beside the student?',
-    'saving': 'is the model the same after saving and loading?',
-    'precision': 'in which number format are matmuls computed, and why?',
-    'host syncs': 'how often does the host wait for the device within a step?',
-    'padding': 'how much of the work is padding?',
-    'memory': 'will it fit?',
-    'time': 'how long will it take?',
-}
+CHECKS = (
+    'ranks',  # are gradients and weights bitwise equal on all ranks?
+    'one rank',  # do the ranks together compute what one rank computes?
+    'accumulation',  # do micro-batches add up to the full batch?
+    'all-reduce',  # are gradients summed over ranks once per optimizer step?
+    'wrapper',  # does every forward of the student use the wrapper that sums gradients?
+    'inputs',  # does each model get all the inputs it accepts?
+    'teacher',  # are the teacher's outputs during training those that it has alone?
+    'cache',  # are the stored outputs of the teacher the computed ones?
+    'saving',  # is the model the same after saving and loading?
+    'precision',  # in which number format are matmuls computed, and why?
+    'host syncs',  # how often does the host wait for the device within a step?
+    'padding',  # how much of the work is padding?
+    'memory',  # will it fit?
+    'time',  # how long will it take?
+)
 RESULTS = ('ok', 'warn', 'fail', 'skipped')
+TEMPLATE = 'doctor.jinja'
 
 
 @dataclass(frozen=True)
 class Finding:
     "What one check found."
 
-    check: str  # a key of CHECKS
+    check: str  # one of CHECKS
     result: str  # one of RESULTS
-    found: str  # the figures
-    change: str = ''  # what to do about it
-    figure: str = ''  # the one figure a narrow table has room for
+    code: str  # of what was found: a macro of the template
+    numbers: dict[str, Any] = field(default_factory=dict)  # JSON-able: what its macros take
+    advice: str = ''  # what to change: a macro, too; '': nothing
     mode: str = ''  # the configuration's
 
     @property
-    def cell(self) -> str:
-        "What a table of several modes shows."
-        return {
-            'ok': self.figure or 'ok',
-            'warn': f'{self.figure} !'.strip(),
-            'fail': 'FAIL',
-            'skipped': '-',
-        }[self.result]
+    def found(self) -> str:
+        "What was found, as a sentence."
+        return phrase(TEMPLATE, self.code, self.numbers)
 
-
-def _judged(
-    check: str,
-    ok: bool,
-    found: str,
-    change: str,  # what to do where it is not
-    figure: str = '',
-    otherwise: str = 'fail',
-) -> Finding:
-    "A finding that asks for a change unless all is well."
-    return Finding(check, 'ok' if ok else otherwise, found, '' if ok else change, figure)
+    @property
+    def change(self) -> str:  # '': nothing
+        "What to change, as a sentence."
+        return phrase(TEMPLATE, self.advice, self.numbers) if self.advice else ''
 
 # %% ../../nbs/checks/03_verdicts.ipynb #df944996
 @dataclass(frozen=True)
@@ -84,62 +73,20 @@ class Diagnosis:
         "Did no check fail?"
         return not any(f.result == 'fail' for f in self.findings)
 
-    def table(self) -> pd.DataFrame:  # mode, check, result, found, change
+    def table(self) -> pd.DataFrame:
         "One row a finding."
-        return pd.DataFrame(
-            [{k: v for k, v in asdict(f).items() if k != 'figure'} for f in self.findings],
-            columns=['mode', 'check', 'result', 'found', 'change'],
-        )
+        columns = ['mode', 'check', 'result', 'found', 'change']
+        return pd.DataFrame([{k: getattr(f, k) for k in columns} for f in self.findings], columns=columns)
 
     def __str__(self) -> str:
+        cells = pd.Series({(f.mode, f.check): phrase(TEMPLATE, 'cell', f) for f in self.findings})
         modes = list(dict.fromkeys(f.mode for f in self.findings))
-        if len(modes) == 1:
-            body = [_by_check(self.findings)]
-        else:
-            body = [_by_mode(self.findings, modes), *_troubles(self.findings)]
-        count = Counter(f.result for f in self.findings)
-        verdict = f"{count['ok']} checks passed, {count['warn']} with a warning"
-        if count['fail']:
-            verdict = f"{count['fail']} of {count.total() - count['skipped']} checks failed"
-        return '\n'.join([*body, *(f'note: {n}' for n in self.notes), f'{verdict} ({self.seconds:.0f} s)'])
-
-# %% ../../nbs/checks/03_verdicts.ipynb #0ef8cd68
-def _columns(rows: Sequence[Sequence[str]]) -> str:
-    "Rows of text, aligned."
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return '\n'.join(
-        '  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
-    )
-
-
-def _by_check(findings: Sequence[Finding]) -> str:
-    "A line a check; what to change on a line of its own."
-    shown = {'fail': 'FAIL'}
-    head = ('check', 'result', findings[0].mode)
-    rows = [head, *((f.check, shown.get(f.result, f.result), f.found) for f in findings)]
-    changes = ['', *(f.change and f'\n    -> {f.change}' for f in findings)]
-    return '\n'.join(map(str.__add__, _columns(rows).split('\n'), changes))
-
-
-def _by_mode(findings: Sequence[Finding], modes: Sequence[str]) -> str:
-    "A line a mode."
-    cells = {(f.mode, f.check): f.cell for f in findings}
-    return _columns(
-        [('', *CHECKS)] + [(mode, *(cells.get((mode, check), '-') for check in CHECKS)) for mode in modes]
-    )
-
-
-def _troubles(findings: Sequence[Finding]) -> list[str]:
-    "What is wrong, and what to change; modes that share a trouble share its lines."
-    shared: dict[tuple, list[str]] = {}
-    for f in findings:
-        if f.result in ('fail', 'warn'):
-            shared.setdefault((f.result != 'fail', f.result, f.check, f.found, f.change), []).append(f.mode)
-    return [
-        f"{result.upper() if result == 'fail' else result} {check} ({', '.join(modes)}): {found}"
-        + (f'\n    -> {change}' if change else '')
-        for (_, result, check, found, change), modes in sorted(shared.items(), key=lambda item: item[0][0])
-    ]
+        troubles: dict[tuple, list[str]] = {}  # modes that share one share its lines
+        for f in sorted(self.findings, key=lambda f: f.result != 'fail'):
+            if f.result in ('fail', 'warn'):
+                troubles.setdefault((f.result, f.check, f.found, f.change), []).append(f.mode)
+        cells = cells.unstack(fill_value='-').reindex(index=modes, columns=list(CHECKS), fill_value='-')
+        return render('doctor.txt.jinja', **vars(self), cells=cells, troubles=troubles).rstrip()
 
 # %% ../../nbs/checks/03_verdicts.ipynb #1e6ad356
 # distance of two gradients as a share of their size: other order of sums, other roundings
@@ -154,13 +101,22 @@ def tolerance(
     return max(TOLERANCE[dtype], TOLERANCE.get(sent, 0))
 
 
-def _against(far: float, times: float) -> str:
-    "A distance in words: a multiple where it is one."
-    return (
-        f'{times:.2f} times as large'
-        if abs(times - 1) > 0.05 and far**2 - (times - 1) ** 2 < (0.1 * times) ** 2
-        else f'{far:.1%} of its size away'
-    )
+def judged(
+    check: str,
+    ok: bool,
+    code: str,
+    numbers: dict,
+    advice: str,  # what to do where it is not
+    otherwise: str = 'fail',
+) -> Finding:
+    "A finding that asks for a change unless all is well."
+    return Finding(check, 'ok' if ok else otherwise, code, numbers, '' if ok else advice)
+
+
+def _apart(distance: float, times: float) -> dict:
+    "How far a gradient is from another, and whether it is a multiple of it."
+    is_multiple = abs(times - 1) > 0.05 and distance**2 - (times - 1) ** 2 < (0.1 * times) ** 2
+    return dict(distance=distance, times=times, is_multiple=is_multiple)
 
 
 def judge_accumulation(
@@ -172,24 +128,16 @@ def judge_accumulation(
     noise = parts[1][0]
     rest = {n: d for n, d in parts.items() if n > 1}
     if np.isnan([d for d, _ in parts.values()]).any():
-        return Finding('accumulation', 'skipped', 'gradients are not finite at the first step')
+        return Finding('accumulation', 'skipped', 'not_finite')
     if noise > allowed:
-        why = 'the model has randomness that is no dropout'
-        found = f'the same batch twice gives gradients {noise:.1e} apart: {why}'
-        return Finding('accumulation', 'skipped', found)
+        return Finding('accumulation', 'skipped', 'random', dict(noise=noise))
     worst = max(d for d, _ in rest.values())
-    figure = f'{worst:.0e}'
-    if worst <= allowed:
-        of = ' and '.join(map(str, rest))
-        found = f"gradients of {of} micro-batches are at most {worst:.1e} of their size from the full batch's"
-        return Finding('accumulation', 'ok', found, figure=figure)
-    told = ', '.join(f"{_against(*d)} with {n} micro-batches" for n, d in rest.items())
-    found = f'against the full batch, the gradient is {told}'
-    change = 'look for what couples the examples of a batch, and for a wrong divisor of the loss'
-    if all(abs(times / n - 1) < 0.2 for n, (_, times) in rest.items()):
-        found += ': the loss of each micro-batch is divided by its own, local count'
-        change = 'divide by the counts of the whole step (Task.loss_counts)'
-    return Finding('accumulation', 'fail', found, change, figure)
+    local = all(abs(times / n - 1) < 0.2 for n, (_, times) in rest.items())
+    apart = [dict(parts=n) | _apart(*d) for n, d in rest.items()]
+    ok = worst <= allowed
+    numbers = dict(worst=worst, apart=apart, local=local)
+    advice = 'divide_by_step' if local else 'independent_examples'
+    return judged('accumulation', ok, 'accumulation' if ok else 'accumulation_wrong', numbers, advice)
 
 # %% ../../nbs/checks/03_verdicts.ipynb #671a346a
 def judge_ranks(
@@ -204,19 +152,10 @@ def judge_ranks(
             continue
         called = names if len(names) == len(first) else [what] * len(first)
         wrong = [name for name, a, b in zip(called, first, checksums[others[0]][what]) if a != b]
-        found = (
-            f'{what} differ between rank 0 and rank {others[0]} in {len(wrong)} of {len(called)} tensors '
-            f'({wrong[0]}, ...)'
-        )
-        change = (
-            'gradients are not summed over ranks: let every forward pass the DDP wrapper, and every rank '
-            'run each backward of a step'
-        )
-        return Finding('ranks', 'fail', found, change)
-    ranks = len(checksums)
+        numbers = dict(what=what, rank=others[0], differ=len(wrong), of=len(called), first=wrong[0])
+        return Finding('ranks', 'fail', 'ranks_differ', numbers, 'sum_over_ranks')
     steps = sum('gradients' in what for what in checksums[0])
-    found = f'losses, gradients and weights are equal to the last bit on {ranks} ranks after {steps} steps'
-    return Finding('ranks', 'ok', found, figure=f'{ranks} equal')
+    return Finding('ranks', 'ok', 'ranks', dict(ranks=len(checksums), steps=steps))
 
 # %% ../../nbs/checks/03_verdicts.ipynb #a9910dac
 def judge_one_rank(
@@ -227,21 +166,14 @@ def judge_one_rank(
 ) -> Finding:
     "The ranks together against one rank."
     if np.isnan([*np.ravel(apart), *np.ravel(losses)]).any():
-        return Finding('one rank', 'skipped', 'gradients or losses are not finite at the first steps')
+        return Finding('one rank', 'skipped', 'not_finite')
     far = max(d for d, _ in apart)
     loss = max(abs(a - b) / max(abs(b), 1e-3) for a, b in losses)
     ok = far <= allowed and loss <= allowed
-    found = f"{ranks} ranks: gradients {far:.1e} of their size and losses {loss:.1e} from one rank's"
-    if not ok:
-        found = (
-            f'against one rank, the gradient of {ranks} ranks is {_against(*apart[0])}, and the loss '
-            f'{losses[0][0]:.4g} instead of {losses[0][1]:.4g}'
-        )
-    change = (
-        'divide every loss by the count of the whole step and multiply it by the number of ranks, since '
-        'the wrapper takes the mean'
+    numbers = dict(ranks=ranks, gradient=far, loss=loss, first=_apart(*apart[0]), losses=losses[0])
+    return judged(
+        'one rank', ok, 'one_rank_equal' if ok else 'one_rank_differs', numbers, 'divide_by_whole_step'
     )
-    return _judged('one rank', ok, found, change, f'{far:.0e}')
 
 # %% ../../nbs/checks/03_verdicts.ipynb #0761daac
 def judge_counts(
@@ -252,34 +184,16 @@ def judge_counts(
 ) -> list[Finding]:
     "All-reduces and forwards of optimizer steps."
     if ranks == 1:
-        return [
-            Finding(check, 'skipped', 'one rank has nothing to sum') for check in ('all-reduce', 'wrapper')
-        ]
-    rounds, buckets, forwards, wrapped = (
-        sorted({getattr(s, name) for s in steps}) for name in ('rounds', 'buckets', 'forwards', 'wrapped')
-    )
-
-    def several(values, noun, plural=''):
-        number, _, named = counted(values[-1], noun, plural).partition(' ')
-        return f"{' or '.join([*map(str, values[:-1]), number])} {named}"
-
-    found = (
-        f"{several(rounds, 'round')} of all-reduces a step ({several(buckets, 'bucket')}) with "
-        f"{several(forwards, 'micro-batch', 'micro-batches')} a rank"
-    )
-    fault = 'one round is enough: call the wrapper under no_sync() for all but the last micro-batch of a step'
-    if rounds == [0]:
-        fault = 'gradients are never summed: let the forward pass the DDP wrapper'
-    elif rounds == [1] or each_micro and rounds == forwards:
-        fault = ''
-    passed = (
-        f"{sum(s.wrapped for s in steps)} of the student's {sum(s.forwards for s in steps)} forwards passed "
-        "the DDP wrapper"
-    )
+        return [Finding(check, 'skipped', 'one_rank') for check in ('all-reduce', 'wrapper')]
+    numbers = {name: sorted({getattr(s, name) for s in steps}) for name in ('rounds', 'buckets', 'forwards')}
+    rounds = numbers['rounds']
+    once = rounds == [1] or each_micro and rounds == numbers['forwards'] != [0]
+    wrapped, forwards = sum(s.wrapped for s in steps), sum(s.forwards for s in steps)
     through = all(s.wrapped == s.forwards for s in steps)
+    counts = dict(wrapped=wrapped, forwards=forwards)
     return [
-        _judged('all-reduce', not fault, found, fault, several(rounds, 'round')),
-        _judged('wrapper', through, passed, 'call the wrapper, never the model in it (model.module)'),
+        judged('all-reduce', once, 'all_reduce', numbers, 'never_summed' if rounds == [0] else 'one_round'),
+        judged('wrapper', through, 'wrapper', counts, 'call_wrapper'),
     ]
 
 # %% ../../nbs/checks/03_verdicts.ipynb #a0a00500
@@ -291,21 +205,15 @@ def judge_syncs(
 ) -> Finding:
     "How often the host waits for the device."
     if not waits:
-        return Finding('host syncs', 'ok', 'none within a step', figure='0')
-    library = {line: n for line, n in waits.items() if line.startswith('transformers/')}
+        return Finding('host syncs', 'ok', 'no_syncs')
+    from_library = sum(n for line, n in waits.items() if line.startswith('transformers/'))
     # the overflow flag of loss scaling
-    own = waits.total() - sum(library.values())
     free = 2 * forwards * (dtype == 'fp16')
-    each = waits.total() / max(1, forwards)
-    lines = ', '.join(f'{line} ({n / max(1, forwards):.2g})' for line, n in waits.most_common(3))
-    found = f'the host reads a number from the device {each:.2g} times a micro-batch: {lines}'
-    ok = own <= free and (device == 'cpu' or not library)
-    if ok and device == 'cpu':
-        found += '; free on a CPU, a short wait on a GPU'
-    change = (
-        'keep numbers on the device until a log step: no .item(), float() or `if` on a tensor within a step'
-    )
-    return _judged('host syncs', ok, found, change, f'{each:.1f}', otherwise='warn')
+    n = max(1, forwards)
+    ok = waits.total() - from_library <= free and (device == 'cpu' or not from_library)
+    lines = [(line, times / n) for line, times in waits.most_common(3)]
+    numbers = dict(each=waits.total() / n, lines=lines, free=ok and device == 'cpu')
+    return judged('host syncs', ok, 'syncs', numbers, 'keep_on_device', 'warn')
 
 # %% ../../nbs/checks/03_verdicts.ipynb #a99cf56b
 _FORMATS = {'fp32': 'float32', 'tf32': 'float32', 'fp16': 'float16', 'bf16': 'bfloat16'}
@@ -320,132 +228,59 @@ def judge_precision(
     faster: float | None = None,  # rate of bf16 matmuls as a multiple of fp32's; None: not measured
 ) -> Finding:
     "The number format in effect."
-    said = ' or '.join(f'cuda {cuda}, onednn {onednn}' for cuda, onednn in sorted(flags))
-    found = (
-        f"{dtype}: {reason}; linear layers give {' and '.join(sorted(outputs))}, "
-        f"weights are {' and '.join(sorted(weights))}; fp32 matmuls: {said}"
-    )
+    formats = dict(outputs=sorted(outputs), weights=sorted(weights), flags=sorted(flags))
+    numbers = dict(dtype=dtype, reason=reason, faster=faster) | formats
     sound = ({_FORMATS[dtype]}, {'float32'}, {('tf32' if dtype == 'tf32' else 'ieee', 'ieee')})
     if (outputs, weights, flags) != sound:
-        change = (
-            'keep weights in float32, let autocast alone choose the format of matmuls, and leave the '
-            'switches of torch.backends alone'
-        )
-        return Finding('precision', 'fail', found, change, dtype)
-    if faster is not None:
-        found += f'; bf16 matmuls run at {faster:.1f} times the rate of fp32 here'
+        return Finding('precision', 'fail', 'precision', numbers, 'use_autocast')
     ok = faster is None or faster >= 1
-    change = 'this CPU has no fast bf16, so a mixed mode saves no time here'
-    return _judged('precision', ok, found, change, dtype, otherwise='warn')
+    return judged('precision', ok, 'precision', numbers, 'no_fast_bf16', 'warn')
 
 # %% ../../nbs/checks/03_verdicts.ipynb #c5a69190
 def judge_inputs(
     got: dict[str, tuple[set, set]],  # a model's role -> (the batch's inputs that it takes, those it got)
 ) -> Finding:
     "Inputs that get lost on the way."
-    lost = [
-        f"the {who} does not get {' and '.join(sorted(takes - has))}"
-        for who, (takes, has) in got.items()
-        if takes - has
-    ]
-    gets = (f"the {who} gets {', '.join(sorted(takes))}" for who, (takes, _) in got.items())
-    change = (
-        'call each model by kdnotes.distill.architectures.call with all inputs of the batch: it passes on '
-        'what the model takes'
-    )
-    return _judged('inputs', not lost, '; '.join(lost or gets), change, '' if lost else 'all')
+    lost = [(who, sorted(takes - has)) for who, (takes, has) in got.items() if takes - has]
+    if lost:
+        return Finding('inputs', 'fail', 'inputs_lost', dict(models=lost), 'use_call')
+    return Finding('inputs', 'ok', 'inputs', dict(models=[(who, sorted(of)) for who, (of, _) in got.items()]))
 
 
 def judge_teacher(
     error: float,  # largest error of the trainer's signal, as a share of the teacher's largest number
-    # what was wrong with the teacher's forwards: 'in training mode', 'with a gradient', 'under autocast'
-    faults: set[str],
+    faults: set[str],  # of the teacher's forwards, of `probes.Witness`: training, gradient, autocast
 ) -> Finding:
     "The teacher in the trainer against the teacher alone."
-    said = 'in eval mode, without gradients, in its own number format'
-    change = ''
-    if faults:
-        said = f"the teacher runs {' and '.join(sorted(faults))}"
-        change = 'call teacher.eval() before its first forward, and run it under no_grad and outside autocast'
-    elif not error < 1e-4:
-        said = 'the teacher says something else in the trainer than alone'
-        change = "give it the student's batch, whole and in the same order (see 'inputs')"
-    found = f'{said}; the largest error of its signal is {error:.1e} of its largest number'
-    return _judged('teacher', not change, found, change, f'{error:.0e}')
+    advice = 'freeze_teacher' if faults else 'same_batch'
+    ok = not faults and error < 1e-4
+    return judged('teacher', ok, 'teacher', dict(error=error, faults=sorted(faults)), advice)
 
 # %% ../../nbs/checks/03_verdicts.ipynb #1a968cf9
-def judge_cache(
-    far: float,  # largest difference between the stored and the computed signal
-    within: bool,  # all of them are as small as promised
-    promise: str,  # in words
-) -> Finding:
-    "The stored signal against the computed one."
-    found = f'at most {far:.1e} from the one computed beside the student; promised are {promise}'
-    change = "delete runs/.cache/signals; if that does not help, rows are not looked up by the batch's index"
-    return _judged('cache', within, found, change, f'{far:.0e}')
-
-
 def judge_saving(
     changed: Sequence[str],  # names of weights that are lost, new or different after loading
     apart: float,  # largest difference of a logit between the two models
     attention: str,  # 'sdpa' | 'eager'
 ) -> Finding:
     "The model before it was saved against the one that was loaded."
-    how = (
-        'SDPA' if attention == 'sdpa' else f'{attention}, since this architecture has no SDPA in transformers'
-    )
-    found = f'loaded again, it has the same weights and answers; its attention is {how}'
-    ok = not changed and apart <= 1e-5
-    if changed:
-        found = f'{len(changed)} weights differ after loading ({changed[0]}, ...)'
-    elif not ok:
-        found = f'the same weights, but logits that differ by up to {apart:.1e}'
-    change = 'a run would save another model than it trained: choose another teacher, or other student_layers'
-    return _judged('saving', ok, found, change, 'same' if ok else '')
+    numbers = dict(changed=len(changed), first=next(iter(changed), ''), apart=apart, attention=attention)
+    code = 'weights_changed' if changed else 'saving' if apart <= 1e-5 else 'outputs_changed'
+    return judged('saving', code == 'saving', code, numbers, 'other_model')
 
 # %% ../../nbs/checks/03_verdicts.ipynb #e43671ad
-def judge_padding(
-    share: float,  # of the token positions
-    limits: str,  # the settings it depends on
-) -> Finding:
-    "How much of the work is padding."
-    found = f'{share:.1%} of the token positions are padding, with {limits}'
-    change = 'lower micro_batch_tokens: smaller micro-batches hold examples of more equal length'
-    return _judged('padding', share < 0.2, found, change, f'{share:.0%}', otherwise='warn')
-
-
 def judge_memory(
     needs: dict[str, float],  # bytes of a rank by purpose; 'activations' among them
     token: float,  # bytes of activations a token
     free: float,  # bytes
     sharing: int,  # ranks that share them
-    largest: str,  # the largest micro-batch
+    largest: tuple[int, int],  # rows and tokens of each in the largest micro-batch
 ) -> Finding:
     "Will it fit?"
     total = sharing * sum(needs.values())
-    gib = 2**30
-    found = (
-        f"forecast {total / gib:.2f} GiB of {free / gib:.1f} GiB free: {counted(sharing, 'rank')}, "
-        f"each with {', '.join(f'{k} {v / 2**20:.0f}' for k, v in needs.items() if v)} MiB; "
-        f"the largest micro-batch is {largest}"
+    most = int((0.8 * free / sharing - sum(needs.values()) + needs['activations']) / token)
+    sizes = dict(zip(('rows', 'tokens'), largest))
+    numbers = dict(needs=needs, total=total, free=free, ranks=sharing, most=most) | sizes
+    advice = 'fewer_tokens' if most >= 128 else 'smaller_model'
+    return judged(
+        'memory', total <= 0.85 * free, 'memory', numbers, advice, 'fail' if total > free else 'warn'
     )
-    tokens = int((0.8 * free / sharing - sum(needs.values()) + needs['activations']) / token)
-    change = (
-        f'set micro_batch_tokens to at most {tokens}'
-        if tokens >= 128
-        else 'take a smaller model, fewer ranks, or a machine with more memory'
-    )
-    figure = f'{total / gib:.2f} GiB'
-    return _judged('memory', total <= 0.85 * free, found, change, figure, 'fail' if total > free else 'warn')
-
-# %% ../../nbs/checks/03_verdicts.ipynb #dab3e000
-def judge_time(
-    parts: dict[str, float],  # seconds by purpose
-    before: float,  # seconds of a teacher's training that has to come first
-    seen: str,  # what the forecast rests on
-) -> Finding:
-    "How long it will take; a forecast is never a fault."
-    by_purpose = ', '.join(f'{k} {duration(v)}' for k, v in parts.items() if v)
-    total = duration(sum(parts.values()))
-    first = f'; its teacher is trained before, in about {duration(before)}' if before else ''
-    return Finding('time', 'ok', f'forecast {total} ({by_purpose}){first}: {seen}', figure=total)

@@ -33,6 +33,7 @@ from .output import print_json, print_table, say, speaker
 from .parameters import configurations
 from ..core.arms import MODES
 from ..core.config import ConfigError
+from ..core.render import sentences, table
 
 # %% auto #0
 __all__ = ['doctor', 'program', 'bench', 'scaling', 'hardware', 'gpu_check']
@@ -81,7 +82,7 @@ def doctor(
     if shows:
         print('\r'.ljust(41) + '\r', end='', file=sys.stderr)
     if as_json:
-        findings = [{k: v for k, v in asdict(f).items() if k != 'figure'} for f in diagnosis.findings]
+        findings = diagnosis.table().to_dict('records')
         notes = [*diagnosis.notes, *skipped]
         print_json(dict(ok=diagnosis.ok, findings=findings, notes=notes, seconds=diagnosis.seconds))
     else:
@@ -193,15 +194,17 @@ def hardware(
     else:
         wanted = [h.given_timing(text, precision) for text in measured]
     if run and not wanted:
-        why = '; '.join(left) or 'it has no finished run'
-        raise ConfigError(f'{run} does not tell how long a training takes: {why}')
+        why = '; '.join(map(str, left)) or 'it has no finished run'
+        raise ConfigError(f'{run} does not show how long a training takes: {why}')
     asked = h.Asked(epochs, trials or 0, workers)
     found = h.choices(wanted, h.read_devices(prices), asked, among, device)
-    notes = h.remarks(found, left)
+    notes = sentences('hardware.jinja', 'remarks', found, left)
     if as_json:
-        print_json(dict(devices=[asdict(choice) for choice in found], notes=notes))
+        texts = ({k: str(why) for k, why in c.reasons.items()} for c in found)
+        devices = [asdict(c) | dict(reasons=of, notes=[*map(str, c.notes)]) for c, of in zip(found, texts)]
+        print_json(dict(devices=devices, notes=notes))
     else:
-        print_table(h.choice_rows(found))
+        print_table(table('hardware.jinja', 'table', found))
         say('', *notes)
     return 0
 

@@ -88,7 +88,7 @@ class Predicted:
 
 def _predicted(rows: list[dict]) -> Predicted:
     rows = [row for row in rows if row['gradient_dtype'] == 'fp32']  # compressing has no constant
-    free = steptime.told(rows)
+    free = steptime.identified(rows)
     while True:
         try:
             return Predicted(steptime.calibrate(rows, free), *steptime.held_out(rows, free))

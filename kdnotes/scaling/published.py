@@ -11,6 +11,7 @@ from itertools import combinations
 import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
+from ..core.render import phrase
 from ..report import plotting as pt
 from .steptime import calibrate, curve, held_out, step_of, total_s
 
@@ -46,12 +47,6 @@ class Published:
     def effective_batch(self) -> int:  # sequences
         "How many an update learns from, on all GPUs."
         return self.gpus * self.batch * ACCUMULATION
-
-    @property
-    def what(self) -> str:
-        "The row in words: its number, GPUs, batch and synchronisation."
-        rings = ', rings' * self.several_rings
-        return f'{self.number}: {self.gpus} GPUs{rings}, batch {self.batch}, {self.sync}'
 
 
 TABLE = (
@@ -119,24 +114,16 @@ def decomposition(
 
 
 def super_linear() -> dict:
-    # factor, gpus and batch (times as many), scaling and efficiency at equal settings, holds, sentence
+    # factor, gpus and batch (times as many), scaling and efficiency at equal settings, its minutes, holds
     "Is the whole factor super-linear scaling?"
     first, last = TABLE[0], TABLE[-1]
     equal = next(r for r in TABLE if (r.gpus, r.memory_gb, r.sync) == (first.gpus, last.memory_gb, last.sync))
     gpus = last.gpus / first.gpus
     factor, scaling = first.minutes / last.minutes, equal.minutes / last.minutes
     batch = last.effective_batch / first.effective_batch
-    holds = scaling > gpus
-    sentence = (
-        f'{factor:.2f} times as fast with {gpus:g} times the GPUs is {"" if holds else "not "}super-linear '
-        f'scaling: at equal memory and synchronisation it is {equal.minutes}/{last.minutes} = {scaling:.2f} '
-        f'times, {scaling / gpus:.0%} of linear, rings included; the other factor, {factor / scaling:.2f}, '
-        'one machine gained from memory and synchronisation. If accumulation stays '
-        f'{ACCUMULATION}, an update has {batch:.1f} times the sequences: the same sequences make that many '
-        'times fewer updates, and the same time says nothing of an equal model.'
-    )
     numbers = dict(factor=factor, gpus=gpus, scaling=scaling, efficiency=scaling / gpus, batch=batch)
-    return numbers | dict(holds=holds, sentence=sentence)
+    minutes = (equal.minutes, last.minutes)
+    return numbers | dict(minutes=minutes, accumulation=ACCUMULATION, holds=scaling > gpus)
 
 # %% ../../nbs/scaling/02_published.ipynb #0a585beb
 MODELS = {  # free constants of `steptime.Machine`
@@ -190,7 +177,7 @@ def figure_1(
     "The published minutes, and how far off each is predicted from the other rows."
     figure = Figure(figsize=(pt.WIDTH, 2.9))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    table = pd.DataFrame([dict(row=r.what, minutes=r.minutes) for r in TABLE])
+    table = pd.DataFrame([dict(row=phrase('scaling.jinja', 'row', r), minutes=r.minutes) for r in TABLE])
     sns.barplot(table, y='row', x='minutes', ax=left, color=pt.PALE, saturation=1, width=0.7)
     left.bar_label(left.containers[0], fmt='%d', padding=3, fontsize=pt.SMALLEST, color=pt.LINE)
     drawn = fits[fits['model'].isin(DRAWN)]

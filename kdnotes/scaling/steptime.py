@@ -18,7 +18,7 @@ from ..core.config import ConfigError, shown
 
 # %% auto #0
 __all__ = ['FREE', 'Machine', 'Step', 'ring_all_reduce_s', 'hierarchical_all_reduce_s', 'expected_largest', 'exposed_s', 'step_s',
-           'total_s', 'step_of', 'observed_s', 'untold', 'told', 'calibrate', 'held_out', 'curve', 'what_next']
+           'total_s', 'step_of', 'observed_s', 'unidentified', 'identified', 'calibrate', 'held_out', 'curve', 'gains']
 
 # %% ../../nbs/scaling/01_steptime.ipynb #9baef78f
 @dataclass(frozen=True)
@@ -231,12 +231,12 @@ def _missed_waits(row: Mapping[str, Any], parts: Mapping[str, float]) -> list[fl
     return [parts['communication'] - alone, parts['waiting'] - (waited - alone)]
 
 # %% ../../nbs/scaling/01_steptime.ipynb #aee42a24
-def untold(
+def unidentified(
     rows: Sequence[Mapping[str, Any]],
     free: Sequence[str] = FREE,
     machine: Machine = Machine(),  # near which the rows are looked at
 ) -> list[str]:  # of free; several where one makes up for another
-    "Constants that these rows do not tell."
+    "Constants that these rows do not determine."
     scales = _scales(rows, free)
     at = np.array([getattr(machine, name) for name in free])
     moved = [_misses(rows, _with(machine, [n], [v + 1e-6 * s])) for n, v, s in zip(free, at, scales)]
@@ -250,15 +250,15 @@ def untold(
     return [name for name, share in zip(free, mixed[-1]) if abs(share) > 0.1]
 
 
-def told(
+def identified(
     rows: Sequence[Mapping[str, Any]],
     free: Sequence[str] = FREE,  # the most important first
 ) -> tuple[str, ...]:
-    "As many of the constants as these rows tell."
+    "As many of the constants as these rows determine."
     machine = _with(Machine(), free, _scales(rows, free))
     found: tuple[str, ...] = ()
     for name in free:
-        if not untold(rows, (*found, name), machine):
+        if not unidentified(rows, (*found, name), machine):
             found += (name,)
     return found
 
@@ -277,10 +277,10 @@ def calibrate(
     fit = least_squares(lambda x: _misses(rows, _with(Machine(), free, x * scales)), start, **how)
     # digits that processors do not agree on are left out, and a constant at its bound is 0
     machine = _with(Machine(), free, fit.x.round(4) * scales)
-    if names := untold(rows, free, machine):
+    if names := unidentified(rows, free, machine):
         text = ' and '.join(names)
         raise ConfigError(
-            f'the rows do not tell {text}; measure steps that differ in it, or leave it out of the fit'
+            f'the rows do not determine {text}; measure steps that differ in it, or leave it out of the fit'
         )
     return machine
 
@@ -345,20 +345,19 @@ def curve(
     return pd.DataFrame(found)
 
 
-def what_next(machine: Machine, base: Step) -> str:
-    "One sentence: what gains most, a faster link, more devices or more accumulation."
+def gains(machine: Machine, base: Step) -> dict[str, float]:
+    # bandwidth, devices, accumulation, delayed (gradients are summed once) -> times the examples a second
+    "What doubling each of these gains, the largest first."
     faster = {name: getattr(machine, name) / 2 for name in ('byte_s', 'ring_byte_s', 'link_byte_s')}
     more = _spread_out(base, 2 * base.ranks, 8, True)
     longer = replace(base, micro_batches=2 * base.micro_batches)
     choices = {
-        'twice the bandwidth': (base, replace(machine, **faster)),
-        'twice the devices at the same batch': (more, machine),
-        'twice the accumulation, with twice the batch,': (longer, machine),
+        'bandwidth': (base, replace(machine, **faster)),
+        'devices': (more, machine),
+        'accumulation': (longer, machine),
     }
     if base.sync == 'every':
-        choices['summing gradients once a step'] = (replace(base, sync='delayed'), machine)
+        choices['delayed'] = (replace(base, sync='delayed'), machine)
     now = base.batch / total_s(base, machine)
-    gains = {name: s.batch / total_s(s, m) / now for name, (s, m) in choices.items()}
-    first, *others = sorted(gains, key=gains.get, reverse=True)
-    rest = ', '.join(f'{name.rstrip(",")} {gains[name]:.2f}' for name in others)
-    return f'{first} gains most, {gains[first]:.2f} times the examples a second ({rest}).'.capitalize()
+    found = {code: s.batch / total_s(s, m) / now for code, (s, m) in choices.items()}
+    return dict(sorted(found.items(), key=lambda of: -of[1]))

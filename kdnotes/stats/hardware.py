@@ -7,11 +7,11 @@ from __future__ import annotations
 import heapq
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from difflib import get_close_matches
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,15 +21,15 @@ from .comparable import trained
 from .costs import training_cost
 from .estimate import work_of
 from ..results.overview import evidence_studies, find_run, find_study, studies
-from ..core.render import duration
-from ..core.config import ConfigError, counted, shown
+from ..core.render import Reason, reason
+from ..core.config import ConfigError, shown
 from ..core.tables import FORMATS, as_text, read_table
 from ..results.schema import RecordError, made_on_cpu
 from ..results.store import records
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'Range', 'Ends', 'Device', 'read_devices', 'Timing', 'timings', 'given_timing', 'named_records',
-           'kept_records', 'lacking', 'slowdown', 'Choice', 'Asked', 'wall_clock', 'choices', 'choice_rows', 'remarks']
+           'kept_records', 'lacking', 'slowdown', 'Choice', 'Asked', 'wall_clock', 'choices']
 
 # %% ../../nbs/stats/16_hardware.ipynb #4aaf0894
 PRECISIONS = ('fp32', 'fp16', 'bf16')
@@ -127,23 +127,11 @@ class Timing:
     epochs: float = 1.0  # that the run had
     rest_s: float = 0.0  # of the run, besides training
     epoch_j: float | None = None  # energy of the device
-    no_energy: str = 'its energy was not read'  # why it is None
+    no_energy: Any = reason('energy_not_measured')  # why it is None: a `Reason`, or a record's own text
     n_devices: int = 1
     jobs: int = 1  # runs that shared the device
     gpu_percent: float | None = None  # of the time in which the GPU was busy
     memory_mib: float | None = None  # of the device, at most
-
-
-def _useless(record: dict) -> str:
-    "Why a run does not tell how long its training takes, or ''."
-    counted_on = (
-        record['settings'].get('epochs'),
-        record.get('examples'),
-        record['throughput']['examples_per_s'],
-    )
-    if not (trained(record) and all(counted_on)):
-        return 'nothing was trained, or its throughput is not known'
-    return 'it was made in several sessions' if record.get('resumed_at') else ''
 
 
 def _timing(record: dict) -> Timing:
@@ -169,18 +157,21 @@ def _timing(record: dict) -> Timing:
 
 def timings(
     found: Iterable[dict],  # records
-) -> tuple[list[Timing], dict[str, int]]:  # and why runs are left out -> how many
-    "What finished runs tell about their devices."
-    told, left = [], {}
+) -> tuple[list[Timing], dict[Reason, int]]:  # and why runs are left out -> how many
+    "What finished runs say of their devices."
+    timed, left = [], Counter()
     for record in found:
-        if why := _useless(record):
-            left[why] = left.get(why, 0) + 1
+        counts = (record['settings'].get('epochs'), record.get('examples'))
+        if not (trained(record) and all(counts) and record['throughput']['examples_per_s']):
+            left[reason('not_timed')] += 1
+        elif record.get('resumed_at'):
+            left[reason('several_sessions')] += 1
         else:
-            told.append(_timing(record))
-    alone = [t for t in told if t.jobs == 1]
-    if alone and len(alone) < len(told):
-        left['others of its study trained on the same device'] = len(told) - len(alone)
-    return alone or told, left
+            timed.append(_timing(record))
+    alone = [t for t in timed if t.jobs == 1]
+    if alone and len(alone) < len(timed):
+        left[reason('device_was_shared')] = len(timed) - len(alone)
+    return alone or timed, dict(left)
 
 
 def given_timing(
@@ -233,11 +224,10 @@ def kept_records() -> list[dict]:
 def lacking(
     device: Device,
     precisions: Iterable[str],  # of PRECISIONS
-) -> str:  # '': nothing
-    "Why no estimate can be made from or for a device."
+) -> tuple[str, ...]:
+    "What is not known of a device, but needed for an estimate from it or for it."
     names = [*(f'{precision}_tflops' for precision in sorted(precisions)), 'bandwidth_gb_s']
-    missing = ' and '.join(name for name in names if getattr(device, name, None) is None)
-    return f'no estimate, as the price file has no {missing} of {device.device}' if missing else ''
+    return tuple(name for name in names if getattr(device, name, None) is None)
 
 
 def slowdown(
@@ -270,8 +260,8 @@ class Choice:
     joules: float | None = None  # of the training; where the ends differ, at most
     search_s: Range | None = None  # wall clock, each worker taking the next trial when it is free
     rounds_s: Range | None = None  # wall clock, all workers waiting for the slowest
-    reasons: dict[str, str] = field(default_factory=dict)  # what is None -> why; so is what follows from it
-    notes: tuple[str, ...] = ()
+    reasons: dict[str, Any] = field(default_factory=dict)  # what is None -> why; so is what follows from it
+    notes: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -293,11 +283,11 @@ class Asked:
 
     def searched(
         self,
-        told: Sequence[Timing],
+        timed: Sequence[Timing],
         asynchronous: bool,  # whoever is free takes the next trial; False: in rounds
     ) -> float:  # seconds
         "How long the search takes, whose trials last as long as a run of one of these timings."
-        trials_s = [t.rest_s + self.training_s(t) for t in told]
+        trials_s = [t.rest_s + self.training_s(t) for t in timed]
         return wall_clock(trials_s, self.trials, self.workers, asynchronous, self.seed)
 
 
@@ -323,10 +313,10 @@ def wall_clock(
     return max(free_at)
 
 # %% ../../nbs/stats/16_hardware.ipynb #b77487be
-def _mean(told: Sequence[Timing], value: Callable[[Timing], float]) -> float:
+def _mean(timed: Sequence[Timing], value: Callable[[Timing], float]) -> float:
     "Over works, of the means over their runs."
     of_work: dict[str, list[float]] = {}
-    for t in told:
+    for t in timed:
         of_work.setdefault(t.work, []).append(value(t))
     return float(np.mean([np.mean(values) for values in of_work.values()]))
 
@@ -337,7 +327,7 @@ def _measured(found: Iterable[Timing], works: set[str]) -> dict[str, list[Timing
     for t in found:
         if t.work in works:
             on.setdefault(t.device, []).append(t)
-    return {name: told for name, told in on.items() if {t.work for t in told} == works}
+    return {name: timed for name, timed in on.items() if {t.work for t in timed} == works}
 
 
 _BUSY = 90  # per cent of the time: a GPU that works more does not wait for its host
@@ -346,10 +336,10 @@ _BUSY = 90  # per cent of the time: a GPU that works more does not wait for its 
 Ends = tuple[list[Timing], list[Timing]]  # the same runs at best and at worst
 
 
-def _ends(told: Sequence[Timing], base: Device, device: Device) -> Ends:
+def _ends(timed: Sequence[Timing], base: Device, device: Device) -> Ends:
     "What runs that were made on one device take on it, alone, or on another."
     ends: Ends = ([], [])
-    for t in told:
+    for t in timed:
         low, high = (1.0, 1.0) if base == device else slowdown(base, device, t.precision)
         if t.gpu_percent is not None and t.gpu_percent < _BUSY and base != device:
             low, high = min(low, max(1.0, low * t.gpu_percent / 100)), max(high, 1.0)
@@ -358,29 +348,29 @@ def _ends(told: Sequence[Timing], base: Device, device: Device) -> Ends:
     return ends
 
 
-def _energy(told: Sequence[Timing], device: Device, asked: Asked) -> tuple[float | None, str]:
+def _energy(timed: Sequence[Timing], device: Device, asked: Asked) -> tuple[float | None, Any]:
     "Joules of a training, as read, or of a board that always draws what it may; and why it is not known."
-    if told[0].device == device.device:
-        unread = [t.no_energy for t in told if t.epoch_j is None]
-        return (None, unread[0]) if unread else (_mean(told, asked.joules), '')
+    if timed[0].device == device.device:
+        unread = [t.no_energy for t in timed if t.epoch_j is None]
+        return (None, unread[0]) if unread else (_mean(timed, asked.joules), '')
     if device.power_w is None:
-        return None, 'the price file has no power_w of it'
-    return device.power_w * _mean(told, lambda t: t.n_devices * asked.training_s(t)), ''
+        return None, reason('no_power')
+    return device.power_w * _mean(timed, lambda t: t.n_devices * asked.training_s(t)), ''
 
 
-def _doubts(told: Sequence[Timing], device: Device) -> tuple[str, ...]:
+def _doubts(timed: Sequence[Timing], device: Device) -> tuple[Reason, ...]:
     "What speaks against an estimate, or against a time that was measured."
     found = []
-    if (jobs := max(t.jobs for t in told)) > 1:
-        found.append(f'up to {jobs} runs shared the device, so the ends lie far apart')
-    if told[0].device == device.device:
+    if (jobs := max(t.jobs for t in timed)) > 1:
+        found.append(reason('runs_shared_device', jobs=jobs))
+    if timed[0].device == device.device:
         return tuple(found)
-    busy = [t.gpu_percent for t in told if t.gpu_percent is not None]
+    busy = [t.gpu_percent for t in timed if t.gpu_percent is not None]
     if busy and min(busy) < _BUSY:
-        found.append(f'the measured GPU was busy {min(busy):.0f} % of the time, so the ends lie far apart')
-    gb = max(t.memory_mib or 0.0 for t in told) * 2**20 / 1e9
+        found.append(reason('gpu_not_busy', percent=min(busy)))
+    gb = max(t.memory_mib or 0.0 for t in timed) * 2**20 / 1e9
     if device.memory_gb is not None and gb > device.memory_gb:
-        found.append(f'{gb:.0f} GB were taken, and it has {device.memory_gb:.0f}: lower micro_batch_tokens')
+        found.append(reason('too_little_memory', needed_gb=gb, memory_gb=device.memory_gb))
     return tuple(found)
 
 # %% ../../nbs/stats/16_hardware.ipynb #a44005f3
@@ -391,22 +381,22 @@ def _choice(ends: Ends, device: Device, asked: Asked) -> Choice:
     reasons = dict(joules=why) if why else {}
     known: dict[str, Any] = {}
     if device.price_per_hour is None:
-        reasons = dict(price='the price file has no price of it') | reasons
+        reasons = dict(price=reason('no_price')) | reasons
     else:
-        hours = (_mean(told, lambda t: t.n_devices * asked.training_s(t)) / 3600 for told in ends)
+        hours = (_mean(timed, lambda t: t.n_devices * asked.training_s(t)) / 3600 for timed in ends)
         known['price'] = tuple(h * device.price_per_hour for h in hours)
         known |= dict(currency=device.currency, priced_on=device.priced_on)
     if asked.trials:
-        known['search_s'] = tuple(asked.searched(told, True) for told in ends)
-        known['rounds_s'] = tuple(asked.searched(told, False) for told in ends)
+        known['search_s'] = tuple(asked.searched(timed, True) for timed in ends)
+        known['rounds_s'] = tuple(asked.searched(timed, False) for timed in ends)
     return Choice(
         device=device.device,
         basis='measured' if worst[0].device == device.device else 'estimate',
         rests_on=tuple(t.said_by for t in worst),
         works=len({t.work for t in worst}),
         measured_on=worst[0].device,
-        epoch_s=tuple(_mean(told, lambda t: t.epoch_s) for told in ends),
-        training_s=tuple(_mean(told, asked.training_s) for told in ends),
+        epoch_s=tuple(_mean(timed, lambda t: t.epoch_s) for timed in ends),
+        training_s=tuple(_mean(timed, asked.training_s) for timed in ends),
         joules=joules,
         reasons=reasons,
         notes=_doubts(worst, device),
@@ -448,76 +438,14 @@ def choices(
         if name in measured:
             found.append(_choice(_ends(measured[name], device, device), device, asked))
             continue
-        lacks = {base: lacking(known[base], precisions) or lacking(device, precisions) for base in measured}
-        moved = [_ends(told, known[base], device) for base, told in measured.items() if not lacks[base]]
-        if moved:
-            made = [_choice(ends, device, asked) for ends in moved]
-            found.append(min(made, key=lambda c: c.epoch_s[1] / c.epoch_s[0]))  # the least room
+        complete = {base for base in measured if not lacking(known[base], precisions)}
+        if complete and not lacking(device, precisions):
+            ends = (_ends(measured[base], known[base], device) for base in measured if base in complete)
+            estimates = [_choice(of, device, asked) for of in ends]
+            found.append(min(estimates, key=lambda c: c.epoch_s[1] / c.epoch_s[0]))  # the narrowest
         else:
-            found.append(Choice(name, 'unknown', reasons=dict(epoch_s=next(iter(lacks.values())))))
+            one = device if complete else known[next(iter(measured))]
+            why = reason('no_peaks', names=lacking(one, precisions), device=one.device)
+            found.append(Choice(name, 'unknown', reasons=dict(epoch_s=why)))
     order = ('measured', 'estimate', 'unknown')
     return sorted(found, key=lambda c: (order.index(c.basis), (c.training_s or (0.0, 0.0))[1]))
-
-# %% ../../nbs/stats/16_hardware.ipynb #3bdd5ed4
-def _between(ends: Range | None, say: Callable[[float], str]) -> str:
-    "What both ends share of their last word is said once: 6-11 min."
-    if ends is None:
-        return '-'
-    low, high = map(say, ends)
-    number, _, unit = low.partition(' ')
-    if low == high:
-        return low
-    return f'{number}-{high}' if high.endswith(f' {unit}') else f'{low} to {high}'
-
-
-def _long(seconds: float) -> str:
-    return duration(seconds) if seconds < 2 * 24 * 3600 else f'{seconds / 24 / 3600:.1f} days'
-
-
-def choice_rows(found: Sequence[Choice]) -> list[dict[str, str]]:  # of the same keys
-    "A table of the devices of which something is known."
-    searched = any(c.search_s for c in found)
-
-    def priced(c: Choice, price: float) -> str:
-        return f'{price:{".2f" if price == 0 or price >= 0.1 else ".2g"}} {c.currency}'
-
-    def row(c: Choice) -> dict[str, str]:
-        at_most = 'at most ' if c.basis == 'estimate' or c.notes else ''
-        cells = {
-            'device': c.device,
-            'basis': c.basis,
-            'epoch': _between(c.epoch_s, _long),
-            'training': _between(c.training_s, _long),
-            'list price': _between(c.price, partial(priced, c)),
-            'of': c.priced_on or '-',
-            'energy': '-' if c.joules is None else f'{at_most}{c.joules / 3.6e6:.2g} kWh',
-        }
-        if searched:
-            cells |= {'search': _between(c.search_s, _long), 'in rounds': _between(c.rounds_s, _long)}
-        return cells
-
-    return [row(c) for c in found if c.basis != 'unknown']
-
-
-def remarks(
-    found: Sequence[Choice],
-    left: dict[str, int] | None = None,  # of `timings`
-) -> list[str]:  # sentences
-    "What was left out, what estimates rest on, and why something is not known."
-    said: dict[str, list[str]] = {}  # sentence -> the devices it is about; none: all
-    for why, n in (left or {}).items():
-        said[f'{counted(n, "run")} left out: {why}'] = []
-    if (works := max((c.works for c in found), default=0)) > 1:
-        said[f'a training is the mean of {works} different ones; --arm or a run_id names one'] = []
-    for c in found:
-        if c.basis == 'estimate':
-            runs = c.rests_on[0] if len(c.rests_on) == 1 else f'{len(c.rests_on)} runs'
-            said[f'estimates rest on {c.measured_on} ({runs}), by the ratios of peaks and of bandwidths'] = []
-        for why in (*c.notes, *c.reasons.values()):
-            said.setdefault(why, []).append(c.device)
-    about = {why: '; '.join(on) if len(on) < 4 else f'{len(on)} devices' for why, on in said.items()}
-    lines = [f'{on}: {why}' if on else why for why, on in about.items()]
-    return [
-        *lines,
-        'prices are list prices of the day beside them, for the training alone; give yours with --prices',
-    ]
