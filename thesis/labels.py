@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from typing import NamedTuple
 from kdnotes.stats.comparable import beside
 from kdnotes.stats.compare import Comparison, compare, corrected, uncommitted
 from kdnotes.stats.evidence import Evidence
@@ -12,54 +13,44 @@ from .steps import verdict
 from .values import beside_floor, floor_values, shares_over, study_values
 
 
-@dataclass(frozen=True)
-class Beside:
+class Beside(NamedTuple):
     "A taught arm and one without distillation, of as many labels."
 
     pays: Pays
+    taught: Learner
     alone: Learner
-    result: Comparison  # with Holm's correction over all of a study
+    is_main: bool  # is it the best without distillation?
+    starts_alike: bool  # is it the best of those that start from the same weights?
     closed: Interval | None  # the share of the gap to the teacher; None: it is not known
-
-    @property
-    def taught(self) -> Learner:
-        "The taught arm."
-        return self.pays.taught
-
-    @property
-    def is_main(self) -> bool:
-        "Is it the best without distillation?"
-        return self.alone.arm == self.pays.alone.arm
-
-    @property
-    def starts_alike(self) -> bool:
-        "Is it the best of those that start from the same weights?"
-        return self.pays.control is not None and self.alone.arm == self.pays.control.arm
-
-    @property
-    def worth(self) -> dict | None:  # estimate, low, high (0: fewer than were tried, inf: more), tried, n
-        "How many labels reach the same score without distillation; None: it is not known."
-        worth = self.pays.worth
-        return asdict(worth) if worth and worth.is_known else None
+    result: Comparison  # with Holm's correction over all of a study
 
 
 def held_against(
     e: Evidence,
     paid: Sequence[Pays],  # of `what_pays`
 ) -> list[Beside]:
-    "Each taught arm beside the best without distillation, and beside others with as many labels."
+    "Each taught arm compared with the best without distillation, and with others of as many labels."
     alone = [its for its in learners(e.arms) if its.role == 'alone']
     pairs = []
     for p in paid:
         seeds = {r['seed'] for r in p.taught.runs}
         others = [its for its in alone if its.labels == p.taught.labels and its.arm != p.alone.arm]
-        pairs += [(p, p.alone, p.closed)]
-        for its in others:
-            if seeds <= {r['seed'] for r in its.runs}:
-                three = [its, p.taught, p.teacher]
-                pairs += [(p, its, gap_closed(*values_of(three, e.units)) if p.teacher else p.closed)]
-    found = corrected([('variant', compare(a.runs, p.taught.runs, e.units)) for p, a, _ in pairs])
-    return [Beside(p, a, result, closed) for (p, a, closed), (_, result) in zip(pairs, found)]
+        for its in [p.alone, *(other for other in others if seeds <= {r['seed'] for r in other.runs})]:
+            is_main = its is p.alone
+            closed = p.closed
+            if p.teacher and not is_main:
+                closed = gap_closed(*values_of([its, p.taught, p.teacher], e.units))
+            starts_alike = p.control is not None and its.arm == p.control.arm
+            pairs.append((p, p.taught, its, is_main, starts_alike, closed))
+    found = corrected([('variant', compare(its.runs, p.taught.runs, e.units)) for p, _, its, *_ in pairs])
+    return [Beside(*pair, result) for pair, (_, result) in zip(pairs, found)]
+
+
+def labels_worth(
+    p: Pays,
+) -> dict | None:  # estimate, low, high (0: fewer than were tried, inf: more), tried, n
+    "How many labels reach the same score without distillation; None: it is not known."
+    return asdict(p.worth) if p.worth and p.worth.is_known else None
 
 
 def soft_targets(its: Learner) -> dict:
@@ -102,7 +93,7 @@ def labels_values(e: Evidence) -> dict:
         ],
         pays=[
             dict(taught=of.taught.arm, alone=of.alone.arm, best=of.is_main, closed=of.closed)
-            | dict(difference=of.result.difference, p=of.result.p_holm, worth=of.worth)
+            | dict(difference=of.result.difference, p=of.result.p_holm, worth=labels_worth(of.pays))
             for of in found
         ],
     )
@@ -131,7 +122,7 @@ def labels_values(e: Evidence) -> dict:
             kept=kept.get(of.taught.arm),
             untrained=best and floor_values(best, e) | beside_floor(of.taught.runs, best, e),
             kept_words=kept_words.get(of.taught.arm),
-            worth=of.worth,
+            worth=labels_worth(of.pays),
         )
 
     def same_start(taught: Learner) -> Beside | None:

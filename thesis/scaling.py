@@ -67,31 +67,6 @@ def serial_share(efficiency: Interval, ranks: int) -> Interval:
     return through(efficiency, lambda e: (1 / e - 1) / (ranks - 1), null=0.0)
 
 
-def gains_rows(results: dict) -> list[dict]:  # what, name, against, and a task -> times as long
-    "How many times as long a step takes as one that differs in one thing."
-    rows = distinct((r['what'], r['name'], r['against']) for r in results['gains'] if r['what'] in COMPARED)
-    return [
-        dict(what=what, name=name, against=against)
-        | {task: gain(results, task, name, what) for task in ('masked_lm', ASKED)}
-        for what, name, against in rows
-    ]
-
-
-def ranks_rows(results: dict) -> list[dict]:
-    "Time against ranks and batch, gradients summed once per step over this machine's own link."
-    usual = [
-        row
-        for row in measured(results, ASKED)
-        if not row['simulated'] and all(row[key] == value for key, value in USUAL.items())
-    ]
-    return [
-        {key: row[key] for key in ('ranks', 'micro_batches', 'examples')}
-        | dict(step=np.median(row['step_s']))
-        | {kind: gain(results, ASKED, row['name'], f'efficiency, {kind}') for kind in ('strong', 'weak')}
-        for row in sorted(usual, key=lambda row: (row['ranks'], row['examples']))
-    ]
-
-
 def faster_of(results: dict, setup: Setup) -> Interval:
     "How many times as fast the ranks of a setup are as one."
     return through(gain(results, ASKED, setup.name, 'efficiency, strong'), lambda e: setup.ranks * e)
@@ -109,6 +84,17 @@ def answer_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
     faster = faster_of(results, DIVIDED)
     share = serial_share(gain(results, ASKED, DIVIDED.name, 'efficiency, strong'), DIVIDED.ranks)
     more = more_ranks(results, predicted)
+    usual = [
+        row
+        for row in measured(results, ASKED)
+        if not row['simulated'] and all(row[key] == value for key, value in USUAL.items())
+    ]
+    by_ranks = [  # gradients are summed once per step over this machine's own link
+        {key: row[key] for key in ('ranks', 'micro_batches', 'examples')}
+        | dict(step=np.median(row['step_s']))
+        | {kind: gain(results, ASKED, row['name'], f'efficiency, {kind}') for kind in ('strong', 'weak')}
+        for row in sorted(usual, key=lambda row: (row['ranks'], row['examples']))
+    ]
     links = more[more['devices'] == AT].assign(slower=more['high'] < faster.estimate)
     return dict(
         ranks=DIVIDED.ranks,
@@ -122,13 +108,19 @@ def answer_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
         at=AT,
         cores=results['settings']['cores'],
         links=links[['link', 'speedup', 'low', 'high', 'slower']].to_dict('records'),
-        tables=dict(ranks=ranks_rows(results)),
+        tables=dict(ranks=by_ranks),
     )
 
 
 def scaling_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
     "All that chapters ask of scaling."
     turns = [len(row['step_s']) for row in results['rows']]
+    pairs = distinct((r['what'], r['name'], r['against']) for r in results['gains'] if r['what'] in COMPARED)
+    gains = [  # how many times as long a step takes as one that differs in one thing
+        dict(what=what, name=name, against=against)
+        | {task: gain(results, task, name, what) for task in ('masked_lm', ASKED)}
+        for what, name, against in pairs
+    ]
     return dict(
         published=published_values(),
         device=results['environment'].get('device'),
@@ -145,7 +137,7 @@ def scaling_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
             )
             for task, its in predicted.items()
         },
-        tables=dict(gains=gains_rows(results)),
+        tables=dict(gains=gains),
         answer=answer_values(results, predicted),
     )
 
