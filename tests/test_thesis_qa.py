@@ -11,7 +11,7 @@ from kdnotes.results.store import export
 from kdnotes.tasks.passages import SQUAD2_SHA256
 from kdnotes.tasks.span_metrics import UNIT_METRICS
 from thesis.language import of_one_rank
-from thesis.questions import progress_figure, question_values, way_of
+from thesis.questions import course_of, progress_figure, question_values
 
 ARTICLES = dict(dev=6, test=11)
 EACH = 20  # questions of an article, every second one with an answer
@@ -162,9 +162,10 @@ def test_verdicts_on_the_teacher_follow_the_numbers(home, found, refused, seeds,
 def test_scores_along_training(home):
     ((r, *_),) = [make_run('baseline', 0, 0.45, 0.90)]
     check_record(r)
-    way = way_of(r).dropna(subset=['f1'])
-    assert list(way['step']) == [20, 40, 60]
-    assert way['no_ans_exact'].iloc[-1] == pytest.approx(100 * r['metrics']['dev']['no_ans_exact'])
+    course = course_of(r)
+    refused = course[course['key'] == 'no_ans_exact']
+    assert list(refused['x']) == [20, 40, 60]
+    assert refused['y'].iloc[-1] == pytest.approx(100 * r['metrics']['dev']['no_ans_exact'])
 
 
 def test_the_legend_of_progress_names_an_arm_that_has_scores_and_no_losses():

@@ -10,7 +10,6 @@ from kdnotes.results.store import export, records, units
 from kdnotes.search.found import Found, Threshold, keep_search, load_found, save_found
 from kdnotes.search.front import Objective, Trial
 from kdnotes.search.spaces import STUDENT
-from kdnotes.search.summary import runs_of
 from thesis import build as th
 from thesis.facts import flat
 from thesis.search import search_values
@@ -85,7 +84,7 @@ def home(tmp_path, monkeypatch):
 
 def values_of(found: Found) -> dict:
     own = records(found.study)
-    return search_values(found, own, runs_of(found), units(found.study, [r['run_id'] for r in own]))
+    return search_values(found, own, units(found.study, [r['run_id'] for r in own]))
 
 
 def test_values_of_a_search(home):
@@ -142,7 +141,7 @@ def test_what_was_found_must_be_there_and_be_planned(tmp_path, monkeypatch):
     lost = found.seeds[found.trials[0].run_id][1]
 
     def made(runs: list[dict]) -> dict:
-        return th.VALUES['search'](th.Given('search', runs, plan, {}, copy))
+        return th.values_of('search', runs, plan, copy)
 
     with th.evidence_alone(copy):
         runs = th.part_records(plan, 'search')

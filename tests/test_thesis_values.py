@@ -9,27 +9,26 @@ import pandas as pd
 import pytest
 from kdnotes.scaling import measured as scaling
 from kdnotes.scaling import steptime
-from kdnotes.stats.compare import Comparison, Effect
+from kdnotes.stats.compare import Comparison
 from kdnotes.stats.intervals import LEVEL, Interval
 from kdnotes.search.front import Trial
 from kdnotes.tasks.sources import Corpus
 from thesis.facts import amp_values, flat, gradient_values, own_searches, plain, seeds_made_again
 from thesis.language import order_interval, recipe_values
 from thesis.measured import bench_facts, overlap
-from thesis.questions import beyond_never, never_verdict, way_of
+from thesis.questions import beyond_never, course_of, never_verdict
 from thesis.rates import AtRate, beside, growth, shape_of
 from thesis.scaling import answer_values, serial_share
 from thesis.search import Beside, better_claim, cost_values, smaller_claim
 from thesis.steps import (
-    DECISIONS,
-    INTERACTION,
     PRECISION_STEPS,
     agreed,
     decision_values,
-    effect_values,
+    direction,
     memory_values,
     pooled_soft_targets,
-    step_values,
+    steps_values,
+    units_values,
     verdict,
 )
 from thesis.values import aim_value, floor_values, transfer_seconds
@@ -121,7 +120,8 @@ def comparison(low, high, seeds=(0, 1, 2), **more) -> Comparison:
     ],
 )
 def test_verdicts_follow_the_corrected_p(compared, code):
-    assert verdict(compared) == code == step_values('a', 'b', compared)['verdict']
+    e = SimpleNamespace(comparisons=[('chain', compared)] if compared else [])
+    assert verdict(compared) == code == steps_values(e, dict(step=('a', 'b')))['step']['verdict']
 
 
 def test_one_verdict_of_several():
@@ -131,10 +131,9 @@ def test_one_verdict_of_several():
 
 def test_a_margin_is_kept_only_where_it_is_shown():
     same = comparison(0.0, 0.0)  # of values that are all the same, without a test
-    assert (
-        not step_values('a', 'b', same)['keeps_strictly']
-        and not step_values('a', 'b', None)['keeps_strictly']
-    )
+    for known in ([('chain', same)], []):
+        found = steps_values(SimpleNamespace(comparisons=known), dict(step=('a', 'b')))
+        assert not found['step']['keeps_strictly']
 
 
 def test_soft_targets_pooled_over_formats_and_sets():
@@ -146,16 +145,15 @@ def test_soft_targets_pooled_over_formats_and_sets():
             dict(run_id=run_id, split=split, metric='map', unit=unit, value=value)
             for split, unit, value in (('dev', 'd1', dev), ('dev', 'd2', dev), ('test', 't1', test))
         ]
-        about = dict(task='answer_selection', primary=dict(set='test', metric='map'))
+        about = dict(task='answer_selection', primary=dict(set='test', metric='map'), mode=arm)
         return dict(run_id=run_id, arm=arm, seed=seed) | about, rows
 
     made = [scored('full_student', s, 0.5, 0.5 + s / 100) for s in (0, 1)]
     made += [scored('full_kd', s, 0.4, 0.6 + s / 100) for s in (0, 1)]
     made += [scored('mixed_student', 0, 0.5, 0.5), scored('mixed_kd', 0, 0.4, 0.8)]
     runs = [r for r, _ in made]
-    arms = {arm: [r for r in runs if r['arm'] == arm] for arm in {r['arm'] for r in runs}}
     units = pd.DataFrame([row for _, rows in made for row in rows])
-    found = pooled_soft_targets([SimpleNamespace(records=runs, arms=arms, units=units)])
+    found = pooled_soft_targets([(runs, units)])
     estimates = [found[name]['difference'].estimate for name in ('test', 'dev', 'everywhere')]
     assert estimates == pytest.approx([(0.2 + 0.1) / 2, -0.1, ((0.2 - 0.2) / 3 + (0.1 - 0.2) / 3) / 2])
     assert (found['everywhere']['difference'].n, found['everywhere']['difference'].units) == (2, 3)
@@ -179,7 +177,7 @@ def test_memory_and_decisions():
     assert memory['teacher_precision']['ratio'] is None
 
     def decided(mode, values):
-        scores = [dict.fromkeys(DECISIONS[:3], x) for x in values]
+        scores = [dict.fromkeys(('pair_precision', 'pair_recall', 'pair_f1'), x) for x in values]
         about = dict(arm=mode, primary=dict(set='test'))
         return [dict(seed=s, metrics=dict(test=of)) | about for s, of in enumerate(scores)]
 
@@ -189,10 +187,33 @@ def test_memory_and_decisions():
     assert list(found) == ['procedure_3'] and found['procedure_3']['pair_f1']['p_holm'] < 0.01
 
 
-def test_interactions():
-    effect = Effect(INTERACTION, {}, Interval(-0.001, -0.006, 0.004, 7, LEVEL, 't'), 0.7, None, 1.0)
-    none = Effect(INTERACTION, {}, None, None, 'no runs')
-    assert [effect_values([e], INTERACTION)['verdict'] for e in (effect, none)] == ['open', 'not_tested']
+def test_a_direction_follows_the_corrected_p():
+    found = interval(-0.006, 0.004)
+    assert [direction(found, p) for p in (1.0, 0.01, None)] == ['open', 'less', 'not_tested']
+    assert direction(interval(1.1, 1.3), 0.01, 1.0) == 'more'
+
+
+def test_units_that_a_step_changes():
+    "Of three questions on each set one changes, on the test set alone."
+
+    def run(arm, seed):
+        primary = dict(set='test', metric='map', value=0.5, higher_is_better=True)
+        about = dict(run_id=f'{arm}{seed}', arm=arm, seed=seed, task='answer_selection', primary=primary)
+        return about | dict(metrics=dict(test=dict(map=0.5), dev=dict(map=0.5)))
+
+    pairs = [(run('a', seed), run('b', seed)) for seed in range(2)]
+    values = {('a', 'test'): (0.4, 0.5, 0.6), ('b', 'test'): (0.4, 0.6, 0.5)}
+    rows = [
+        dict(
+            run_id=r['run_id'], split=split, set='all', metric='map', unit=f'{split}{i}', cluster='', value=x
+        )
+        for r in (r for pair in pairs for r in pair)
+        for split in ('dev', 'test')
+        for i, x in enumerate(values.get((r['arm'], split), (0.4, 0.5, 0.6)))
+    ]
+    found = units_values(pairs, pd.DataFrame(rows))
+    assert (found['pairs'], found['changed'], found['everywhere'].units) == (6, 4, 6)
+    assert found['dev'].estimate == 0 and units_values([], pd.DataFrame(rows)) == {}
 
 
 @pytest.mark.parametrize(
@@ -276,8 +297,8 @@ def test_losses_and_scores_along_training():
         metrics=dict(test={}, dev={}),
         curve=[dict(step=10, loss=1.5, value=None), scored],
     )
-    way = way_of(record)
-    assert way['loss'].count() == 1 and list(way['f1'].dropna()) == [60.0]
+    course = course_of(record)
+    assert list(course['key']) == ['loss', 'exact', 'f1'] and list(course['y']) == [1.5, 50.0, 60.0]
 
 
 def moved_by(rate: float, **distances) -> AtRate:

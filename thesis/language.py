@@ -1,24 +1,23 @@
-"""A study of masked language models: scores by text, and what becomes of published claims."""
+"""A study of masked language models: scores by text, and the verdicts on published claims."""
 
 from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 import numpy as np
 import pandas as pd
+from kdnotes.core.arms import MODES
+from kdnotes.core.config import RunConfig
+from kdnotes.results.table import arms_of
 from kdnotes.stats.comparable import by_cluster, trained
 from kdnotes.stats.compare import compare, corrected
 from kdnotes.stats.deployment import deployment
-from kdnotes.stats.intervals import Interval, crossed_interval
-from kdnotes.results.table import arms_of
 from kdnotes.stats.evidence import Evidence
+from kdnotes.stats.intervals import Interval, crossed_interval
 from kdnotes.stats.tables import judged_by, set_interval, sets_of
-from kdnotes.core.arms import MODES
-from kdnotes.core.config import RunConfig
 from kdnotes.tasks.lm_settings import COSINE_WEIGHTS, RECIPES
 from .facts import recorded_settings
-from .steps import STEPS, verdict
-from .values import steps_values, study_values
-
+from .steps import STEPS, steps_values, verdict
+from .values import study_values
 
 ONE_RANK_STEPS = {name: pair for name, pair in STEPS.items() if name != 'ranks'}
 ONE_RANK_STEPS['network'] = ('baseline', 'full_student')
@@ -40,11 +39,11 @@ def of_one_rank(e: Evidence) -> Evidence:
 
 def one_rank_values(e: Evidence) -> dict:
     "What every such study has: arms, steps, and what the trained runs of each network were given, as text."
-    by_network: dict[str, list[dict]] = {}
-    for r in filter(trained, e.records):
-        by_network.setdefault(MODES[r['mode']].network, []).append(r)
     names = ('epochs', 'learning_rate', 'batch_size', 'max_length')
-    work = {network: recorded_settings(runs, names) for network, runs in by_network.items()}
+    work = {}
+    for network in ('teacher', 'student'):
+        runs = [r for r in e.records if trained(r) and MODES[r['mode']].network == network]
+        work[network] = recorded_settings(runs, names)
     return study_values(e) | dict(steps=steps_values(e, ONE_RANK_STEPS), work=work)
 
 
@@ -57,15 +56,15 @@ def recipe_values(found: Sequence[dict]) -> dict:
         return {}
     # a setting that has its default value is not recorded
     cosine = settings.get('hidden_weight', RunConfig.model_fields['hidden_weight'].default)
-    ours = {name: settings.get(name) for name in ('soft_weight', 'hard_weight', 'temperature', 'soft_on')}
+    ours = {name: settings.get(name) for name in ('soft_weight', 'hard_weight', 'temperature')}
     ours['cosine_weight'] = cosine if settings.get('hidden_loss') == 'cosine' else 0.0
     published = RECIPES['distilbert'] | dict(cosine_weight=COSINE_WEIGHTS['distilbert'], temperature=2.0)
-    same = all(ours[name] == published[name] for name in ours if name != 'soft_on')
-    return dict(ours=ours, published_weights=same)
+    same = all(ours[name] == published[name] for name in ours)
+    return dict(ours=ours | dict(soft_on=settings.get('soft_on')), published_weights=same)
 
 
 def order_interval(e: Evidence, runs: Sequence[dict], where: str, low: str, high: str) -> Interval | None:
-    "By how much one score of these runs lies above another one: nats a token; None: a score is not there."
+    "By how much one score of these runs lies above another, in nats per token; None: a score is missing."
     own = e.units[(e.units['split'] == where) & e.units['run_id'].isin([r['run_id'] for r in runs])]
     own = own[own['metric'].isin([low, high])]
     documents = sorted(own['cluster'].unique())
@@ -84,18 +83,17 @@ def order_values(e: Evidence) -> dict:
     that counts visible tokens (seen_above)? verdict: 'reproduced': in all | 'consistent': the latter in all
     | 'not_reproduced' | 'open'.
     """
-
-    def above(name: str) -> list[bool]:
+    above = {}
+    for name in ('nll', 'nll_all'):
         found = [
             order_interval(e, runs, where, name, 'pseudo_nll')
             for where in sets_of(e.records)
             for runs in e.arms.values()
         ]
-        return [i.low is not None and i.low > FAR for i in found if i is not None]
-
-    hidden, visible = above('nll'), above('nll_all')
+        above[name] = [i.low is not None and i.low > FAR for i in found if i is not None]
+    hidden, visible = above.values()
     n = len(hidden)
-    if not n or min(len(runs) for runs in e.arms.values()) < 2:
+    if not n or min(map(len, e.arms.values())) < 2:
         code = 'open'  # one seed is no test
     elif all(hidden):
         code = 'reproduced'
@@ -114,39 +112,36 @@ SCORES = (  # set, score
 )
 
 
-def score_rows(e: Evidence) -> list[dict]:  # a row an arm, and one of the unigram model
+def score_rows(e: Evidence) -> list[dict]:  # one row per arm, and one of the unigram model
     "Scores of the arms by text: 'set.score' -> an interval, or None."
-    scored = [of for of in SCORES if of[0] in sets_of(e.records)]
+    scored = {'.'.join(of): of for of in SCORES if of[0] in sets_of(e.records)}
     rows = [
-        dict(arm=arm) | {'.'.join(of): set_interval(e, runs, *of) for of in scored}
+        dict(arm=arm) | {key: set_interval(e, runs, *of) for key, of in scored.items()}
         for arm, runs in e.arms.items()
     ]
     metrics = e.records[0]['metrics']
-    unigram = {f'{where}.{name}': metrics[where].get(f'unigram_{name}') for where, name in scored}
-    return [*rows, dict(arm='unigram') | {k: x and dict(estimate=x) for k, x in unigram.items()}]
+    unigram = {key: metrics[where].get(f'unigram_{name}') for key, (where, name) in scored.items()}
+    return [*rows, dict(arm='unigram') | {key: x and dict(estimate=x) for key, x in unigram.items()}]
 
 
 def language_values(e: Evidence) -> dict:
     "All values of the study."
-    settings = e.records[0]['settings']
-    metric = e.records[0]['primary']['metric']
-    sets = sets_of(e.records)
-
-    def kd_on(where: str, name: str) -> dict:  # what distillation does there, uncorrected
-        pair = (judged_by(e.arms[arm], where, name) for arm in STEPS['kd'])
-        return dict(difference=compare(*pair, e.units, e.times).difference)
-
+    settings, metric = e.records[0]['settings'], e.records[0]['primary']['metric']
+    kept, kd_on = {}, {}
+    for where in sets_of(e.records):
+        # the share of its teacher's gain over the best trivial baseline that each arm recovers there
+        kept[where] = deployment(replace(e, records=judged_by(e.records, where, metric))).shares
+        for name in ('nll', 'nll_all'):  # what distillation does there, uncorrected
+            pair = (judged_by(e.arms[arm], where, name) for arm in STEPS['kd'])
+            change = compare(*pair, e.units, e.times).difference
+            kd_on.setdefault(where, {})[name] = dict(difference=change)
     values = one_rank_values(e)
     values['tables']['scores'] = score_rows(e)
     return values | dict(
-        # set -> arm -> the share of its teacher's gain over the best trivial baseline that it keeps
-        kept={
-            where: deployment(replace(e, records=judged_by(e.records, where, metric))).shares
-            for where in sets
-        },
-        kd_on={where: {name: kd_on(where, name) for name in ('nll', 'nll_all')} for where in sets},
+        kept=kept,
+        kd_on=kd_on,
         order=order_values(e),
-        perplexity={arm: float(np.exp(of['primary'].estimate)) for arm, of in e.values.items()},
+        perplexity={arm: np.exp(of['primary'].estimate) for arm, of in e.values.items()},
         recipe=recipe_values(e.records),
         mask_share=settings['mask_share'],
         train_tokens=settings['train_tokens'],
@@ -156,10 +151,10 @@ def language_values(e: Evidence) -> dict:
 
 def batch_values(found: Sequence[dict], units: pd.DataFrame) -> dict:
     "What the largest steps do beside the smallest at equal epochs: their blocks, the change and its verdict."
-    arms = sorted(arms_of(found).values(), key=lambda runs: runs[0]['settings']['batch_size'])
-    c = compare(arms[0], arms[-1], units)
-    smallest, largest = (runs[0]['settings']['batch_size'] for runs in (arms[0], arms[-1]))
-    about = dict(study=arms[0][0]['study'], smallest=smallest, largest=largest)
+    by_size = {runs[0]['settings']['batch_size']: runs for runs in arms_of(found).values()}
+    smallest, largest = min(by_size), max(by_size)
+    c = compare(by_size[smallest], by_size[largest], units)
+    about = dict(study=found[0]['study'], smallest=smallest, largest=largest)
     return about | dict(change=c.difference, verdict=verdict(c))
 
 

@@ -10,20 +10,18 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 import pandas as pd
-from kdnotes.stats.compare import commits, uncommitted
-from kdnotes.stats.coverage import ENOUGH_SEEDS, FAMILY_SIZES, SETTINGS, coverage_table, family_table
+from bench.gpu_check import rates_table
+from bench.results import aims, rounds
+from bench.sizes import answer_times, corpus_sizes, network_sizes, wikitext_tokens
 from kdnotes.core.arms import PROFILES
-from kdnotes.core.config import KdnotesError
 from kdnotes.core.files import read_json, write_json
 from kdnotes.core.given import make_config
+from kdnotes.stats.compare import commits, uncommitted
+from kdnotes.stats.coverage import ENOUGH_SEEDS, FAMILY_SIZES, SETTINGS, coverage_table, family_table
 from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.tasks.ranking_metrics import counts
 from kdnotes.tasks.sources import Corpus, load_corpus, local_copy, trained_on
-from .facts import flat, plain
-
-
-class ThesisError(KdnotesError):
-    "A thesis that cannot be built from the evidence there is."
+from .facts import ThesisError, flat, plain
 
 
 def _words(text: str) -> list[str]:
@@ -45,38 +43,26 @@ def overlap(
 
     rows = [r for part in source.splits.values() for r in part]
     known = set().union(*(windows(text) for text in {r['sentence'] for r in rows}))
-    asked = {tuple(_words(r['question'])) for r in rows}
+    questions = {tuple(_words(r['question'])) for r in rows}
     test = target.splits['test']
     found = [r for r in test if known & windows(r['sentence'])]
     ids = sorted({r['question_id'] for r in found})
-    return dict(
-        words=words,
-        sentences=len(found),
-        questions=len(ids),
-        ids=ids,
-        correct=sum(r['label'] for r in found),
-        same_questions=sum(tuple(_words(q)) in asked for q in {r['question'] for r in test}),
-    )
+    same = sum(tuple(_words(q)) in questions for q in {r['question'] for r in test})
+    numbers = dict(sentences=len(found), questions=len(ids), correct=sum(r['label'] for r in found))
+    return numbers | dict(words=words, ids=ids, same_questions=same)
 
 
 def drawn_labels(corpus: Corpus, labels: int = 256, seeds: int = 5) -> dict[str, int]:
     "What so many labelled rows of the study of few labels hold: questions and right answers, over its seeds."
-    draws = []
+    found = dict(labels=labels, seeds=seeds)
+    drawn = []
     for seed in range(seeds):
-        config = make_config(
-            mode='mixed_kd', corpus='wikiqa', labels=labels, seed=seed, train_questions='all'
-        )
-        rows = list(trained_on(corpus, config, {}).splits['train'])
-        draws.append((len({r['question_id'] for r in rows}), sum(r['label'] for r in rows)))
-    questions, right = zip(*draws)
-    return dict(
-        labels=labels,
-        seeds=seeds,
-        questions_low=min(questions),
-        questions_high=max(questions),
-        right_low=min(right),
-        right_high=max(right),
-    )
+        given = dict(corpus='wikiqa', labels=labels, seed=seed, train_questions='all')
+        rows = list(trained_on(corpus, make_config(mode='mixed_kd', **given), {}).splits['train'])
+        drawn.append((len({r['question_id'] for r in rows}), sum(r['label'] for r in rows)))
+    for name, of in zip(('questions', 'right'), zip(*drawn)):
+        found |= {f'{name}_low': min(of), f'{name}_high': max(of)}
+    return found
 
 
 def corpus_facts() -> dict:
@@ -88,28 +74,19 @@ def corpus_facts() -> dict:
         source='kdnotes.tasks.answer_selection.counts of the published files',
         sha256=corpus.sha256[:12],
         drawn=drawn_labels(corpus),
-        splits={
-            split: {k: int(n) for k, n in row.items()} for split, row in counts(corpus).T.to_dict().items()
-        },
+        splits=plain(counts(corpus).T.to_dict()),
     )
 
 
 def text_facts() -> dict:
     "Sizes of the texts, from the copies at hand: name -> split -> documents, words, pieces, sha256; tokens."
-    from bench.sizes import corpus_sizes, wikitext_tokens
-
-    return dict(
-        source='bench.sizes.corpus_sizes of the published files',
-        tokenizer=PROFILES['laptop'].teacher,
-        texts=corpus_sizes(),
-        wikitext_tokens=wikitext_tokens(),
-    )
+    source = 'bench.sizes.corpus_sizes of the published files'
+    about = dict(source=source, tokenizer=PROFILES['laptop'].teacher)
+    return about | dict(texts=corpus_sizes(), wikitext_tokens=wikitext_tokens())
 
 
 def size_facts() -> dict:
     "Parameters of the published networks by way of counting, and the share that is left of BERT's."
-    from bench.sizes import network_sizes
-
     sizes = network_sizes()
     left = {way: plain(n / sizes['bert'][way]) for way, n in sizes['distilbert'].items()}
     return dict(source='bench.sizes.network_sizes', **sizes, left=left)
@@ -119,39 +96,26 @@ def bench_facts(results: dict) -> dict:
     """`make bench` in few numbers: what was raced, a table, and each ratio with its aim. Contestants whose
     names begin with a digit are its part about scaling, and have a table of their own where they ran alone.
     """
-    from bench.results import aims, rounds
-
     own = {t['contestant'] for t in results['turns']} - {'machine'}
     names = [c for c in results['about'] if c in own and (not c[0].isdigit() or 'kdnotes' not in own)]
-
-    def rate(name: str) -> str:
-        its = rounds(results, name, 'examples_per_s')
-        return f'{its.median():.0f} ({its.min():.0f} to {its.max():.0f})'
-
-    def median(name: str, key: str) -> str:
-        return f'{rounds(results, name, key).median():,.0f}'
-
+    rows = []
+    for name in names:
+        rates = rounds(results, name, 'examples_per_s')
+        if len(rates):
+            medians = (rounds(results, name, key).median() for key in ('tokens_per_s', 'host_mib'))
+            rate = f'{rates.median():.0f} ({rates.min():.0f} to {rates.max():.0f})'
+            rows.append([name, results['about'][name], rate, *(f'{x:,.0f}' for x in medians)])
     turns = [t for t in results['turns'] if t['contestant'] in (*names, 'machine')]
     kept = aims(results | dict(turns=turns)).to_dict('records')
     numbers = dict(value='measured', lowest='lowest', highest='highest', wanted='wanted', reached='met')
-    env, setting = results['environment'], results['settings']
-    return dict(
+    about = {name: results['environment'][name] for name in ('device', 'torch')}
+    about |= {name: results['settings'][name] for name in ('steps', 'dtype')}
+    return about | dict(
         source=f"make bench, begun {results['began']}, commit {commits([results])[0]}",
         uncommitted=uncommitted(results),
-        device=env['device'],
-        torch=env['torch'],
-        rounds=setting['alternations'],
-        steps=setting['steps'],
-        dtype=setting['dtype'],
+        rounds=results['settings']['alternations'],
         minutes=results['minutes'],
-        table=dict(
-            head=['contestant', 'what it is', 'examples/s', 'tokens/s', 'MiB'],
-            rows=[
-                [n, results['about'][n], rate(n), median(n, 'tokens_per_s'), median(n, 'host_mib')]
-                for n in names
-                if len(rounds(results, n))
-            ],
-        ),
+        table=dict(head=['contestant', 'what it is', 'examples/s', 'tokens/s', 'MiB'], rows=rows),
         ratios=flat({r['key']: {name: r[key] for name, key in numbers.items()} for r in kept}),
     )
 
@@ -193,16 +157,10 @@ def gpu_facts(results: dict) -> dict:
     """`make gpu-check` in few numbers: tables of energy, memory and rates; what was not measured, or not in a
     whole round, is not there.
     """
-    from bench.gpu_check import rates_table
-
     if results['settings']['smoke']:
-        raise ThesisError(
-            'the results of gpu-check are those of a rehearsal, whose numbers mean nothing; run it on a GPU'
-        )
+        raise ThesisError('these results of gpu-check are those of a rehearsal; run it on a GPU')
     if not results.get('complete', True):
-        raise ThesisError(
-            'gpu-check was interrupted, so its results are those of some parts only; run it again'
-        )
+        raise ThesisError('gpu-check was interrupted, and its results are incomplete; run it again')
     parts = results['parts']
     device = (parts['machine'].get('gpu') or {}).get('name', results['settings']['device'])
     found = dict(source=f"make gpu-check, begun {results['began']}", device=device, failed=results['failed'])
@@ -217,44 +175,26 @@ def gpu_facts(results: dict) -> dict:
     return found | {size: _cells(rates_table(part, device), _RATES) for size, part in whole.items()}
 
 
-FAMILY_TRIALS = 100_000
-
-
-def coverage_facts(trials: int = 4000) -> dict:
+def coverage_facts(trials: int = 4000, family_trials: int = 100_000) -> dict:
     "Ends of coverage and of false positives outside of the edges, by the notebook's seed; false alarms."
     made = coverage_table(np.random.default_rng(2026), trials=trials)
     name, seeds = (made.index.get_level_values(k) for k in ('setting', 'seeds'))
     usual = ~name.isin([s.name for s in SETTINGS if s.edge])
-    ends = {
-        f'{where}_{short}_{end}': plain(getattr(made[usual & rows][f'crossed {short}'], end)())
-        for where, rows in (('five', seeds >= ENOUGH_SEEDS), ('three', seeds == 3))
-        for short in ('covers', 'rejects')
-        for end in ('min', 'max')
-    }
-    families = family_table(np.random.default_rng(2026), trials=FAMILY_TRIALS).round(3)
+    families = family_table(np.random.default_rng(2026), trials=family_trials).round(3)
     any_of = families[[f'family of {k}' for k in FAMILY_SIZES]].max(axis=1)
-    worst = {f'{where}_families_max': plain(any_of[n].max()) for where, n in (('three', 3), ('five', 5))}
-    rows = families.reset_index()
-    return dict(
-        source='nbs/stats/09_coverage.ipynb',
-        trials=trials,
-        questions=122,
-        family_trials=FAMILY_TRIALS,
-        families=[dict(zip(rows, map(plain, row))) for row in rows.itertuples(index=False)],
-        **worst,
-        **ends,
-    )
-
-
-def times_in_use() -> dict:  # of `bench.sizes.answer_times`
-    "How long teacher and student take to answer a question, measured now on this machine."
-    from bench.sizes import answer_times
-
-    return answer_times()
+    found = {}
+    for where, n, rows in (('five', 5, seeds >= ENOUGH_SEEDS), ('three', 3, seeds == 3)):
+        found[f'{where}_families_max'] = any_of[n].max()
+        for short in ('covers', 'rejects'):
+            column = made[usual & rows][f'crossed {short}']
+            found |= {f'{where}_{short}_min': column.min(), f'{where}_{short}_max': column.max()}
+    about = dict(source='nbs/stats/09_coverage.ipynb', trials=trials, questions=122)
+    about |= dict(family_trials=family_trials, families=families.reset_index().to_dict('records'))
+    return plain(about | found)
 
 
 MADE = dict(
-    corpus=corpus_facts, coverage=coverage_facts, texts=text_facts, sizes=size_facts, in_use=times_in_use
+    corpus=corpus_facts, coverage=coverage_facts, texts=text_facts, sizes=size_facts, in_use=answer_times
 )
 
 
@@ -262,26 +202,22 @@ def write_facts(where: Path, sources: Sequence[str]) -> list[Path]:
     "Write the facts that no record holds: of MADE, or what `make bench`, `scaling` or `gpu-check` measured."
     made: dict[str, dict] = {}
     for source in sources:
+        results = {} if source in MADE else read_json(source)
         if source in MADE:
             made[source] = MADE[source]()
-            continue
-        results = read_json(source)
-        if 'parts' in results:
+        elif 'parts' in results:
             made['gpu'] = gpu_facts(results)
         elif 'gains' in results:
             if results['settings']['smoke'] or not all(len(row['step_s']) > 1 for row in results['rows']):
-                raise ThesisError(
-                    'these results of make scaling are those of a rehearsal, or of single turns, and tell no '
-                    'interval; measure again'
-                )
+                raise ThesisError(f'{source} is of a rehearsal or of single turns; measure again')
             made['scaling'] = results  # every turn, from which all of it is computed again
         elif 'turns' in results:
             of_race = any(t['contestant'] == 'kdnotes' for t in results['turns'])
             made.setdefault('bench', {})['race' if of_race else 'scaling'] = bench_facts(results)
         else:
             raise ThesisError(
-                f'{source} holds results neither of make bench, nor of make scaling, nor of make gpu-check; '
-                'give runs/bench/<time>/bench.json, runs/scaling/<name>.json or '
+                f'{source} holds no results of make bench, make scaling or make gpu-check; give '
+                'runs/bench/<time>/bench.json, runs/scaling/<name>.json or '
                 'runs/gpu-check/<time>/gpu_check.json'
             )
     return [write_json(where / 'thesis' / 'data' / f'{name}.json', facts) for name, facts in made.items()]

@@ -5,50 +5,44 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
-from kdnotes.scaling import published
-from kdnotes.stats.intervals import LEVEL, Interval
 from kdnotes.report import plotting as pt
-from kdnotes.scaling import measured as scaling
-from kdnotes.scaling.measured import Predicted, draw_more, measured, more_machines
+from kdnotes.scaling import published
+from kdnotes.scaling.measured import USUAL, Predicted, Setup, draw_more, measured, more_machines
+from kdnotes.stats.intervals import LEVEL, Interval
 from .facts import distinct
 
-
-STUDY = dict(who='Samsung SDSA', year=2020)
+ASKED = 'answer_selection'  # the task of the first study
+DIVIDED = Setup(2, 1, large=True)  # a step with its batch, which more ranks divide further
+ACCUMULATED = Setup(2, 8)
+DELAYING = Setup(2, 8, 'every')
+AT = 16  # ranks, of which the answer states what is predicted
+COMPARED = ('gradient_sync', 'bucket_mib', 'gradient_dtype')  # what the configurations of a row differ in
 
 
 def published_values() -> dict:
     "What chapters ask of the published table."
-    fits = published.fit()
-    factors = published.factors()
+    fits, factors, whole = published.fit(), published.factors(), published.super_linear()
     wrong = factors[~factors['follows']].iloc[0]
-    whole = published.super_linear()
-    updates = published.batches()['updates']
     errors = fits.assign(off=fits['error_percent'].abs()).groupby('model')['off'].median()
     names = ('number', 'gpus', 'memory_gb', 'batch', 'sync', 'minutes', 'effective_batch')
     rows = [
         {name: getattr(r, name) for name in names}
         | dict(rings='several' if r.several_rings else 'one' if r.machines > 1 else None, updates=share)
-        for r, share in zip(published.TABLE, updates)
+        for r, share in zip(published.TABLE, published.batches()['updates'])
     ]
     return {name: whole[name] for name in ('factor', 'gpus', 'scaling', 'efficiency')} | dict(
-        **STUDY,
+        who='Samsung SDSA',
+        year=2020,
         beside=whole['factor'] / whole['scaling'],
         more_sequences=whole['batch'],
         factors=len(factors),
-        follow=int(factors['follows'].sum()),
+        follow=factors['follows'].sum(),
         wrong=dict(what=wrong['what'], claimed=float(wrong['claimed']), factor=wrong['factor']),
         gpus_at_most=published.TABLE[-1].gpus,
         accumulation=published.ACCUMULATION,
         errors={model: errors[model] for model in published.DRAWN},
         tables=dict(rows=rows),
     )
-
-
-ASKED = 'answer_selection'  # the task of the first study
-DIVIDED = scaling.Setup(2, 1, large=True)  # a step with its batch, which more ranks divide further
-ACCUMULATED = scaling.Setup(2, 8)
-DELAYING = scaling.Setup(2, 8, 'every')
-AT = 16  # ranks, of which the answer says what is predicted
 
 
 def gain(results: dict, task: str, name: str, what: str) -> Interval | None:
@@ -61,7 +55,7 @@ def gain(results: dict, task: str, name: str, what: str) -> Interval | None:
     return None
 
 
-def _through(of: Interval, to: Callable[[float], float], **changed) -> Interval:
+def through(of: Interval, to: Callable[[float], float], **changed) -> Interval:
     "An interval by a function that always rises, or always falls."
     ends = [None if x is None else to(x) for x in (of.low, of.high)]
     low, high = ends if None in ends else sorted(ends)
@@ -70,71 +64,63 @@ def _through(of: Interval, to: Callable[[float], float], **changed) -> Interval:
 
 def serial_share(efficiency: Interval, ranks: int) -> Interval:
     "The share of a step that ranks do not divide."
-    return _through(efficiency, lambda e: (1 / e - 1) / (ranks - 1), null=0.0)
+    return through(efficiency, lambda e: (1 / e - 1) / (ranks - 1), null=0.0)
 
 
-COMPARED = ('gradient_sync', 'bucket_mib', 'gradient_dtype')  # what the configurations of a row differ in
+def faster_of(results: dict, setup: Setup) -> Interval:
+    "How many times as fast the ranks of a setup are as one."
+    return through(gain(results, ASKED, setup.name, 'efficiency, strong'), lambda e: setup.ranks * e)
 
 
-def gains_rows(results: dict) -> list[dict]:  # what, name, against, and a task -> times as long
-    "How many times as long a step takes as one that differs in one thing."
-    rows = distinct((r['what'], r['name'], r['against']) for r in results['gains'] if r['what'] in COMPARED)
-    return [
-        dict(what=what, name=name, against=against)
-        | {task: gain(results, task, name, what) for task in ('masked_lm', ASKED)}
-        for what, name, against in rows
-    ]
-
-
-def ranks_rows(results: dict, task: str) -> list[dict]:
-    "Time against ranks and batch, gradients summed once a step over this machine's own link."
-    usual = [
-        row
-        for row in measured(results, task)
-        if not row['simulated'] and all(row[key] == value for key, value in scaling.USUAL.items())
-    ]
-    kinds = ('strong', 'weak')
-    return [
-        {key: row[key] for key in ('ranks', 'micro_batches', 'examples')}
-        | dict(step=float(np.median(row['step_s'])))
-        | {kind: gain(results, task, row['name'], f'efficiency, {kind}') for kind in kinds}
-        for row in sorted(usual, key=lambda row: (row['ranks'], row['examples']))
-    ]
+def more_ranks(results: dict, predicted: Mapping[str, Predicted]):  # a table, of `more_machines`
+    "What the model of a step predicts of more ranks for the step that is divided."
+    step = next(row for row in measured(results, ASKED) if row['name'] == DIVIDED.name)
+    return more_machines(step, predicted[ASKED])
 
 
 def answer_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
     "What more ranks do to a step with the first study's batch."
-    rows = {row['name']: row for row in measured(results, ASKED)}
-    efficiency, long_efficiency = (
-        gain(results, ASKED, setup.name, 'efficiency, strong') for setup in (DIVIDED, ACCUMULATED)
-    )
-    ranks = DIVIDED.ranks
-    faster, accumulated = (_through(e, lambda e: ranks * e) for e in (efficiency, long_efficiency))
-    share = serial_share(efficiency, ranks)
-    more = more_machines(rows[DIVIDED.name], predicted[ASKED])
+    examples = {row['name']: row['examples'] for row in measured(results, ASKED)}
+    faster = faster_of(results, DIVIDED)
+    share = serial_share(gain(results, ASKED, DIVIDED.name, 'efficiency, strong'), DIVIDED.ranks)
+    more = more_ranks(results, predicted)
+    usual = [
+        row
+        for row in measured(results, ASKED)
+        if not row['simulated'] and all(row[key] == value for key, value in USUAL.items())
+    ]
+    by_ranks = [  # gradients are summed once per step over this machine's own link
+        {key: row[key] for key in ('ranks', 'micro_batches', 'examples')}
+        | dict(step=np.median(row['step_s']))
+        | {kind: gain(results, ASKED, row['name'], f'efficiency, {kind}') for kind in ('strong', 'weak')}
+        for row in sorted(usual, key=lambda row: (row['ranks'], row['examples']))
+    ]
+    links = more[more['devices'] == AT].assign(slower=more['high'] < faster.estimate)
     return dict(
-        ranks=ranks,
-        examples=rows[DIVIDED.name]['examples'],
-        more_examples=rows[ACCUMULATED.name]['examples'],
+        ranks=DIVIDED.ranks,
+        examples=examples[DIVIDED.name],
+        more_examples=examples[ACCUMULATED.name],
         micro_batches=ACCUMULATED.micro_batches,
         faster=faster,
-        accumulated=accumulated,
+        accumulated=faster_of(results, ACCUMULATED),
         share=share,
-        limit=_through(share, lambda s: 1 / s),
+        limit=through(share, lambda s: 1 / s),
         at=AT,
         cores=results['settings']['cores'],
-        links=[
-            dict(link=row.link, speedup=row.speedup, low=row.low, high=row.high)
-            | dict(slower=row.high < faster.estimate)
-            for row in more[more['devices'] == AT].itertuples()
-        ],
-        tables=dict(ranks=ranks_rows(results, ASKED)),
+        links=links[['link', 'speedup', 'low', 'high', 'slower']].to_dict('records'),
+        tables=dict(ranks=by_ranks),
     )
 
 
 def scaling_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
     "All that chapters ask of scaling."
     turns = [len(row['step_s']) for row in results['rows']]
+    pairs = distinct((r['what'], r['name'], r['against']) for r in results['gains'] if r['what'] in COMPARED)
+    gains = [  # how many times as long a step takes as one that differs in one thing
+        dict(what=what, name=name, against=against)
+        | {task: gain(results, task, name, what) for task in ('masked_lm', ASKED)}
+        for what, name, against in pairs
+    ]
     return dict(
         published=published_values(),
         device=results['environment'].get('device'),
@@ -151,20 +137,17 @@ def scaling_values(results: dict, predicted: Mapping[str, Predicted]) -> dict:
             )
             for task, its in predicted.items()
         },
-        tables=dict(gains=gains_rows(results)),
+        tables=dict(gains=gains),
         answer=answer_values(results, predicted),
     )
 
 
-def draw_scaling(
-    results: dict, predicted: Mapping[str, Predicted], faster: Interval, folder: Path
-) -> list[pt.FigureFile]:
+def draw_scaling(results: dict, predicted: Mapping[str, Predicted], folder: Path) -> list[pt.FigureFile]:
     "The figures of scaling; they rest on no run."
-    step = next(row for row in measured(results, ASKED) if row['name'] == DIVIDED.name)
-    shown = dict(
-        published=(published.figure_1, lambda: (published.fit(),)),
-        carried=(published.figure_2, lambda: (published.carried_on(),)),
-        more=(draw_more, lambda: (more_machines(step, predicted[ASKED]), (DIVIDED.ranks, faster))),
+    known = (DIVIDED.ranks, faster_of(results, DIVIDED))
+    pictures = dict(
+        published=pt.Picture(published.figure_1, '', lambda _: (published.fit(),)),
+        carried=pt.Picture(published.figure_2, '', lambda _: (published.carried_on(),)),
+        more=pt.Picture(draw_more, '', lambda _: (more_ranks(results, predicted), known)),
     )
-    pictures = {name: pt.Picture(of, '', lambda _, made=made: made()) for name, (of, made) in shown.items()}
     return pt.make_figures(pictures, None, folder, ())

@@ -1,21 +1,23 @@
-"""A search for students: its space beside the published one, its front over several seeds, its cost, and what
-the published claims come to here.
+"""A search for students: its space compared with the published one, its front over several seeds, its cost,
+and the verdicts on the published claims.
 """
 
 from __future__ import annotations
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 import numpy as np
 import pandas as pd
-from kdnotes.stats.compare import compare
-from kdnotes.stats.intervals import Interval
-from kdnotes.stats.evidence import primary_interval
 from kdnotes.core.config import task_info
-from kdnotes.search.found import Found, choice, seed_values
-from kdnotes.search.front import pareto_with_seeds, share_saved, with_means
-from kdnotes.search.spaces import STUDY, Space
-from .facts import about_values
-
+from kdnotes.report.plotting import FigureFile
+from kdnotes.search.found import Found, choice, is_search, load_found, runs_of, seed_values
+from kdnotes.search.front import pareto_with_seeds, share_saved
+from kdnotes.search.spaces import STUDY
+from kdnotes.search.summary import draw_found
+from kdnotes.stats.compare import compare
+from kdnotes.stats.evidence import primary_interval
+from kdnotes.stats.intervals import Interval
+from .facts import ThesisError, about_values
 
 STUDIED = dict(
     who='SigOpt and NVIDIA',
@@ -31,45 +33,10 @@ STUDIED = dict(
     better=0.035,  # gain over the baseline at about its size; a difference of shares
     drawn=len(STUDY),  # parameters
 )
+ABOUT_EQUAL = 0.05  # of the parameters, relatively: what counts as the same size
 
 
-def space_rows(here: Space) -> list[dict]:  # parameter, published (None: it was not drawn), here
-    "What a search draws, beside what the published one drew: low, high and log, or values."
-    return [dict(parameter=name, published=STUDY.get(name), here=of) for name, of in here.items()]
-
-
-def front_rows(
-    found: Found,
-    runs: Mapping[str, Sequence[dict]],  # of `runs_of`
-    units: pd.DataFrame,
-) -> list[dict]:  # a row a point of the front, and one for the baseline; the smallest first
-    "The front over its seeds, with its test scores; fresh: without the seed that a trial was chosen by."
-    values = seed_values(found, runs)
-    threshold = found.threshold and found.threshold.value
-    best = {t.run_id for t in pareto_with_seeds(found.trials, found.objectives, values, threshold)}
-    first = {t.run_id: t.number for t in reversed(found.trials)}  # of a setting drawn twice, the first
-    before = found.baseline and values.get(found.baseline.run_id)
-    rows = []
-    for run_id in (i for i in values if runs[i]):
-        its = values[run_id]
-        params = np.mean(its['params'])
-        rows.append(
-            dict(
-                trial=first[run_id],
-                n=len(runs[run_id]),
-                score=np.mean(its['score']),
-                fresh=np.mean(its['score'][1:]) if len(its['score']) > 1 else None,
-                params=params,
-                saved=share_saved(params, np.mean(before['params'])) if before and first[run_id] else None,
-                test=primary_interval(runs[run_id], units),
-                on_front=run_id in best,
-            )
-        )
-    return sorted(rows, key=lambda row: row['params'])
-
-
-@dataclass(frozen=True)
-class Beside:
+class Beside(NamedTuple):
     "A trial beside the baseline, over the seeds of both."
 
     saved: float  # share of the baseline's parameters
@@ -77,32 +44,70 @@ class Beside:
     difference: Interval | None  # of the score on the test set, paired; positive is better
 
 
-def beside_baseline(found: Found, runs: Mapping[str, Sequence[dict]], units: pd.DataFrame) -> list[Beside]:
-    """Every point that has seeds, beside the baseline: [] where the baseline has no seeds, or parameters
-    are no objective.
-    """
-    base = found.baseline
-    names = {o.name: o for o in found.objectives}
-    if base is None or not runs.get(base.run_id) or not {'score', 'params'} <= names.keys():
+def load_searched(study: str, part: str, ids: Sequence[str]) -> Found:
+    "What the search of a part has found, or a `ThesisError`."
+    if not is_search(study):
+        raise ThesisError(
+            f'thesis/data/{study}.search.json, what the search {study!r} has found, is not there; restore '
+            f'it, or take the search out with: python -m thesis pin {part}='
+        )
+    found = load_found(study)
+    if unknown := sorted({i for runs in found.seeds.values() for i in runs} - {*ids}):
+        raise ThesisError(
+            f'the search {study!r} rests on {", ".join(unknown)}, which thesis/plan.json does not name; pin '
+            f'{part}={study} again'
+        )
+    return found
+
+
+def draw_searched(found: Found, folder: Path) -> list[FigureFile]:
+    "The figures of a search."
+    return draw_found(found, seed_values(found, runs_of(found)), folder)
+
+
+def front_rows(
+    found: Found,
+    runs: Mapping[str, Sequence[dict]],  # of `runs_of`
+    means: Mapping[str, Mapping[str, float]],  # run_id of a trial -> objective -> mean over seeds
+    units: pd.DataFrame,
+) -> list[dict]:  # one row per point of the front, and one for the baseline; the smallest first
+    "The front over its seeds, with its test scores; fresh: without the seed that a trial was chosen by."
+    values = seed_values(found, runs)
+    threshold = found.threshold and found.threshold.value
+    best = {t.run_id for t in pareto_with_seeds(found.trials, found.objectives, values, threshold)}
+    first = {t.run_id: t.number for t in reversed(found.trials)}  # of a setting drawn twice, the first
+    before = found.baseline and means.get(found.baseline.run_id)
+    rows = []
+    for run_id in (i for i in values if runs[i]):
+        fresh = values[run_id]['score'][1:]
+        own = means[run_id]
+        row = dict(trial=first[run_id], n=len(runs[run_id]), score=own['score'], params=own['params'])
+        row |= dict(fresh=np.mean(fresh) if fresh else None, on_front=run_id in best)
+        row['saved'] = share_saved(own['params'], before['params']) if before and first[run_id] else None
+        rows.append(row | dict(test=primary_interval(runs[run_id], units)))
+    return sorted(rows, key=lambda row: row['params'])
+
+
+def beside_baseline(
+    found: Found,
+    runs: Mapping[str, Sequence[dict]],  # of `runs_of`
+    means: Mapping[str, Mapping[str, float]],  # run_id of a trial -> objective -> mean over seeds
+    units: pd.DataFrame,
+) -> list[Beside]:
+    "Every point that has seeds, beside the baseline: [] where the baseline has no seeds."
+    base = found.baseline and found.baseline.run_id
+    if not runs.get(base):
         return []
-    means = with_means(found.trials, seed_values(found, runs))
-    values = {t.number: t.values for t in means}
-    higher = names['score'].higher_is_better
-
-    def point(t) -> Beside:
-        pair = [runs[base.run_id], runs[t.run_id]]
-        c = compare(*(pair if higher else pair[::-1]), units)
-        gain = t.values['score'] - values[base.number]['score']
-        saved = share_saved(t.values['params'], values[base.number]['params'])
-        return Beside(saved, gain if higher else -gain, c.difference)
-
-    return [point(t) for t in means if t.number != base.number]
+    sign = 1 if runs[base][0]['primary']['higher_is_better'] else -1
+    points = []
+    for run_id in (i for i, its in runs.items() if its and i != base):
+        difference = compare(*(runs[base], runs[run_id])[::sign], units).difference
+        gain = sign * (means[run_id]['score'] - means[base]['score'])
+        points.append(Beside(share_saved(means[run_id]['params'], means[base]['params']), gain, difference))
+    return points
 
 
-ABOUT_EQUAL = 0.05  # of the parameters, relatively: what counts as the same size
-
-
-def _judged(points: Sequence[Beside], reproduced) -> dict:
+def claim(points: Sequence[Beside], reproduced: Callable[[Interval], bool]) -> dict:
     """The point that the development set prefers, and whether it shows what is claimed. A search of few
     trials can show that such a student exists; finding none does not show that there is none.
     """
@@ -120,7 +125,7 @@ def smaller_claim(points: Sequence[Beside], margin: float) -> dict:
     small = [p for p in points if p.saved >= STUDIED['smaller']]
     if not small:
         return dict(verdict='not_testable', saved=max(p.saved for p in points))
-    return _judged(small, lambda d: d.low >= -margin)
+    return claim(small, lambda d: d.low >= -margin)
 
 
 def better_claim(points: Sequence[Beside]) -> dict:
@@ -128,47 +133,41 @@ def better_claim(points: Sequence[Beside]) -> dict:
     alike = [p for p in points if abs(p.saved) <= ABOUT_EQUAL]
     if not alike:
         return dict(verdict='not_comparable')
-    found = _judged(alike, lambda d: d.estimate >= STUDIED['better'] and d.low > 0)
-    return dict(near=ABOUT_EQUAL) | found
+    return dict(near=ABOUT_EQUAL) | claim(alike, lambda d: d.estimate >= STUDIED['better'] and d.low > 0)
 
 
-def cost_values(found: Found, more: Sequence[dict] = ()) -> dict:
+def cost_values(found: Found) -> dict:
     "Trials and what became of them, seconds, the search's own share, and the runs of other seeds."
     trials = [t for t in found.trials if t.state != 'running']
     ran = [t for t in trials if t.seconds]
     training = sum(t.seconds for t in ran)
-    own = sum(t.extra.get('driver_s', 0.0) for t in trials)
     return dict(
         trials=len(trials),
         complete=sum(t.state == 'complete' for t in trials),
         training=training,
         a_trial=training / len(ran) if ran else None,
-        driver=own / training if training else None,
-        more=len(more),
+        driver=sum(t.extra.get('driver_s', 0.0) for t in trials) / training if training else None,
     )
 
 
-def shipped(found: Found, runs: Mapping[str, Sequence[dict]]) -> dict:
-    "What to ship: by: 'margin' | 'knee' | 'baseline' | 'nothing'; saved and kept, beside the baseline."
-    values = seed_values(found, runs)
-    chosen = choice(found, values)
-    base = found.baseline and values.get(found.baseline.run_id)
-    if chosen.trial is None or not base:
-        return dict(by=chosen.by)
-    own = values[chosen.trial.run_id]
-    mean = {name: (np.mean(own[name]), np.mean(of)) for name, of in base.items()}
-    return dict(by=chosen.by, saved=share_saved(*mean['params']), kept=mean['score'][0] / mean['score'][1])
-
-
-def search_values(
-    found: Found, records: Sequence[dict], runs: Mapping[str, Sequence[dict]], units: pd.DataFrame
-) -> dict:
+def search_values(found: Found, records: Sequence[dict], units: pd.DataFrame) -> dict:
     "All values of a search."
+    runs = runs_of(found)
+    values = seed_values(found, runs)
+    means = {i: {name: np.mean(of) for name, of in its.items()} for i, its in values.items()}
     first = next(r for r in records if r['factors']['network'] == 'student')
     teacher = next((r for r in records if r['run_id'] == first['teacher_run_id']), None)
-    points = beside_baseline(found, runs, units)
     margin, *_ = task_info(found.task).margins.get(first['primary']['metric'], (0.0,))
-    own = runs.get(found.baseline.run_id, []) if found.baseline else []
+    points = beside_baseline(found, runs, means, units)
+    base = found.baseline and found.baseline.run_id
+    own = runs.get(base)
+    # what to ship: by: 'margin' | 'knee' | 'baseline' | 'nothing'; saved and kept, beside the baseline
+    chosen = choice(found, values)
+    ship = dict(by=chosen.by)
+    if chosen.trial is not None and base in means:
+        its, before = means[chosen.trial.run_id], means[base]
+        ship |= dict(saved=share_saved(its['params'], before['params']), kept=its['score'] / before['score'])
+    spaces = [dict(parameter=name, published=STUDY.get(name), here=of) for name, of in found.space.items()]
     return about_values(records) | dict(
         drawn=len(found.space),
         objectives=[o.name for o in found.objectives],
@@ -179,8 +178,8 @@ def search_values(
         margin=margin,
         baseline=primary_interval(own, units) if own else None,
         baseline_params=own[0]['params_total'] / 1e6 if own else None,
-        ship=shipped(found, runs),
-        cost=cost_values(found, [r for of in runs.values() for r in of[1:]]),
+        ship=ship,
+        cost=cost_values(found) | dict(more=sum(len(of[1:]) for of in runs.values())),
         claims=dict(smaller=smaller_claim(points, margin), better=better_claim(points)),
-        tables=dict(space=space_rows(found.space), front=front_rows(found, runs, units)),
+        tables=dict(space=spaces, front=front_rows(found, runs, means, units)),
     )

@@ -1,23 +1,13 @@
 """One arm against another: numbers, verdicts as codes, and what they rest on."""
 
 from __future__ import annotations
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 import numpy as np
 import pandas as pd
-from kdnotes.stats.compare import (
-    SEED,
-    Comparison,
-    Effect,
-    compare,
-    metric_differences,
-    unit_matrix,
-    verdict_on,
-)
-from kdnotes.stats.evidence import Evidence
 from kdnotes.core.config import KdnotesError, task_info
-from kdnotes.stats.tables import judged_by
-from kdnotes.stats.tests import ALPHA, Family, crossed_test, holm, interval_test
+from kdnotes.results.table import arms_of
+from kdnotes.stats.compare import SEED, Comparison, metric_differences, verdict_on
+from kdnotes.stats.evidence import Evidence
 from kdnotes.stats.intervals import (
     Interval,
     crossed_interval,
@@ -25,54 +15,11 @@ from kdnotes.stats.intervals import (
     mean_interval,
     ratio_interval,
 )
-
+from kdnotes.stats.tables import judged_by
+from kdnotes.stats.tests import ALPHA, Family, crossed_test, holm, interval_test
 
 # of MAP, the thesis's metric; the first is the study's, the second is reported with its power
 MARGINS = task_info('answer_selection').margins['map']
-
-
-def verdict(comparison: Comparison | None, about: str = 'primary') -> str:
-    """What the primary metric, or a time, does from a to b, as far as a test tells: 'gains' | 'loses', of a
-    time 'faster' | 'slower'; 'open' | 'not_tested'.
-    """
-    c = comparison
-    found = 'not_tested' if c is None else verdict_on(c, about).code
-    if found != 'significant':
-        return 'open' if found == 'not_significant' else found
-    if about == 'primary':
-        return 'gains' if (c.difference.estimate > 0) == c.primary['higher_is_better'] else 'loses'
-    return 'faster' if c.speedup[about].estimate > 1 else 'slower'
-
-
-def direction(found: Interval, p: float | None, null: float = 0.0) -> str:
-    """On which side of no change a quantity is, as far as a test tells: 'more' | 'less' | 'open' |
-    'not_tested'.
-    """
-    if p is None:
-        return 'not_tested'
-    if p >= ALPHA:
-        return 'open'
-    return 'more' if found.estimate > null else 'less'
-
-
-def tested(family: str, found: Mapping[Hashable, Interval | None], null: float = 0.0) -> dict[Hashable, dict]:
-    "Intervals against no change, corrected together; ratios on the log scale: p, p_holm, verdict."
-    p = {key: interval_test(of, null, log=null == 1.0).p if of else None for key, of in found.items()}
-    corrected = holm(p, Family(family, tuple(p))) if p else {}
-    return {
-        key: dict(p=p[key], p_holm=of, verdict=direction(found[key], of, null))
-        for key, of in corrected.items()
-    }
-
-
-def agreed(verdicts: Sequence[str]) -> str:
-    """One verdict of several tests: what one of them finds is not what all find. The verdict of all that
-    were made | 'mixed': they differ | 'not_tested': none was made.
-    """
-    found = {*verdicts} - {'not_tested'} or {'not_tested'}
-    return found.pop() if len(found) == 1 else 'mixed'
-
-
 STEPS = {  # key -> (a, b)
     'ranks': ('baseline', 'parallel_baseline'),
     'network': ('parallel_baseline', 'full_student'),
@@ -85,142 +32,131 @@ STEPS = {  # key -> (a, b)
     'procedure_3': ('baseline', 'mixed_kd'),
 }
 PRECISION_STEPS = ('precision', 'student_precision', 'teacher_precision')
+DECISION_STEPS = ('kd', 'precision', 'procedure_3')
+KD_STEPS = ('kd', 'kd_mixed')
+
+
+def verdict(c: Comparison | None, about: str = 'primary') -> str:
+    """What the primary metric, or a time, does from a to b: 'gains' | 'loses', of a time 'faster' | 'slower';
+    'open' where the difference is not significant; 'not_tested'.
+    """
+    code = 'not_tested' if c is None else verdict_on(c, about).code
+    if code != 'significant':
+        return 'open' if code == 'not_significant' else code
+    if about == 'primary':
+        return 'gains' if (c.difference.estimate > 0) == c.primary['higher_is_better'] else 'loses'
+    return 'faster' if c.speedup[about].estimate > 1 else 'slower'
+
+
+def direction(of: Interval | None, p: float | None, null: float = 0.0) -> str:
+    "On which side of no change a quantity is: 'more' | 'less' | 'open' | 'not_tested'."
+    if p is None:
+        return 'not_tested'
+    return 'open' if p >= ALPHA else 'more' if of.estimate > null else 'less'
+
+
+def tested(
+    family: str, of: Mapping[Hashable, Interval | None], name: str, null: float = 0.0
+) -> dict[Hashable, dict]:
+    "Intervals against no change, corrected together, ratios on the log scale: name, p, p_holm, verdict."
+    p = {key: interval_test(i, null, log=null == 1.0).p if i else None for key, i in of.items()}
+    corrected = holm(p, Family(family, tuple(p))) if p else {}
+    return {
+        key: {name: of[key], 'p': p[key], 'p_holm': holms, 'verdict': direction(of[key], holms, null)}
+        for key, holms in corrected.items()
+    }
+
+
+def agreed(verdicts: Iterable[str]) -> str:
+    "The verdict of all tests that were made | 'mixed': they differ | 'not_tested': none was made."
+    found = {*verdicts} - {'not_tested'} or {'not_tested'}
+    return found.pop() if len(found) == 1 else 'mixed'
 
 
 def compared(c: Comparison) -> dict:
     "A comparison in numbers; p of times are corrected."
-    return dict(
-        a=c.a,
-        b=c.b,
-        factor=c.attribution.factor if c.attribution else None,
-        n_seeds=c.n_seeds,
-        difference=c.difference,
-        p=c.p,
-        p_holm=c.p_holm,
-        epochs=c.epochs,
-        train_ratio=c.speedup.get('train_s'),
-        train_p_holm=c.p_times_holm.get('train_s'),
-        total_ratio=c.speedup.get('total_s'),
-        total_p_holm=c.p_times_holm.get('total_s'),
-    )
+    found = {name: getattr(c, name) for name in ('a', 'b', 'n_seeds', 'difference', 'p', 'p_holm', 'epochs')}
+    found |= dict(factor=c.attribution.factor if c.attribution else None)
+    for time in ('train', 'total'):
+        ratio, _, p_holm = c.tested(f'{time}_s')
+        found |= {f'{time}_ratio': ratio, f'{time}_p_holm': p_holm}
+    return found
 
 
-def step_values(
-    a: str,
-    b: str,
-    comparison: Comparison | None,  # None: an arm has no runs
-) -> dict:
-    "What chapters ask of b against a: verdicts, and its numbers where there are any."
-    c = comparison
-    strict = [e for e in c.equivalences if e.margin == MARGINS[1]] if c else []
-    values = dict(
-        a=a,
-        b=b,
-        keeps_strictly=any(e.noninferior for e in strict),
-        n_seeds=c.n_seeds if c else 0,
-        verdict=verdict(c),
-        train=verdict(c, 'train_s'),
-    )
-    return values if c is None or c.difference is None else values | compared(c)
+def steps_values(e: Evidence, steps: Mapping[str, tuple[str, str]]) -> dict[str, dict]:
+    "What chapters ask of each step from an arm to another: verdicts, and its numbers where there are any."
+    by_pair = {(c.a, c.b): c for _, c in e.comparisons}
+    found = {}
+    for key, (a, b) in steps.items():
+        c = by_pair.get((a, b))
+        found[key] = dict(a=a, b=b, verdict=verdict(c), train=verdict(c, 'train_s'))
+        found[key]['n_seeds'] = c.n_seeds if c else 0
+        of_margins = c.equivalences if c else ()
+        found[key]['keeps_strictly'] = any(m.noninferior for m in of_margins if m.margin == MARGINS[1])
+        if c and c.difference:
+            found[key] |= compared(c)
+    return found
 
 
-ONE_FORMAT = ('mixed_baseline', 'mixed_kd')
+def pairs_by_seed(arms: Mapping[str, Sequence[dict]], step: str) -> list[tuple[dict, dict]]:
+    "The runs of the two arms of a step, sorted by the seeds that both have."
+    a, b = ({r['seed']: r for r in arms.get(arm, ())} for arm in STEPS[step])
+    return [(a[seed], b[seed]) for seed in sorted(a.keys() & b.keys())]
 
 
-def one_format(arms: dict[str, list[dict]], its_units: pd.DataFrame) -> dict:
-    "The distilled student beside its teacher's network, both in mixed precision; {}: they cannot be paired."
-    a, b = ONE_FORMAT
-    return compared(compare(arms[a], arms[b], its_units)) if arms.get(a) and arms.get(b) else {}
-
-
-def pairs_by_seed(a: Sequence[dict], b: Sequence[dict]) -> list[tuple[dict, dict]]:
-    "The runs of two arms, paired by seed: sorted by seed; only the seeds that both arms have."
-    of_a, of_b = ({r['seed']: r for r in runs} for runs in (a, b))
-    return [(of_a[seed], of_b[seed]) for seed in sorted(of_a.keys() & of_b.keys())]
-
-
-def changed_pairs(a: Sequence[dict], b: Sequence[dict], its_units: pd.DataFrame) -> dict:
-    """How much there is that a difference of two arms could rest on: pairs of a seed and a unit that both
-    arms have; changed: those whose primary metric differs; {} where there are none.
+def units_values(pairs: Sequence[tuple[dict, dict]], units: pd.DataFrame) -> dict:
+    """What a step does to units: pairs of a seed and a unit; changed: those whose primary metric differs;
+    dev: the difference on the set that chose the settings; everywhere: on all units of both sets; {} without
+    units.
     """
-    pairs = pairs_by_seed(a, b)
     if not pairs:
         return {}
-    x, y = (unit_matrix(runs, its_units) for runs in zip(*pairs))
-    if x is None or y is None or set(x.columns) != set(y.columns):
-        return {}
-    same = np.isclose(y[x.columns].to_numpy(), x.to_numpy(), atol=1e-6)
-    return dict(pairs=x.size, changed=int((~same).sum()))
-
-
-def other_questions(a: Sequence[dict], b: Sequence[dict], its_units: pd.DataFrame) -> dict[str, Interval]:
-    """What the primary metric does from a to b on other units than those of its own set: dev: the
-    difference on the set that chose settings; everywhere: on all units of both sets; {} where nothing is
-    claimed of another set than the one that chose.
-    """
-    pairs = pairs_by_seed(a, b)
-    if not pairs:
-        return {}
-    task = task_info(pairs[0][0]['task'])
-    own = pairs[0][0]['primary']
-    if task.tuning_set == own['set']:
-        return {}
+    task, own = task_info(pairs[0][0]['task']), pairs[0][0]['primary']
 
     def differences(where: str) -> np.ndarray | None:
         judged = zip(*(judged_by(runs, where, own['metric']) for runs in zip(*pairs)))
-        return metric_differences(list(judged), its_units)[0]
+        found = metric_differences(list(judged), units)[0]
+        return None if found is None or found.ndim != 2 or len(found) != len(pairs) else found
 
-    dev, test = differences(task.tuning_set), differences(own['set'])
-    if test is None or test.ndim != 2 or len(test) < len(pairs):
-        return {}  # differences of seeds alone: a record denies its units
-    if dev is None or dev.ndim != 2 or len(dev) != len(test):
+    test = differences(own['set'])
+    if test is None:
+        return {}
+    values = dict(pairs=test.size, changed=int((np.abs(test) > 1e-6).sum()))
+    if task.tuning_set == own['set']:
+        return values
+    dev = differences(task.tuning_set)
+    if dev is None:
         arms = ' and '.join(r['arm'] for r in pairs[0])
         raise KdnotesError(
             f'the claim about {arms} rests on the {own["set"]} set alone: values of {own["metric"]} on the '
             f'{task.tuning_set} set, which chose the settings, are missing from the units of these runs; '
             'export their evidence again'
         )
-
-    def interval(d: np.ndarray) -> Interval:
-        return difference_interval(d, np.random.default_rng(SEED), task.reach.get(own['metric']))
-
-    return dict(dev=interval(dev), everywhere=interval(np.hstack([dev, test])))
-
-
-KD_STEPS = ('kd', 'kd_mixed')
-
-
-def soft_target_gains(arms: dict[str, list[dict]], its_units: pd.DataFrame, where: str) -> pd.DataFrame:
-    """What soft targets add on one set, in all formats of a study: a row a seed, a column a unit. The formats
-    of a seed share their start, their data and their teacher, so that a seed counts once, by their mean.
-    """
-    metric = next(iter(arms.values()))[0]['primary']['metric']
-    rows = its_units[(its_units['split'] == where) & (its_units['metric'] == metric)]
-    values = rows.pivot(index='run_id', columns='unit', values='value')
-    by_seed: dict[int, list[pd.Series]] = {}
-    for step in KD_STEPS:
-        for alone, taught in pairs_by_seed(*(arms.get(arm, ()) for arm in STEPS[step])):
-            gain = values.loc[taught['run_id']] - values.loc[alone['run_id']]
-            by_seed.setdefault(alone['seed'], []).append(gain)
-    return pd.DataFrame({seed: pd.concat(of, axis=1).mean(axis=1) for seed, of in by_seed.items()}).T
+    for name, of in dict(dev=dev, everywhere=np.hstack([dev, test])).items():
+        values[name] = difference_interval(of, np.random.default_rng(SEED), task.reach.get(own['metric']))
+    return values
 
 
 def pooled_soft_targets(
-    studies: Sequence[Evidence],  # on the same questions
+    studies: Sequence[tuple[list[dict], pd.DataFrame]],  # records and units; of the same questions
 ) -> dict:
     """What soft targets add over several studies, on the set that is scored, the one that chose settings and
     both: test, dev and everywhere -> difference, p (uncorrected), verdict; sets: do the two sets have the
-    same sign: 'alike' | 'opposite'.
+    same sign: 'alike' | 'opposite'. The formats of a seed share their start, their data and their teacher, so
+    that a seed counts once, by their mean.
     """
-    first = studies[0].records[0]
-    sets = dict(test=first['primary']['set'], dev=task_info(first['task']).tuning_set)
-    gains = {
-        name: pd.concat([soft_target_gains(e.arms, e.units, where) for e in studies])
-        for name, where in sets.items()
-    }
-    gains['everywhere'] = pd.concat([gains['dev'], gains['test']], axis=1)
-    found: dict[str, Any] = {}
-    for name, of in gains.items():
+    first = studies[0][0][0]
+    gains: dict[str, list[pd.DataFrame]] = {}  # set -> of each study: one row per seed, one column per unit
+    for where in (first['primary']['set'], task_info(first['task']).tuning_set):
+        for found, units in studies:
+            rows = units[(units['split'] == where) & (units['metric'] == first['primary']['metric'])]
+            values = rows.pivot(index='run_id', columns='unit', values='value')
+            pairs = [pair for step in KD_STEPS for pair in pairs_by_seed(arms_of(found), step)]
+            added = pd.DataFrame([values.loc[b['run_id']] - values.loc[a['run_id']] for a, b in pairs])
+            gains.setdefault(where, []).append(added.groupby([a['seed'] for a, _ in pairs]).mean())
+    test, dev = (pd.concat(of, ignore_index=True) for of in gains.values())
+    found = {}
+    for name, of in dict(test=test, dev=dev, everywhere=pd.concat([dev, test], axis=1)).items():
         if of.isna().any(axis=None):
             raise KdnotesError(
                 f'what soft targets add cannot be pooled on {name}: the studies were not scored on the same '
@@ -229,58 +165,38 @@ def pooled_soft_targets(
         matrix = of.to_numpy(float)
         interval, p = crossed_interval(matrix), crossed_test(matrix).p
         found[name] = dict(difference=interval, p=p, verdict=direction(interval, p))
-    signs = {found[name]['difference'].estimate > 0 for name in sets}
+    signs = {found[name]['difference'].estimate > 0 for name in ('test', 'dev')}
     return found | dict(sets='alike' if len(signs) == 1 else 'opposite')
 
 
 def memory_values(arms: dict[str, list[dict]]) -> dict:
     """What mixed precision does to peaks of memory, of all ranks of a run, paired by seed: t tests on
-    logarithms, corrected within these steps. Step -> ratio (None: no seed has both), verdict: 'more' | 'less'
-    | 'open' | 'not_tested', p, p_holm.
+    logarithms, corrected within these steps. Step -> ratio (None: no seed has both), verdict, p, p_holm.
     """
-
-    def ratio(step: str) -> Interval | None:
-        for key in ('peak_device_mib', 'peak_host_mib'):
-            measured = ([r for r in arms.get(arm, ()) if r['memory'][key]] for arm in STEPS[step])
-            if pairs := pairs_by_seed(*measured):
-                of_a, of_b = ([r['memory'][key] for r in runs] for runs in zip(*pairs))
-                return ratio_interval(of_b, of_a)
-        return None
-
-    ratios = {step: ratio(step) for step in PRECISION_STEPS}
-    return {step: dict(ratio=ratios[step]) | of for step, of in tested('memory', ratios, 1.0).items()}
-
-
-DECISIONS = tuple(f'{of}_{name}' for of in ('pair', 'trigger') for name in ('precision', 'recall', 'f1'))
-DECISION_STEPS = ('kd', 'precision', 'procedure_3')
+    ratios: dict[str, Interval | None] = dict.fromkeys(PRECISION_STEPS)
+    for step in PRECISION_STEPS:
+        for key in ('peak_host_mib', 'peak_device_mib'):  # the device's, where it was measured
+            peaks = [[r['memory'][key] for r in pair] for pair in pairs_by_seed(arms, step)]
+            if measured := [pair for pair in peaks if all(pair)]:
+                a, b = zip(*measured)
+                ratios[step] = ratio_interval(b, a)
+    return tested('memory', ratios, 'ratio', 1.0)
 
 
 def decision_values(arms: dict[str, list[dict]]) -> dict[str, dict[str, dict]]:
     """What steps do to precision, recall and F1 of decisions: Student's t over seeds. Step -> metric ->
     difference, p, p_holm, over the seeds that both arms have; {} for tasks without these.
     """
+    names = [f'{of}_{name}' for of in ('pair', 'trigger') for name in ('precision', 'recall', 'f1')]
     differences: dict[tuple[str, str], list[float]] = {}
     for step in DECISION_STEPS:
-        for a, b in pairs_by_seed(*(arms.get(arm, ()) for arm in STEPS[step])):
-            of_a, of_b = (r['metrics'][r['primary']['set']] for r in (a, b))
-            for name in DECISIONS:
-                if None not in (of_a.get(name), of_b.get(name)):
-                    differences.setdefault((step, name), []).append(of_b[name] - of_a[name])
-    intervals = {key: mean_interval(of) for key, of in differences.items()}
+        for pair in pairs_by_seed(arms, step):
+            a, b = (r['metrics'][r['primary']['set']] for r in pair)
+            for name in names:
+                if None not in (a.get(name), b.get(name)):
+                    differences.setdefault((step, name), []).append(b[name] - a[name])
     found: dict[str, dict[str, dict]] = {}
-    for (step, name), of in tested('decisions', intervals).items():
-        found.setdefault(step, {})[name] = of | dict(difference=intervals[step, name])
+    intervals = {key: mean_interval(of) for key, of in differences.items()}
+    for (step, name), of in tested('decisions', intervals, 'difference').items():
+        found.setdefault(step, {})[name] = of
     return found
-
-
-INTERACTION = 'precision x kd (students)'
-
-
-def effect_values(effects: Sequence[Effect], name: str) -> dict:
-    """An effect or an interaction: verdict: 'more' | 'less' | 'open', by the corrected p | 'not_tested';
-    difference, p, p_holm.
-    """
-    e = next(e for e in effects if e.name == name)
-    if e.interval is None or e.p_holm is None:
-        return dict(verdict='not_tested', difference=e.interval)
-    return dict(verdict=direction(e.interval, e.p_holm), difference=e.interval, p=e.p, p_holm=e.p_holm)
