@@ -296,7 +296,7 @@ def test_the_text_of_a_card(handmade_card):
     assert exported == '\nas ONNX\n'
     assert section(text, 'Training').strip() == (
         '- Mode: `baseline` (init=pretrained, kd=False, network=teacher, precision=fp32, ranks=1)\n'
-        '- Distillation: none: hard targets alone\n- Matmuls: fp32 (made up)\n- Seed: 0\n'
+        '- Distillation: none: hard targets only\n- Matmuls: fp32 (made up)\n- Seed: 0\n'
         '- Maximum length: 64 tokens\n'
         '- Epochs: 3 (1,200 steps of 32 examples, 38,400 examples in total)\n'
         '- Peak learning rate: 0.0001\n- Weight decay: 0.01'

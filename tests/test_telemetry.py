@@ -209,7 +209,7 @@ def test_a_dear_device_is_sampled_less_often_and_the_record_says_so(gpus, monkey
     monkeypatch.undo()
     assert used['sampling']['interval_s'] == 0.01 and used['sampling']['widest_interval_s'] > 0.4
     assert used['sampling']['samples'] <= 2 + t.wall_s / 0.5
-    assert 'were left between two samples instead of 0.01 s' in used['reasons']['paced']
+    assert 's passed between two samples instead of 0.01 s' in used['reasons']['paced']
     assert together([used, used], 'cuda')['sampling']['widest_interval_s'] == t.widest_s
 
 
@@ -311,8 +311,8 @@ def test_a_missed_reading_is_taken_from_its_neighbours(gpus):
     )
     assert set(used['devices'][0]['throttle'].values()) == {1.0} and nulls(used) <= set(used['reasons'])
     assert used['reasons']['bridged'] == (
-        'the driver had no time for 5 readings (gpu_percent 1, throttle 2, joules 2); they lie between '
-        'those beside them'
+        'the driver did not answer in time for 5 readings (gpu_percent 1, throttle 2, joules 2); '
+        'they are interpolated'
     )
 
 

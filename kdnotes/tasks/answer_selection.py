@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter
+from ..core.render import reason
 from .sources import SPLITS, Corpus, Rows
 from .batching import Batch
 from ..core.columns import Columns, Texts, codes, numbers
@@ -27,8 +28,7 @@ from .ranking_metrics import BM25, Questions, as_questions, choose_thresholds
 from .ranking_metrics import evaluate_split, in_any_order, shared_words
 
 # %% auto #0
-__all__ = ['DEFAULTS', 'USE', 'TASK', 'AnswerSelectionSettings', 'two_logits', 'AnswerSelection', 'worst', 'ranked',
-           'candidate_cells']
+__all__ = ['DEFAULTS', 'USE', 'TASK', 'AnswerSelectionSettings', 'two_logits', 'AnswerSelection', 'worst', 'ranked']
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #02f06ace
 class AnswerSelectionSettings(TaskSettings):
@@ -331,25 +331,13 @@ def _order(
         )
         for rank, place in enumerate(np.argsort(-scores, kind='stable'), 1)
     ]
-    lines = [
-        f"{row['rank']}. {row['probability']:.4f} (log-odds {row['score']:+.3f})  {row['candidate']}"
-        for row in rows
-    ]
     notes = cut_notes(lengths, reader.max_length, 'candidate')
     if reader.settings.get('document_title'):
-        notes += ('the model was trained on sentences behind their documents\' titles: "title : sentence"',)
+        notes += (reason('trained_with_titles'),)
     names = [str(reader.config.id2label[i]) for i in range(reader.config.num_labels)]
     if names not in ([f'LABEL_{i}' for i in range(len(names))], ['no answer', 'answer'], ['answer']):
-        notes += (f'its outputs are named {" and ".join(names)}, and the last is taken for an answer',)
-    return Answer(dict(candidates=rows), tuple(lines), notes)
-
-
-def candidate_cells(
-    values: dict[str, Any],  # of an answer of `ranked`
-) -> list[dict[str, Any]]:
-    "Rank and score of each candidate, in the order they were given."
-    rows = sorted(values['candidates'], key=lambda row: row['place'])
-    return [dict(rank=row['rank'], log_odds=row['score'], probability=row['probability']) for row in rows]
+        notes += (reason('named_outputs', names=tuple(names)),)
+    return Answer(dict(candidates=rows), notes)
 
 
 _SNIPPET = """import torch
@@ -369,7 +357,10 @@ USE = Use(
     takes=('question', 'candidates'),
     answers=ranked,
     keys=dict(question='question', candidates='sentence'),
-    cells=candidate_cells,
+    cells=lambda values: [
+        dict(rank=row['rank'], log_odds=row['score'], probability=row['probability'])
+        for row in sorted(values['candidates'], key=lambda row: row['place'])
+    ],
     example=dict(
         question='Which metal is liquid at room temperature?',
         candidates=[

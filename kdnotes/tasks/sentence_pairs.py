@@ -14,7 +14,7 @@ from .embedded import embedded_sentence_pairs
 from .labelled_texts import labels_of, number_of
 from .rules import check_filled
 from .sources import Corpus, CorpusError, Rows, place_of
-from .text_classification import TextRegression, classified, label_cells, worst
+from .text_classification import TextRegression, classified, predicted_columns, worst
 
 # %% auto #0
 __all__ = ['COLUMNS', 'CORPORA', 'USE', 'TASK', 'SentencePairsSettings', 'check', 'check_scores', 'spearman_units',
@@ -143,7 +143,7 @@ USE = Use(
     takes=('text', 'pair'),
     answers=classified,
     keys=dict(text='text', pair='second'),
-    cells=label_cells,
+    cells=predicted_columns,
     example=dict(text='Iron rusts in air.', pair='Iron rusts in moist air.'),
     pipeline='sentence-similarity',
     snippet=_SNIPPET,
@@ -181,7 +181,6 @@ TASK = base.TaskInfo(
     check=check,
     check_corpus=check_scores,
     unread=frozenset({'temperature', 'top_k', 'min_probability', 'dialect'}),
-    targets_in_words=lambda config: f'alpha={config.alpha:g}',
     score_kind=lambda settings: 'numbers',
     use=USE,
 )
