@@ -149,7 +149,7 @@ def test_what_is_dear_to_ask_is_asked_where_a_phase_begins_and_ends(gpus, monkey
     ] == pytest.approx(counted - nvml.step_mj / 1000 * (t.trace['joules'][0] > 0))
     assert (
         0 < used['phases']['student']['device_j'] < used['energy']['device_j']
-        and f"of {len(t.trace['joules'])} samples: " in used['reasons']['held']
+        and f"some of {len(t.trace['joules'])} samples repeat the last answer: " in used['reasons']['held']
         and 'joules ' in used['reasons']['held']
     )
 
@@ -223,7 +223,7 @@ def test_a_counter_that_starts_anew_gives_way_to_power(gpus):
     _, used = run()
     assert used['energy']['device_j'] is None and all(
         why in used['reasons']['energy.device_j']
-        for why in ('Not Supported', 'started anew, as after a reset of the device, after 0')
+        for why in ('Not Supported', 'restarted, as after a reset of the device, after 0')
     )
 
 

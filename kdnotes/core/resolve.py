@@ -31,7 +31,7 @@ from kdnotes.core.config import (
 from .given import make_config
 
 # %% auto #0
-__all__ = ['WIDENED', 'Machine', 'resolve_precision', 'check_forward', 'parallel_ranks', 'resolve_ranks', 'Place', 'place_of',
+__all__ = ['Machine', 'resolve_precision', 'check_forward', 'parallel_ranks', 'resolve_ranks', 'Place', 'place_of',
            'rank_variables', 'first_host', 'resolve', 'factors', 'resolved_dtype', 'factor_settings',
            'training_settings', 'settings', 'run_id', 'changed_settings']
 
@@ -46,45 +46,32 @@ class Machine:
     bf16: bool = True  # has the device instructions for bf16?
 
 
-# in the reason for a precision
-WIDENED = (
-    'this CPU has no instructions for bf16: matmuls of rounded factors are computed in fp32, '
-    'so mixed precision saves no time here'
-)
-
-
 def resolve_precision(
     precision: str,  # 'fp32' | 'tf32' | 'mixed'
     amp_dtype: str,  # 'auto' | 'fp16' | 'bf16'
     device: str,  # 'cpu' | 'cuda'
     bf16: bool = True,  # has the device instructions for bf16?
-) -> tuple[str, str]:  # (fp32 | tf32 | fp16 | bf16, the reason)
-    "The number format of matmuls, and why."
+) -> tuple[str, str]:  # fp32 | tf32 | fp16 | bf16; what decides: mode | parameter | auto
+    "The number format of matmuls, and why: `precision` of setting.jinja."
     if precision == 'fp32':
-        return 'fp32', 'the mode trains in fp32; TF32 is off'
+        return 'fp32', 'mode'
     if precision == 'tf32':
         if device != 'cuda':
             raise ConfigError(
                 f"precision='tf32' needs an NVIDIA GPU, and the device is {device!r}; use precision='fp32'"
             )
-        return 'tf32', 'asked for by precision=tf32'
+        return 'tf32', 'parameter'
     if device == 'cpu' and amp_dtype == 'fp16':
         raise ConfigError(
             "amp_dtype='fp16' is refused on a CPU, where fp16 matmuls are emulated and hundreds of "
             "times slower; use amp_dtype='bf16' or a GPU"
         )
-    if amp_dtype == 'auto' and device == 'cuda':
-        return 'fp16', 'auto on CUDA: fp16 with dynamic loss scaling'
-    reason = (
-        'auto on a CPU: bf16, which needs no loss scaling'
-        if amp_dtype == 'auto'
-        else f'asked for by amp_dtype={amp_dtype}'
-    )
-    if amp_dtype == 'fp16':
-        return 'fp16', reason
+    code = 'auto' if amp_dtype == 'auto' else 'parameter'
+    if amp_dtype == 'fp16' or code == 'auto' and device == 'cuda':
+        return 'fp16', code
     if not bf16 and device == 'cuda':
         raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
-    return 'bf16', reason + f'; {WIDENED}' * (not bf16)
+    return 'bf16', code
 
 
 def check_forward(

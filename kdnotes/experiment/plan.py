@@ -161,7 +161,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
     from kdnotes.train.distributed import machine
 
     on = on or machine()
-    _, reason = resolve_precision(
+    dtype, code = resolve_precision(
         config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16
     )
     asked = config = _as_read(config)
@@ -191,7 +191,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         run_id='',  # its name follows from the rest
         corpus_sha256=corpus.sha256,
         initial=initial,
-        reason=reason,
+        reason=phrase('setting.jinja', 'precision', dtype, code, on.bf16),
         teacher=teacher,
         transfer=first,
         teachers=teachers,

@@ -26,7 +26,7 @@ from ..losses.targets import hard_target_ce, soft_target_kl
 # %% auto #0
 __all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'Embed', 'FLOOR_COLUMNS', 'SignalSpec', 'Primary', 'Evaluation', 'unit_table',
            'SoftTargets', 'soft_targets', 'free_weights', 'check_free_weights', 'labels_config', 'sequence_head_flops',
-           'worst_units', 'words_of', 'floors_key', 'encoder_key', 'cosines', 'some_rows', 'floor_table', 'Forward',
+           'worst_units', 'lower_words', 'floors_key', 'encoder_key', 'cosines', 'some_rows', 'floor_table', 'Forward',
            'Task', 'setting', 'TaskInfo', 'split_sizes', 'TaskView']
 
 # %% ../../nbs/tasks/05_base.ipynb #a3434a53
@@ -183,7 +183,7 @@ def worst_units(
     return [(unit, said[unit.unit]) for unit in worst.itertuples() if unit.unit in said]
 
 # %% ../../nbs/tasks/05_base.ipynb #1ce991d5
-def words_of(
+def lower_words(
     text: str,
 ) -> list[str]:
     "The words of a text in their order, in small letters."

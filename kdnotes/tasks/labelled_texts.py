@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from ..core.config import RunConfig, counted, shown
 from ..core.files import sha256_text
-from .base import words_of
+from .base import lower_words
 from ..core.columns import Texts, codes
 from .embedded import embedded_text_classification
 from .rules import MadeCorpus, UnlabelledRule, check_filled
@@ -384,5 +384,5 @@ def shared_tenths(
     rows: Rows,  # pairs of texts
 ) -> np.ndarray:  # (n,) int, 0 to 9
     "How much of all their words two texts have in common, in tenths."
-    pairs = ((set(words_of(r['text'])), set(words_of(r['second']))) for r in rows)
+    pairs = ((set(lower_words(r['text'])), set(lower_words(r['second']))) for r in rows)
     return np.array([min(9, 10 * len(a & b) // max(1, len(a | b))) for a, b in pairs])
