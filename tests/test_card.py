@@ -282,9 +282,9 @@ def test_the_text_of_a_card(handmade_card):
     assert scores.strip() == (
         'The primary metric is MAP on the test set.\n\n'
         '| set | metric | value | 95% interval | clusters |\n|---|---|---|---|---|\n'
-        '| dev | MAP (`map`): mean average precision, of questions with right and wrong candidates '
+        '| dev | MAP (`map`): mean average precision over questions with correct and incorrect candidates '
         '| 0.600 |  |  |\n'
-        '| test | MAP (`map`): mean average precision, of questions with right and wrong candidates '
+        '| test | MAP (`map`): mean average precision over questions with correct and incorrect candidates '
         '| 0.700 | 0.681 to 0.719 | 7 |\n'
         '| test | MRR (`mrr`): mean of 1 / rank of the first right candidate, of the same questions '
         '| 0.500 |  |  |\n\n'

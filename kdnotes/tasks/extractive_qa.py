@@ -437,8 +437,8 @@ USE = Use(
     pipeline='question-answering',
     snippet=_SNIPPET,
     limits=(
-        'An answer is one span of the passage; several spans, yes or no, and counting are beyond it.',
-        'It does not look for passages, and takes what a passage says for true.',
+        'An answer is one span of the passage; it cannot combine spans, answer yes or no, or count.',
+        'It does not search for passages, and does not check whether a passage is true.',
     ),
 )
 
@@ -469,11 +469,11 @@ TASK = base.TaskInfo(
         'no_ans_exact': 'exact match, unanswered',
         'no_ans_f1': 'F1, unanswered',
         'best_exact': 'best exact match',
-        'best_exact_thresh': "best exact match's threshold",
+        'best_exact_thresh': 'threshold of the best exact match',
         'best_f1': 'best F1',
-        'best_f1_thresh': "best F1's threshold",
-        'always_unanswerable': 'exact match of never answering',
-        'threshold': 'log-odds from which on it answers',
+        'best_f1_thresh': 'threshold of the best F1',
+        'always_unanswerable': 'exact match without any answer',
+        'threshold': 'threshold of the log-odds of an answer',
     },
     percent=frozenset((*UNIT_METRICS, 'best_exact', 'best_f1', 'always_unanswerable')),
     floors={'never': 'never answering', 'near_phrase': 'a nearby name or number'},

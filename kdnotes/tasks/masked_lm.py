@@ -390,7 +390,7 @@ USE = Use(
     example=dict(text=f'Mercury is a {_GAP} that is liquid at room temperature.'),
     pipeline='fill-mask',
     snippet=_SNIPPET,
-    limits=('It guesses pieces of words in a text that is there; it writes no text of its own.',),
+    limits=('It predicts masked word pieces of a given text; it does not generate text.',),
 )
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #3f4d41ba

@@ -147,7 +147,9 @@ USE = Use(
     example=dict(text='Iron rusts in air.', pair='Iron rusts in moist air.'),
     pipeline='sentence-similarity',
     snippet=_SNIPPET,
-    limits=('It compares two sentences at a time: to search among many, each has to be read with each.',),
+    limits=(
+        'It compares two sentences at a time; a search among many sentences needs one forward pass per pair.',
+    ),
 )
 TASK = base.TaskInfo(
     name='sentence_pairs',
@@ -166,13 +168,13 @@ TASK = base.TaskInfo(
         'mae': 'absolute error',
     },
     metric_notes={
-        'spearman': 'of the order of outputs with that of scores; what a pair moves it by is its value',
+        'spearman': 'rank correlation of outputs and scores; the value of a pair is its contribution',
         'mse': 'in units of the range of scores',
         'mae': 'in units of the range of scores',
     },
     floors={
         'mean': 'the mean of the training scores',
-        'shared_words': 'how many words a pair shares',
+        'shared_words': 'the number of shared words',
         'frozen_encoder': 'the frozen encoder',
     },
     floor_settings=('score_low', 'score_high', 'labels'),

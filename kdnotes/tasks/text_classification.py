@@ -322,7 +322,7 @@ USE = Use(
     example=dict(text='Mercury is a metal that is liquid at room temperature.'),
     pipeline='text-classification',
     snippet=_SNIPPET,
-    limits=('Every text gets one of the labels it was trained on, also a text of none of them.',),
+    limits=('Every text gets one of the training labels, even if none of them fits.',),
 )
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #bd325532
@@ -353,7 +353,7 @@ TASK = base.TaskInfo(
     floors={
         'majority': 'the largest class',
         'mean': 'the mean of the training labels',
-        'shared_words': 'how many words a pair shares',
+        'shared_words': 'the number of shared words',
         'frozen_encoder': 'a linear probe of the frozen encoder',
     },
     floor_settings=('target', 'labels'),
