@@ -286,7 +286,7 @@ def test_the_text_of_a_card(handmade_card):
         '| 0.600 |  |  |\n'
         '| test | MAP (`map`): mean average precision over questions with correct and incorrect candidates '
         '| 0.700 | 0.681 to 0.719 | 7 |\n'
-        '| test | MRR (`mrr`): mean of 1 / rank of the first right candidate, of the same questions '
+        '| test | MRR (`mrr`): mean reciprocal rank of the first correct candidate, over the same questions '
         '| 0.500 |  |  |\n\n'
         'The intervals are over the clusters of units in a set: Student t intervals, or Wilson intervals for '
         'scores near an end of their scale.\nThey do not include the variation between training runs.\n\n'
