@@ -158,7 +158,7 @@ _TOGETHER = (
 def _dealt(
     table: pd.DataFrame, shares: Sequence[float], seed: int
 ) -> tuple[dict[str, pd.DataFrame], str]:  # and a sentence that says so
-    "One table dealt out at random, what belongs together in one part."
+    "One table split at random; rows that belong together stay in one part."
     if not _are_shares(shares):
         raise ConfigError(f'shares={shares!r} must be three numbers above 0 that add up to 1')
     key = next((name for name in _TOGETHER if name in table), None)
