@@ -16,7 +16,7 @@ import pandas as pd
 from .stats.compare import Comparison
 from .stats.compare import compare as compare_records
 from .core.arms import MODES
-from .core.config import ConfigError, KdnotesError, counted, score_name, shown, task_info, taught_by
+from .core.config import ConfigError, KdnotesError, score_name, shown, task_info, taught_by
 from .core.given import make_config
 from .core.tables import n_rows
 from .results.runs import RunFolder
@@ -24,7 +24,7 @@ from .results.store import find_record, records
 from .results.store import units as units_of
 from .results.table import results_table
 from kdnotes.tasks.own_tables import (
-    about_corpus,
+    describe_corpus,
     named_columns,
     table_of_file,
     typed_columns,
@@ -118,7 +118,7 @@ def load_data(
         if not os.path.isfile(file):
             typed = typed_columns(columns, scores)
             found = load_corpus(task, str(source), typed)
-            return Data(task, str(source), typed, more, about_corpus(found, task))
+            return Data(task, str(source), typed, more, describe_corpus(found, task))
         source, columns = table_of_file(file, task, columns, scores)
     folder, own, dealt = write_corpus(source, task, columns, scores, shares, seed)
     if own and more:
@@ -133,8 +133,7 @@ def load_data(
         raise CorpusError(f'{e} (of the table, a row a line)') from None
     if dealt:
         say(dealt)
-    without = f'{counted(n_rows(Path(own)), "row")} without a label' if own else ''
-    about = '\n'.join(filter(None, [about_corpus(found, task), without]))
+    about = describe_corpus(found, task, n_rows(Path(own)) if own else 0)
     return Data(task, str(folder), teacher, own or more, about)
 
 # %% ../nbs/89_api.ipynb #3fc490e7

@@ -335,7 +335,7 @@ def test_data_show_how_much_there_is_and_their_first_rows():
     assert said[1] == 'train 16 questions (32 rows), dev 2 questions (4 rows), test 2 questions (4 rows)'
     assert said[2].split() == ['question', '|', 'sentence', '|', 'label'] and len(said) == 5
     assert len(told) == 1 and told[0].startswith(  # once: not in the repr, too
-        '40 rows were dealt out at random (seed=0): 32 to train, 4 to dev, 4 to test, those of one '
+        '40 rows were split at random (seed=0): 32 for train, 4 for dev, 4 for test; rows with the same '
     )
     wrong = table.rename(columns=dict(sentence='answer'))
     with pytest.raises(
@@ -455,7 +455,7 @@ def test_classes_have_the_names_that_a_dataset_gives_them(tmp_path, kind):
     unlabelled = datasets.Dataset.from_pandas(labelled([2, 0, -1]), features=features)
     data = load(three | dict(dev=unlabelled, train=unlabelled))
     with pytest.raises(
-        KdnotesError, match=r"label '-1' says that nobody .*drop such rows, as by table.* != -1"
+        KdnotesError, match=r"label '-1' says that nobody .*remove such rows, for example with table.* != -1"
     ):
         kd.doctor(data, smoke=True)
     yes_no = datasets.ClassLabel(names=['no', 'yes'])
@@ -463,7 +463,9 @@ def test_classes_have_the_names_that_a_dataset_gives_them(tmp_path, kind):
     data = kd.load_data(dict.fromkeys(('train', 'dev', 'test'), pairs))
     assert {row['label'] for row in load_corpus(data.task, data.corpus).splits['dev']} == {0, 1}
     pairs = datasets.Dataset.from_pandas(table(label=[1, -1] * 10)).cast_column('label', yes_no)
-    with pytest.raises(CorpusError, match='nobody has labelled this row; drop such rows, as by table'):
+    with pytest.raises(
+        CorpusError, match='nobody has labelled this row; remove such rows, for example with table'
+    ):
         kd.load_data(dict.fromkeys(('train', 'dev', 'test'), pairs))
 
 

@@ -100,7 +100,7 @@ def test_the_plan_says_what_a_first_layer_loses(layers, loses, tmp_path):
     folder = write_teacher(tmp_path / 'modernbert', configs(6)['modernbert'])
     given = dict(corpus='embedded', smoke=True, teacher=str(folder), student_layers=layers)
     planned = plan(make_config(mode='full_kd', **given), Machine('cpu', 2))
-    why = "the teacher's layer 1, goes without model.layers.0.attn_norm.weight"
+    why = "layer 1 of the teacher without model.layers.0.attn_norm.weight"
     assert (why in planned.loses, why in planned.explain()) == (loses, loses)
 
 

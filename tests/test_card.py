@@ -282,11 +282,11 @@ def test_the_text_of_a_card(handmade_card):
     assert scores.strip() == (
         'The primary metric is MAP on the test set.\n\n'
         '| set | metric | value | 95% interval | clusters |\n|---|---|---|---|---|\n'
-        '| dev | MAP (`map`): mean average precision, of questions with right and wrong candidates '
+        '| dev | MAP (`map`): mean average precision over questions with correct and incorrect candidates '
         '| 0.600 |  |  |\n'
-        '| test | MAP (`map`): mean average precision, of questions with right and wrong candidates '
+        '| test | MAP (`map`): mean average precision over questions with correct and incorrect candidates '
         '| 0.700 | 0.681 to 0.719 | 7 |\n'
-        '| test | MRR (`mrr`): mean of 1 / rank of the first right candidate, of the same questions '
+        '| test | MRR (`mrr`): mean reciprocal rank of the first correct candidate, over the same questions '
         '| 0.500 |  |  |\n\n'
         'The intervals are over the clusters of units in a set: Student t intervals, or Wilson intervals for '
         'scores near an end of their scale.\nThey do not include the variation between training runs.\n\n'
@@ -296,7 +296,7 @@ def test_the_text_of_a_card(handmade_card):
     assert exported == '\nas ONNX\n'
     assert section(text, 'Training').strip() == (
         '- Mode: `baseline` (init=pretrained, kd=False, network=teacher, precision=fp32, ranks=1)\n'
-        '- Distillation: none: hard targets alone\n- Matmuls: fp32 (made up)\n- Seed: 0\n'
+        '- Distillation: none: hard targets only\n- Matmuls: fp32 (made up)\n- Seed: 0\n'
         '- Maximum length: 64 tokens\n'
         '- Epochs: 3 (1,200 steps of 32 examples, 38,400 examples in total)\n'
         '- Peak learning rate: 0.0001\n- Weight decay: 0.01'

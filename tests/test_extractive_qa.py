@@ -792,7 +792,7 @@ def test_tables_show_shares_in_percent():
     assert list(arms['test exact match, %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
     metrics = metrics_table(made)
     assert list(metrics.loc['exact match, %']) == ['50.0 ± 0.0', '60.0 ± 0.0']
-    assert list(metrics.loc["best exact match's threshold"]) == ['0.250 ± 0.000'] * 2
+    assert list(metrics.loc['threshold of the best exact match']) == ['0.250 ± 0.000'] * 2
     [row] = comparison_table(study_comparisons(made, None)).to_dict('records')
     assert row['change in test exact match, percentage points'].startswith('+10.0')
 

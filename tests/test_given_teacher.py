@@ -418,7 +418,7 @@ def test_names_beside_numbers_are_said_and_what_speaks_for_another_order(tmp_pat
     assert plan(asked(yes_first), CPU).head == ''
     assert load_given(yes_first, HEAD, ('0', '1')).classifier.weight[0].any()
     noted = predict(str(yes_last), question='iron', candidates=['a metal', 'a gas']).answer.notes
-    assert noted == ('its outputs are named no and yes, and the last is taken for an answer',)
+    assert noted == (reason('named_outputs', names=('no', 'yes')),)
 
 
 def test_outputs_without_names_are_said_beside_classes_that_have_some(tmp_path):

@@ -280,7 +280,7 @@ def test_a_model_that_gives_more_keeps_its_forward(asked):
         ),
         (
             dict(mode='full_kd', signal='online', hidden_loss='mse', relation_loss='values'),
-            'at all tokens: hidden_loss and relation_loss look at them',
+            'at all tokens: hidden_loss and relation_loss read all of them',
         ),
         (dict(mode='baseline', task='masked_lm'), 'at all tokens: the head reads more than the first'),
         (dict(mode='baseline', task='extractive_qa'), 'at all tokens: the head reads more than the first'),

@@ -149,7 +149,7 @@ def test_what_is_dear_to_ask_is_asked_where_a_phase_begins_and_ends(gpus, monkey
     ] == pytest.approx(counted - nvml.step_mj / 1000 * (t.trace['joules'][0] > 0))
     assert (
         0 < used['phases']['student']['device_j'] < used['energy']['device_j']
-        and f"of {len(t.trace['joules'])} samples: " in used['reasons']['held']
+        and f"some of {len(t.trace['joules'])} samples repeat the last answer: " in used['reasons']['held']
         and 'joules ' in used['reasons']['held']
     )
 
@@ -209,7 +209,7 @@ def test_a_dear_device_is_sampled_less_often_and_the_record_says_so(gpus, monkey
     monkeypatch.undo()
     assert used['sampling']['interval_s'] == 0.01 and used['sampling']['widest_interval_s'] > 0.4
     assert used['sampling']['samples'] <= 2 + t.wall_s / 0.5
-    assert 'were left between two samples instead of 0.01 s' in used['reasons']['paced']
+    assert 's passed between two samples instead of 0.01 s' in used['reasons']['paced']
     assert together([used, used], 'cuda')['sampling']['widest_interval_s'] == t.widest_s
 
 
@@ -223,7 +223,7 @@ def test_a_counter_that_starts_anew_gives_way_to_power(gpus):
     _, used = run()
     assert used['energy']['device_j'] is None and all(
         why in used['reasons']['energy.device_j']
-        for why in ('Not Supported', 'started anew, as after a reset of the device, after 0')
+        for why in ('Not Supported', 'restarted, as after a reset of the device, after 0')
     )
 
 
@@ -311,8 +311,8 @@ def test_a_missed_reading_is_taken_from_its_neighbours(gpus):
     )
     assert set(used['devices'][0]['throttle'].values()) == {1.0} and nulls(used) <= set(used['reasons'])
     assert used['reasons']['bridged'] == (
-        'the driver had no time for 5 readings (gpu_percent 1, throttle 2, joules 2); they lie between '
-        'those beside them'
+        'the driver did not answer in time for 5 readings (gpu_percent 1, throttle 2, joules 2); '
+        'they are interpolated'
     )
 
 

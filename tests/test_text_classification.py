@@ -11,6 +11,7 @@ import pytest
 from kdnotes.cli import main
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.given import make_config
+from kdnotes.core.render import phrase
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.shown import example_of
@@ -241,29 +242,49 @@ def refused(folder: Path, **given) -> str:
 
 
 @pytest.mark.parametrize(
-    ('labels', 'said'),
+    ('labels', 'names', 'fractions', 'combined'),
     [
-        (['n', 'p', 'n', 'p'], "2 classes: 'n', 'p'"),
-        (
-            ['0.5', '1.0', '0.5', '1'],
-            "2 classes: '0.5', '1'; labels like these are numbers, which target=number",
-        ),
+        (['n', 'p', 'n', 'p'], ['n', 'p'], False, []),
+        (['0.5', '1.0', '0.5', '1'], ['0.5', '1'], True, []),
         (
             ['red', 'blue', 'red;blue', 'red'],
-            "3 classes: 'blue', 'red', 'red;blue'; one label per row is read, so 'red;blue' is a class "
-            "of its own and not 'red' and 'blue': give",
+            ['blue', 'red', 'red;blue'],
+            False,
+            ['red;blue', 'red', 'blue'],
         ),
-        (['red', 'blue', 'red|blue', 'red'], "so 'red|blue' is a class of its own and not 'red' and 'blue'"),
-        (['["a", "b"]', '["a"]', '["b"]', '["a"]'], "is a class of its own and not 'a' and 'b'"),
+        (
+            ['red', 'blue', 'red|blue', 'red'],
+            ['blue', 'red', 'red|blue'],
+            False,
+            ['red|blue', 'red', 'blue'],
+        ),
+        (
+            ['["a", "b"]', '["a"]', '["b"]', '["a"]'],
+            ['["a", "b"]', '["a"]', '["b"]'],
+            False,
+            ['["a", "b"]', 'a', 'b'],
+        ),
     ],
 )
-def test_the_plan_lists_the_classes(labels, said, home, tmp_path):
+def test_the_plan_lists_the_classes(labels, names, fractions, combined, home, tmp_path):
     corpus = write_tables(tmp_path / 'own', {split: dict(label=labels) for split in SIZES})
     asked = make_config(task='text_classification', corpus=str(corpus), mode='baseline')
     made = plan(asked, Machine('cpu', 2))
-    assert said in made.amount and made.amount in made.explain()
+    assert made.labels == dict(names=names, fractions=fractions, combined=combined)
+    assert made.amount in made.explain()
+    assert f'; {len(names)} classes: {", ".join(map(repr, names))}' in made.amount
     numbers = dict(dev=dict(label=['0.25'] * 4), train=dict(label=['0.5', '0.75', '1', '2']))
-    assert 'target=number learns as such: use it, or' in refused(write_tables(tmp_path / 'other', numbers))
+    assert 'use target=number, or correct them' in refused(write_tables(tmp_path / 'other', numbers))
+
+
+def test_odd_classes_are_explained():
+    names = ['blue', 'red', 'red;blue']
+    assert phrase('corpus.jinja', 'classes', names, False, ['red;blue', 'red', 'blue']) == (
+        "3 classes: 'blue', 'red', 'red;blue'; each row has one label, so 'red;blue' is a class of its own "
+        "and not 'red' and 'blue' (give each row one label, or make a corpus for each label)"
+    )
+    many = phrase('corpus.jinja', 'classes', [f'{i / 2}' for i in range(23)], True, [])
+    assert many.endswith("'9.5' and 3 more; the labels are numbers, and target=number learns them as numbers")
 
 
 def test_a_list_of_labels_is_refused_and_marks_in_one_are_not_taken_for_several(home, tmp_path):
@@ -276,7 +297,7 @@ def test_a_list_of_labels_is_refused_and_marks_in_one_are_not_taken_for_several(
     asked = make_config(
         task='text_classification', corpus=str(write_tables(tmp_path / 'single', single)), mode='baseline'
     )
-    assert 'one label' not in plan(asked, Machine('cpu', 2)).amount
+    assert not plan(asked, Machine('cpu', 2)).labels['combined']
 
 
 @pytest.mark.parametrize('name', TABLES)

@@ -20,8 +20,8 @@ from .config import counted
 from .files import FileError, read_json
 
 # %% auto #0
-__all__ = ['QUIET_S', 'EVERY_S', 'Sink', 'Report', 'stage', 'followed', 'reporting_to', 'report', 'silent', 'meter', 'in_words',
-           'Lines', 'Bar', 'Output', 'usual_sink', 'ReportFile', 'ReportFollower']
+__all__ = ['QUIET_S', 'EVERY_S', 'Sink', 'Report', 'stage', 'followed', 'reporting_to', 'report', 'silent', 'meter', 'Lines',
+           'Bar', 'Output', 'usual_sink', 'ReportFile', 'ReportFollower']
 
 # %% ../../nbs/core/08_progress.ipynb #7b06b661
 QUIET_S = 5.0  # a stage that is over by then is not heard of
@@ -39,6 +39,15 @@ class Report:
     unit: str  # of `done` and `total`, in the plural: 'examples'
     elapsed_s: float
     over: bool = False  # is this the last one?
+
+    def __str__(self) -> str:
+        total = '' if self.total is None or self.done >= self.total else f' of {self.total:,}'
+        text = f'{self.what}: {self.done:,}{total} {self.unit} in {self.elapsed_s:.1f} s'
+        if self.over or not self.total or not self.done:
+            return text
+        seconds = self.elapsed_s * max(self.total - self.done, 0) / self.done
+        minutes = f'{round(seconds / 60)} minutes'
+        return f'{text}, about {counted(max(1, round(seconds)), "second") if seconds < 90 else minutes} left'
 
 
 Sink = Callable[[Report], None]
@@ -143,22 +152,6 @@ def meter(report: Report, width: int = 110) -> str:
         unit_scale=report.done >= 10_000,
     )
 
-
-def _left(report: Report) -> str:
-    "When it will be over, as a part of a sentence."
-    if not report.total or not report.done:
-        return ''
-    seconds = report.elapsed_s * max(report.total - report.done, 0) / report.done
-    left = counted(max(1, round(seconds)), 'second') if seconds < 90 else f'{round(seconds / 60)} minutes'
-    return f', about {left} left'
-
-
-def in_words(report: Report) -> str:
-    "How far a stage is, in a line."
-    of = '' if report.total is None or report.done >= report.total else f' of {report.total:,}'
-    done = f'{report.what}: {report.done:,}{of} {report.unit} in {report.elapsed_s:.1f} s'
-    return done if report.over else done + _left(report)
-
 # %% ../../nbs/core/08_progress.ipynb #89320d4c
 class Lines:
     "A sink for a log: a line when a stage turns out to be long, and one when it is over."
@@ -169,7 +162,7 @@ class Lines:
 
     def __call__(self, report: Report) -> None:
         if report.over or report.stage not in self.begun:
-            self.say(in_words(report))
+            self.say(str(report))
         self.begun.add(report.stage)
 
 
@@ -182,7 +175,7 @@ class Bar:
 
     def __call__(self, report: Report) -> None:
         width = min(100, shutil.get_terminal_size().columns - 1)
-        text = in_words(report) if report.over else meter(report, width)
+        text = str(report) if report.over else meter(report, width)
         self.terminal.write('\r' + text.ljust(self.width) + '\n' * report.over)
         self.terminal.flush()
         self.width = 0 if report.over else len(text)
@@ -198,7 +191,7 @@ class Output:
         from IPython.display import display
 
         known = report.stage in self.handles
-        text = {'text/plain': meter(report) if known and not report.over else in_words(report)}
+        text = {'text/plain': meter(report) if known and not report.over else str(report)}
         if known:
             self.handles[report.stage].update(text, raw=True)
         else:

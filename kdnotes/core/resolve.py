@@ -8,9 +8,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from .arms import FACTORS, MODES, PROFILES, SEVERAL_RANKS, spread_layers
 from kdnotes.core.config import (
     About,
@@ -32,9 +31,9 @@ from kdnotes.core.config import (
 from .given import make_config
 
 # %% auto #0
-__all__ = ['WIDENED', 'Machine', 'resolve_precision', 'check_forward', 'parallel_ranks', 'resolve_ranks', 'Place', 'place_of',
-           'rank_variables', 'first_host', 'resolve', 'factors', 'losses_in_words', 'resolved_dtype', 'factor_settings',
-           'training_settings', 'settings', 'run_id', 'changes_in_words', 'by_arm']
+__all__ = ['Machine', 'resolve_precision', 'check_forward', 'parallel_ranks', 'resolve_ranks', 'Place', 'place_of',
+           'rank_variables', 'first_host', 'resolve', 'factors', 'resolved_dtype', 'factor_settings',
+           'training_settings', 'settings', 'run_id', 'changed_settings']
 
 # %% ../../nbs/core/03_resolve.ipynb #915ed64a
 @dataclass(frozen=True)
@@ -47,45 +46,32 @@ class Machine:
     bf16: bool = True  # has the device instructions for bf16?
 
 
-# in the reason for a precision
-WIDENED = (
-    'this CPU has no instructions for bf16: matmuls of rounded factors are computed in fp32, '
-    'so mixed precision saves no time here'
-)
-
-
 def resolve_precision(
     precision: str,  # 'fp32' | 'tf32' | 'mixed'
     amp_dtype: str,  # 'auto' | 'fp16' | 'bf16'
     device: str,  # 'cpu' | 'cuda'
     bf16: bool = True,  # has the device instructions for bf16?
-) -> tuple[str, str]:  # (fp32 | tf32 | fp16 | bf16, the reason)
-    "The number format of matmuls, and why."
+) -> tuple[str, str]:  # fp32 | tf32 | fp16 | bf16; what decides: mode | parameter | auto
+    "The number format of matmuls, and why: `precision` of setting.jinja."
     if precision == 'fp32':
-        return 'fp32', 'the mode trains in fp32; TF32 is off'
+        return 'fp32', 'mode'
     if precision == 'tf32':
         if device != 'cuda':
             raise ConfigError(
                 f"precision='tf32' needs an NVIDIA GPU, and the device is {device!r}; use precision='fp32'"
             )
-        return 'tf32', 'asked for by precision=tf32'
+        return 'tf32', 'parameter'
     if device == 'cpu' and amp_dtype == 'fp16':
         raise ConfigError(
             "amp_dtype='fp16' is refused on a CPU, where fp16 matmuls are emulated and hundreds of "
             "times slower; use amp_dtype='bf16' or a GPU"
         )
-    if amp_dtype == 'auto' and device == 'cuda':
-        return 'fp16', 'auto on CUDA: fp16 with dynamic loss scaling'
-    reason = (
-        'auto on a CPU: bf16, which needs no loss scaling'
-        if amp_dtype == 'auto'
-        else f'asked for by amp_dtype={amp_dtype}'
-    )
-    if amp_dtype == 'fp16':
-        return 'fp16', reason
+    code = 'auto' if amp_dtype == 'auto' else 'parameter'
+    if amp_dtype == 'fp16' or code == 'auto' and device == 'cuda':
+        return 'fp16', code
     if not bf16 and device == 'cuda':
         raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
-    return 'bf16', reason + f'; {WIDENED}' * (not bf16)
+    return 'bf16', code
 
 
 def check_forward(
@@ -420,39 +406,6 @@ def _signal_formats(config: RunConfig) -> str:  # say 'fp32' or 'bf16, computed 
     return stored if computed == 'fp32' else f'{stored}, computed in {computed}'
 
 
-def losses_in_words(
-    config: RunConfig,  # resolved
-) -> str:  # say 'T=2, alpha=0.5, 1 * ranking ranknet'
-    "What a run minimises."
-    if is_given(config):
-        return 'none: the model is taken as it is'
-    first = (
-        task_info(config.task).targets_in_words(config)
-        if MODES[config.mode].kd
-        else 'none: hard targets alone'
-    )
-    own = [f'in the words of {config.dialect}'] * (config.dialect != 'canonical') + [
-        f'{k}={value:g}' for k in ('min_probability', 'top_k') if (value := getattr(config, k))
-    ]
-    values = flat(config)
-    losses = [
-        name.removesuffix('_loss') for name in values if name.endswith('_loss') and values[name] != 'none'
-    ]
-    named = {f"{name} {values[f'{name}_loss']}": values.get(f'{name}_weight', 1.0) for name in losses}
-    more = [f'{weight:g} * {name}' for name, weight in named.items()]
-    return ', '.join([first, *own, *more, *_unlabelled_in_words(config)])
-
-
-def _unlabelled_in_words(config: RunConfig) -> list[str]:  # []: every row has a label
-    "How many rows a student learns from by its teacher's outputs alone."
-    if not config.unlabelled_id:
-        return []
-    n = int(config.unlabelled_id.split('-')[0])
-    share = config.unlabelled_share
-    how = 'in turn with the others' if share is None else f'{100 * share:g} % of each step'
-    return [f'and {counted(n, "row")} without a label, {how}']
-
-
 def resolved_dtype(
     config: RunConfig,  # resolved
 ) -> str:  # fp32 | tf32 | fp16 | bf16
@@ -542,7 +495,7 @@ def run_id(
 
 # %% ../../nbs/core/03_resolve.ipynb #32762d0d
 # settings that other lines of a plan show: the training, the mode, the teacher, the number format
-_SAID_ELSEWHERE = frozenset(
+_SHOWN_ELSEWHERE = frozenset(
     {
         *('mode', 'task', 'corpus', 'seed', 'epochs', 'learning_rate', 'batch_size', 'max_length', 'smoke'),
         *('precision', 'amp_dtype', 'ranks', 'threads_per_rank', 'student_layers', 'hidden_layers'),
@@ -551,35 +504,19 @@ _SAID_ELSEWHERE = frozenset(
 )
 
 
-def changes_in_words(
+def changed_settings(
     values: dict,  # of `settings`
     task: str,  # of TASKS
     mode: str,  # of MODES
     corpus: str,  # its resolved name
-) -> str:  # 'dropout=0.3, weight_decay=0.1'; '': all is as usual
-    "The settings of a run that are none of its task's defaults, besides those that other lines say."
+) -> dict:  # {'dropout': 0.3, 'weight_decay': 0.1}; {}: all have their defaults
+    "The settings of a run that differ from its task's defaults, without those that a plan shows elsewhere."
     usual = flat(make_config(task=task, mode=mode))
     transfer = values.get('transfer') or 'none'
     usual |= task_info(task).default_setting(corpus, MODES[mode].network, transfer)
-    said = _SAID_ELSEWHERE | teacher_changes(task_info(task).settings).keys()
-    changed = {
+    elsewhere = _SHOWN_ELSEWHERE | teacher_changes(task_info(task).settings).keys()
+    return {
         name: value
         for name, value in values.items()
-        if name in usual and name not in said and value is not None and value != usual[name]
+        if name in usual and name not in elsewhere and value is not None and value != usual[name]
     }
-    return ', '.join(f'{name}={_as_given(value)}' for name, value in changed.items())
-
-
-def _as_given(value: Any) -> str:
-    "A value as a terminal takes it."
-    return ','.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-
-# %% ../../nbs/core/03_resolve.ipynb #bcf103d0
-def by_arm(
-    said: Iterable[tuple[str, str]],  # (arm, what is said of it)
-) -> list[str]:  # what is said of some arms alone is followed by their names
-    "What is said of each arm, and once of all arms where it is the same."
-    arms: dict[str, dict[str, None]] = {}  # words -> arms
-    for arm, words in said:
-        arms.setdefault(words, {})[arm] = None
-    return [f'{words} ({", ".join(of)})' if len(arms) > 1 else words for words, of in arms.items() if words]

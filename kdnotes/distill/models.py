@@ -37,7 +37,6 @@ from kdnotes.distill.weights import (
     quiet_loading,
     remembered,
     stored_tensors,
-    weights_in_words,
 )
 from ..tasks.base import Task
 from ..tasks.batching import encode_pairs, pad_pairs
@@ -105,7 +104,7 @@ def _check_loaded(
     ):
         if keys:
             raise ModelError(
-                f"{weights_in_words(folder)} {what} {len(keys)} tensors of {type(model).__name__} "
+                f"{folder} {what} {len(keys)} tensors of {type(model).__name__} "
                 f"({keys[0]}, ...); its config.json belongs to other weights, "
                 "or the head to another task: give a folder whose files belong together"
             )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ..core.config import RunConfig
+from ..core.render import Reason, reason
 from .architectures import call
 from .heads import SHAPED, attention_width, layers_of, n_heads
 from ..losses.vocabulary import as_tensor, rows_of
@@ -244,27 +245,25 @@ def _head_of(model: nn.Module) -> str:  # '': none that is known
 def why_all_positions(
     config,  # a transformers config
     auto_class: str,  # the transformers head
-) -> str:  # part of a sentence; '': the first position is enough
+) -> Reason | None:  # None: the first position is enough
     "Why the last layer of a model is needed at all positions."
     if auto_class != SEQUENCE_HEAD:
-        return 'the head reads more than the first'
+        return reason('head_reads_all')
     if not has_known_layers(config):
-        return f'the architecture {config.model_type!r} is not known to need fewer'
+        return reason('unknown_layers', architecture=config.model_type)
     if getattr(config, 'output_hidden_states', False) or getattr(config, 'output_attentions', False):
-        return 'the config asks for hidden states or attentions'
-    return ''
+        return reason('states_requested')
+    return None
 
 
 def why_trained_whole(
     run: RunConfig,  # resolved
     config,  # a transformers config, of the run's network
     auto_class: str,  # the transformers head
-) -> str:  # as of `why_all_positions`
+) -> Reason | None:  # as of `why_all_positions`
     "Why the last layer is needed at all positions in a run's training."
-    looks = [name for name in ('hidden_loss', 'relation_loss') if getattr(run, name) != 'none']
-    if looks:
-        return f'{" and ".join(looks)} {"look" if len(looks) > 1 else "looks"} at them'
-    return why_all_positions(config, auto_class)
+    losses = tuple(name for name in ('hidden_loss', 'relation_loss') if getattr(run, name) != 'none')
+    return reason('losses_read_all', losses=losses) if losses else why_all_positions(config, auto_class)
 
 
 @contextmanager

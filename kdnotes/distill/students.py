@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..core.arms import spread_layers
 from ..core.config import RunConfig, shown
 from ..core.files import lacks_memory
+from ..core.render import reason
 from ..core.streams import stream, torch_seed
 from kdnotes.distill.architectures import (
     apply_settings,
@@ -45,9 +46,9 @@ from ..tasks.base import Task
 from ..tasks.batching import epoch_steps, micro_batches
 
 # %% auto #0
-__all__ = ['IMPORTANCE_STEPS', 'student_config', 'left_out_in_words', 'choose_layers', 'check_reload', 'check_student',
-           'add_layers', 'set_depth', 'new_weights', 'set_feed_forward', 'drawn_heads', 'head_importance',
-           'most_important', 'shape_student', 'check_shape']
+__all__ = ['IMPORTANCE_STEPS', 'student_config', 'choose_layers', 'check_reload', 'check_student', 'add_layers', 'set_depth',
+           'new_weights', 'set_feed_forward', 'drawn_heads', 'head_importance', 'most_important', 'shape_student',
+           'check_shape']
 
 # %% ../../nbs/distill/06_students.ipynb #62ad8322
 def _layer_stack(
@@ -157,19 +158,6 @@ def _student_weights(
         )
     return {name: found[name] for name in wanted}, tuple(left_out)
 
-# %% ../../nbs/distill/06_students.ipynb #cd0ac916
-def left_out_in_words(
-    layers: tuple[int, ...],  # of the teacher that the student keeps
-    left_out: tuple[str, ...],  # weights that have no place in the student
-) -> str:  # '': none
-    "What a student's first layer loses, as with ModernBERT, whose first layer has no norm of its own."
-    if not left_out:
-        return ''
-    return (
-        f"the student's first layer, the teacher's layer {layers[0]}, goes without {', '.join(left_out)}: "
-        'a first layer of this architecture has none; student_layers that begin with 0 lose nothing'
-    )
-
 # %% ../../nbs/distill/06_students.ipynb #0104de6d
 def choose_layers(
     model: nn.Module,  # an encoder of transformers
@@ -178,7 +166,7 @@ def choose_layers(
     "A copy of a model with some of its layers; a warning says which weights have no place in it."
     student, left_out = _cut(model, layers)
     if left_out:
-        warnings.warn(left_out_in_words(layers, left_out), stacklevel=2)
+        warnings.warn(str(reason('weights_left_out', layer=layers[0], names=left_out)), stacklevel=2)
     has = set(student.state_dict())
     student.new_parameters = [name for name in getattr(model, 'new_parameters', []) if name in has]
     return student

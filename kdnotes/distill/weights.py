@@ -38,7 +38,7 @@ from ..core.hub import within
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'MINILM_READING_SHA256', 'HUB_TIMEOUT_S', 'NOT_READ', 'ModelError',
            'weight_files', 'read_config', 'hub_answers', 'quiet_loading', 'find_model', 'remembered', 'source_sha256',
            'config_sha256', 'vocabulary_sha256', 'reading_sha256', 'config_text', 'is_pinned', 'content_of',
-           'stored_tensors', 'weights_in_words']
+           'stored_tensors']
 
 # %% ../../nbs/distill/01_weights.ipynb #2ff42dfe
 class ModelError(KdnotesError):
@@ -347,29 +347,26 @@ def reading_sha256(
     texts = folder if tokenizer is None else find_model(tokenizer)
     index = folder / 'model.safetensors.index.json'
     files = [folder / 'config.json', *[index] * index.is_file(), *_tokenizer_files(texts)]
-    return sha256_text(*(part for path in files for part in (path.name, _what_it_says(path))))
-
-
-def _what_it_says(path: Path) -> str:
-    "Of JSON what changes a result, however it is written; of other files the sha256."
-    data = path.read_bytes()
-    return _what_json_says(data) if path.suffix == '.json' else sha256_bytes(data)
+    return sha256_text(
+        *(part for path in files for part in (path.name, _content(path.read_bytes(), path.suffix == '.json')))
+    )
 
 
 @functools.lru_cache(maxsize=16)  # all plans of a study read the same vocabulary
-def _what_json_says(data: bytes) -> str:
+def _content(data: bytes, is_json: bool) -> str:
+    "Of JSON what changes a result, however it is formatted; of other files the sha256."
     try:
-        said = json.loads(data)
-    except (ValueError, RecursionError):  # who loads it says what is wrong
-        said = None
-    return config_text(said) if isinstance(said, dict) else sha256_bytes(data)
+        values = json.loads(data) if is_json else None
+    except (ValueError, RecursionError):  # an error when the file is loaded
+        values = None
+    return config_text(values) if isinstance(values, dict) else sha256_bytes(data)
 
 
 def config_text(
-    said: dict,  # what a config says
+    config: dict,  # as JSON holds it
 ) -> str:  # JSON
     "A config without what changes no result."
-    return json.dumps({key: value for key, value in said.items() if key not in NOT_READ}, sort_keys=True)
+    return json.dumps({key: value for key, value in config.items() if key not in NOT_READ}, sort_keys=True)
 
 
 def is_pinned(
@@ -412,9 +409,3 @@ def stored_tensors(folder: Path) -> dict[str, tuple[Path, str, tuple[int, ...]]]
                 f'({str(e).rstrip(".")}); copy or download it again'
             ) from None
     return found
-
-
-def weights_in_words(folder: Path) -> str:
-    "A model's file of weights, or its shards."
-    files = weight_files(folder)
-    return str(files[0]) if len(files) == 1 else f'{folder} in its {len(files)} files of weights'

@@ -29,7 +29,6 @@ from kdnotes.core.config import (
 from ..core.given import make_config
 from ..core.files import atomic_write
 from ..core.render import phrase, render, sentences
-from ..core.resolve import losses_in_words
 from ..results.runs import RunFolder
 from ..results.store import find_record
 from ..telemetry.summary import is_busy
@@ -156,7 +155,7 @@ def _context(
         teacher_sha256=teacher and teacher['model_sha256'],
         unconverged=phrase('headline.jinja', 'unconverged', unconverged_teachers(trained_teachers)),
         factors={name: _no_path(str(v)) for name, v in record['factors'].items() if v is not None},
-        losses=losses_in_words(config),
+        losses=phrase('setting.jinja', 'losses', flat(config), MODES[config.mode]),
         kept=phrase('setting.jinja', 'kept', [record]),
         scores=scores,
         floors=floors,

@@ -20,6 +20,7 @@ from kdnotes.core.config import (
 )
 from ..core.columns import taken
 from ..core.files import sha256_text
+from ..core.render import reason
 from ..core.resolve import training_settings
 from ..results.store import find_run_model
 from ..tasks.base import SEQUENCE_HEAD
@@ -262,12 +263,11 @@ def check_student(config: RunConfig) -> str:  # what it loses of its teacher's l
     before a teacher is trained for it.
     """
     from kdnotes.distill.architectures import load_config
-    from kdnotes.distill.students import left_out_in_words
     from kdnotes.distill.students import check_shape
 
     student, left_out = check_shape(config, task_info(config.task).auto_class)
     _check_intermediate(config, student.config, load_config(config.teacher))
-    return left_out_in_words(config.student_layers, left_out) if left_out else ''
+    return str(reason('weights_left_out', layer=config.student_layers[0], names=left_out)) if left_out else ''
 
 
 def _check_vocabularies(config: RunConfig) -> None:

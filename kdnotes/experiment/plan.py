@@ -23,11 +23,9 @@ from kdnotes.core.config import (
 )
 from ..core.given import make_config
 from ..core.grid import arm_order, cell_name, cells, read_grid
-from ..core.render import phrase, render
+from ..core.render import phrase, render, sentences
 from kdnotes.core.resolve import (
     Machine,
-    by_arm,
-    losses_in_words,
     resolve,
     resolve_precision,
     parallel_ranks,
@@ -163,7 +161,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
     from kdnotes.train.distributed import machine
 
     on = on or machine()
-    _, reason = resolve_precision(
+    dtype, code = resolve_precision(
         config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16
     )
     asked = config = _as_read(config)
@@ -193,7 +191,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         run_id='',  # its name follows from the rest
         corpus_sha256=corpus.sha256,
         initial=initial,
-        reason=reason,
+        reason=phrase('setting.jinja', 'precision', dtype, code, on.bf16),
         teacher=teacher,
         transfer=first,
         teachers=teachers,
@@ -210,7 +208,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         sizes=split_sizes(corpus, config.task),
         test_in_dev=corpus.test_in_dev,
         left_out=corpus.left_out,
-        labels=task_info(config.task).labels_in_words(corpus, config),
+        labels=task_info(config.task).label_facts(corpus, config),
         clusters=_clusters(config, corpus),
     )
     return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, NAMING))
@@ -496,15 +494,21 @@ def explain_study(
         plans=plans,
         arms=list(dict.fromkeys(p.config.arm for p in chain)),
         seeds=sorted({p.config.seed for p in plans}),
-        rows=by_arm((p.config.arm, p.amount) for p in chain),
+        rows=sentences('setting.jinja', 'by_arm', [(p.config.arm, p.amount) for p in chain]),
         teachers=teachers,
         other_teachers=other_teachers(plans),
         warning=teachers_warning(plans),
-        settings=by_arm(
-            (p.config.arm, phrase('setting.jinja', 'training', settings(p.config))) for p in chain
+        settings=sentences(
+            'setting.jinja',
+            'by_arm',
+            [(p.config.arm, phrase('setting.jinja', 'training', settings(p.config))) for p in chain],
         ),
-        changes=by_arm((p.config.arm, p.changes) for p in chain),
+        changes=sentences('setting.jinja', 'by_arm', [(p.config.arm, p.changes) for p in chain]),
         formats={resolved_dtype(p.config): p.reason for p in plans},
-        losses=dict.fromkeys(losses_in_words(p.config) for p in plans if MODES[p.config.mode].kd),
+        losses=dict.fromkeys(
+            phrase('setting.jinja', 'losses', flat(p.config), MODES[p.config.mode])
+            for p in plans
+            if MODES[p.config.mode].kd
+        ),
         time=time,
     ).rstrip()

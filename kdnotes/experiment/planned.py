@@ -29,15 +29,13 @@ from ..core.files import cache_path, cached_at, own_disk, root, sha256_text
 from ..core.processes import staged
 from ..core.render import phrase, render, sentences
 from kdnotes.core.resolve import (
-    changes_in_words,
+    changed_settings,
     factor_settings,
-    losses_in_words,
     resolved_dtype,
     settings,
     training_settings,
 )
 from ..results.store import find_record
-from ..tasks.base import sizes_in_words
 from ..tasks.sources import resolve_corpus
 
 # %% auto #0
@@ -119,7 +117,7 @@ class Plan:
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)
     test_in_dev: int = 0  # rows of test whose texts are in dev
     left_out: int = 0  # rows without a label whose texts are in dev or test
-    labels: str = ''  # what they are, where the task does not say it
+    labels: dict = field(default_factory=dict)  # what they are, where the task does not imply it
     # what the primary metric's set is called, and how many clusters it has; None: units count as independent
     clusters: tuple[str, int] | None = None
 
@@ -148,13 +146,13 @@ class Plan:
     @property
     def amount(self) -> str:
         "How much the corpus holds."
-        return phrase(TEMPLATE, 'amount', self, sizes_in_words(self.sizes, self.config.task))
+        return phrase(TEMPLATE, 'amount', self)
 
     @property
     def changes(self) -> str:
         "The settings that are no defaults, besides those that have a line of their own."
         c = self.config
-        return changes_in_words(settings(c), c.task, c.mode, c.corpus)
+        return phrase('setting.jinja', 'changes', changed_settings(settings(c), c.task, c.mode, c.corpus))
 
     def explain(self) -> str:
         "What will run, and why so."
@@ -166,7 +164,7 @@ class Plan:
             mode=MODES[c.mode],
             used_as_is=is_given(c),
             dtype=resolved_dtype(c),
-            losses=losses_in_words(c),
+            losses=phrase('setting.jinja', 'losses', flat(c), MODES[c.mode]),
             setting=phrase('setting.jinja', 'training', settings(c)),
             teacher_setting=phrase('setting.jinja', 'training', settings(teacher.config)) if teacher else '',
             origin=teacher_origin(self) if teacher else '',

@@ -188,7 +188,7 @@ class Prediction:
 
     def data(self) -> dict:  # JSON-able
         "The prediction for programs."
-        plain = vars(self) | dict(answer=self.answer.values, notes=list(self.answer.notes))
+        plain = vars(self) | dict(answer=self.answer.values, notes=list(map(str, self.answer.notes)))
         return plain | dict(beside=self.beside and self.beside.data())
 
 

@@ -177,7 +177,7 @@ def _answered(
     try:
         for index, answer in zip(asked.rows, answers_of(reader, asked.info, asked.questions)):
             for i, cells in zip(index, asked.info.use.cells(answer.values), strict=True):
-                notes[i] = '; '.join(answer.notes)
+                notes[i] = '; '.join(map(str, answer.notes))
                 for name, cell in cells.items():
                     _column(columns, name, asked.table, n)[i] = cell
     except AskError as e:

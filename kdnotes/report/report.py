@@ -22,7 +22,7 @@ from ..stats.tables import energy_note, teacher_agreement
 from ..core.config import score_name, task_info, visible
 from ..core.files import figures_path
 from ..core.render import ALPHA, Reason, phrase, reason, render, sentences
-from ..core.resolve import by_arm, changes_in_words
+from ..core.resolve import changed_settings
 from .figures import draw_evidence
 from kdnotes.report.tables import (
     arms_table,
@@ -114,23 +114,27 @@ def _setting(e: Evidence) -> tuple[str, ...]:
     task = found[0]['task']
     given = [r['models']['teacher'] for r in found if r['settings'].get('teacher_mode') == 'given']
     others = [phrase('setting.jinja', 'teachers', r['teachers'], task) for r in found if r.get('teachers')]
-    changed = ((r['arm'], changes_in_words(r['settings'], task, r['mode'], r['corpus'])) for r in found)
-    kept = ((arm, phrase('setting.jinja', 'kept', runs)) for arm, runs in e.arms.items())
+    changed = [(r['arm'], changed_settings(r['settings'], task, r['mode'], r['corpus'])) for r in found]
+    changed = [(arm, phrase('setting.jinja', 'changes', values)) for arm, values in changed]
+    trained_as = [(r['arm'], phrase('setting.jinja', 'training', r['settings'])) for r in found]
+    kept = [(arm, text) for arm, runs in e.arms.items() if (text := phrase('setting.jinja', 'kept', runs))]
     lines = {
         'Teacher:': [
             *(f'{name}, already fine-tuned' for name in dict.fromkeys(given)),
             *dict.fromkeys(others),
         ],
-        'Setting:': by_arm((r['arm'], phrase('setting.jinja', 'training', r['settings'])) for r in found),
-        'Not default:': by_arm(changed),
-        'Kept:': by_arm((arm, text) for arm, text in kept if text),
+        'Setting:': sentences('setting.jinja', 'by_arm', trained_as),
+        'Not default:': sentences('setting.jinja', 'by_arm', changed),
+        'Kept:': sentences('setting.jinja', 'by_arm', kept),
         'Trained on': _trained_on([r for runs in e.arms.values() for r in filter(trained, runs)]),
         'Scored on': _scored_on(e),
     }
     return tuple(f'{begin} {text}.' for begin, texts in lines.items() for text in texts)
 
 
-def _trained_on(found: Sequence[dict]) -> list[str]:  # []: on all rows of their corpus, which have a label
+def _trained_on(
+    found: Sequence[dict],
+) -> Sequence[str]:  # (): on all labelled rows of their corpus
     "How many rows the arms learned from, where some have fewer labels than their corpus, or unlabelled rows."
     found = [r for r in found if r.get('trained_rows')]
     if not any(r['trained_rows'].get('unlabelled') or r['settings'].get('labels') for r in found):
@@ -140,7 +144,7 @@ def _trained_on(found: Sequence[dict]) -> list[str]:  # []: on all rows of their
         labelled = [r['trained_rows']['train'] for r in runs]
         unlabelled = [r['trained_rows'].get('unlabelled') or 0 for r in runs]
         texts[arm] = phrase('setting.jinja', 'trained_on', labelled, unlabelled)
-    return by_arm(texts.items())
+    return sentences('setting.jinja', 'by_arm', list(texts.items()))
 
 
 def _scored_on(e: Evidence) -> list[str]:  # []: there are no units of the primary metric

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter
+from ..core.render import reason
 from .sources import SPLITS, Corpus, Rows
 from .batching import Batch
 from ..core.columns import Columns, Texts, codes, numbers
@@ -27,8 +28,7 @@ from .ranking_metrics import BM25, Questions, as_questions, choose_thresholds
 from .ranking_metrics import evaluate_split, in_any_order, shared_words
 
 # %% auto #0
-__all__ = ['DEFAULTS', 'USE', 'TASK', 'AnswerSelectionSettings', 'two_logits', 'AnswerSelection', 'worst', 'ranked',
-           'candidate_cells']
+__all__ = ['DEFAULTS', 'USE', 'TASK', 'AnswerSelectionSettings', 'two_logits', 'AnswerSelection', 'worst', 'ranked']
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #02f06ace
 class AnswerSelectionSettings(TaskSettings):
@@ -331,25 +331,13 @@ def _order(
         )
         for rank, place in enumerate(np.argsort(-scores, kind='stable'), 1)
     ]
-    lines = [
-        f"{row['rank']}. {row['probability']:.4f} (log-odds {row['score']:+.3f})  {row['candidate']}"
-        for row in rows
-    ]
     notes = cut_notes(lengths, reader.max_length, 'candidate')
     if reader.settings.get('document_title'):
-        notes += ('the model was trained on sentences behind their documents\' titles: "title : sentence"',)
+        notes += (reason('trained_with_titles'),)
     names = [str(reader.config.id2label[i]) for i in range(reader.config.num_labels)]
     if names not in ([f'LABEL_{i}' for i in range(len(names))], ['no answer', 'answer'], ['answer']):
-        notes += (f'its outputs are named {" and ".join(names)}, and the last is taken for an answer',)
-    return Answer(dict(candidates=rows), tuple(lines), notes)
-
-
-def candidate_cells(
-    values: dict[str, Any],  # of an answer of `ranked`
-) -> list[dict[str, Any]]:
-    "Rank and score of each candidate, in the order they were given."
-    rows = sorted(values['candidates'], key=lambda row: row['place'])
-    return [dict(rank=row['rank'], log_odds=row['score'], probability=row['probability']) for row in rows]
+        notes += (reason('named_outputs', names=tuple(names)),)
+    return Answer(dict(candidates=rows), notes)
 
 
 _SNIPPET = """import torch
@@ -369,7 +357,10 @@ USE = Use(
     takes=('question', 'candidates'),
     answers=ranked,
     keys=dict(question='question', candidates='sentence'),
-    cells=candidate_cells,
+    cells=lambda values: [
+        dict(rank=row['rank'], log_odds=row['score'], probability=row['probability'])
+        for row in sorted(values['candidates'], key=lambda row: row['place'])
+    ],
     example=dict(
         question='Which metal is liquid at room temperature?',
         candidates=[
@@ -381,8 +372,8 @@ USE = Use(
     pipeline='text-ranking',
     snippet=_SNIPPET,
     limits=(
-        'Its candidates are sentences; it orders those it is given and finds none by itself.',
-        'A question without an answer among its candidates is ranked like any other.',
+        'It ranks the sentences it is given; it does not search for candidates.',
+        'It ranks the candidates of a question even if none of them is an answer.',
     ),
     ranks_pairs=True,
 )
@@ -407,17 +398,17 @@ TASK = base.TaskInfo(
     texts=lambda row: [row['question'], row['sentence']],
     metric_names={'map': 'MAP', 'mrr': 'MRR', 'p_at_1': 'P@1'},
     metric_notes={
-        'map': 'mean average precision, of questions with right and wrong candidates',
-        'mrr': 'mean of 1 / rank of the first right candidate, of the same questions',
-        'p_at_1': 'share of the same questions whose first candidate is right',
-        'answered_map': 'MAP of all questions with a right candidate',
-        'raw_map': 'MAP of all questions, 0 for one without a right candidate',
-        'pair_precision': 'of the candidates called right, the share that is',
-        'pair_recall': 'of the right candidates, the share that is called so',
-        'pair_f1': 'F1 of the two',
-        'trigger_precision': 'of the questions that are answered, the share whose first candidate is right',
-        'trigger_recall': 'of the questions with a right candidate, the share that is answered so',
-        'trigger_f1': 'F1 of the two',
+        'map': 'mean average precision over questions with correct and incorrect candidates',
+        'mrr': 'mean reciprocal rank of the first correct candidate, over the same questions',
+        'p_at_1': 'share of the same questions whose first candidate is correct',
+        'answered_map': 'MAP over all questions with a correct candidate',
+        'raw_map': 'MAP over all questions; a question without a correct candidate counts 0',
+        'pair_precision': 'precision of the candidates predicted as correct',
+        'pair_recall': 'recall of the correct candidates',
+        'pair_f1': 'F1 of pair_precision and pair_recall',
+        'trigger_precision': 'share of the answered questions whose first candidate is correct',
+        'trigger_recall': 'share of the questions with a correct candidate that are answered correctly',
+        'trigger_f1': 'F1 of trigger_precision and trigger_recall',
     },
     floors={
         'random_order': 'a random order',

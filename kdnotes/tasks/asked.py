@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from ..core.config import KdnotesError
+from ..core.render import Reason, reason, render
 from .base import Forward
 from .batching import Batch, Ragged, encode_pairs, micro_batches, pad_pairs
 
@@ -77,8 +78,12 @@ class Answer:
     "What a model says."
 
     values: dict[str, Any]  # JSON-able
-    lines: tuple[str, ...]  # the same for people
-    notes: tuple[str, ...] = ()  # what was done with the texts, a sentence each: some were cut, say
+    notes: tuple[Reason, ...] = ()  # what was done with the texts: some were cut, say
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        "The values for people."
+        return tuple(render('answer.txt.jinja', values=self.values).splitlines())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +125,8 @@ def cut_notes(
     lengths: np.ndarray,  # (n,) tokens before any cut
     max_length: int,
     what: str,  # that was cut, in the singular: 'candidate'
-) -> tuple[str, ...]:
-    "A sentence on texts that were cut, where some were."
-    long = np.flatnonzero(lengths > max_length)
-    if not len(long):
-        return ()
-    most = int(lengths.max())
-    whose = f'the {what} has' if len(lengths) == 1 else f'{len(long)} of {len(lengths)} {what}s have'
-    return (
-        f'{whose} more tokens than the {max_length} that the model takes at once (up to {most:,}): '
-        'the end of the longer text was not read',
-    )
+) -> tuple[Reason, ...]:  # (): none was cut
+    "A note on texts that were cut."
+    cut = int((lengths > max_length).sum())
+    known = dict(n=len(lengths), longest=int(lengths.max()), max_length=max_length, what=what)
+    return (reason('texts_cut', cut=cut, **known),) if cut else ()

@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 from ..core.arms import MODES
-from ..core.config import RunConfig, TaskSettings, counted, task_info
+from ..core.config import RunConfig, TaskSettings, task_info
 from ..core.files import sha256_text
 from ..core.columns import Columns, Texts, joined
 from .sources import Corpus, Rows
@@ -25,10 +25,9 @@ from ..losses.targets import hard_target_ce, soft_target_kl
 
 # %% auto #0
 __all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'Embed', 'FLOOR_COLUMNS', 'SignalSpec', 'Primary', 'Evaluation', 'unit_table',
-           'SoftTargets', 'soft_targets', 'free_weights', 'check_free_weights', 'free_weights_in_words',
-           'labels_config', 'sequence_head_flops', 'worst_units', 'words_of', 'floors_key', 'encoder_key', 'cosines',
-           'some_rows', 'floor_table', 'Forward', 'Task', 'setting', 'TaskInfo', 'split_sizes', 'sizes_in_words',
-           'TaskView']
+           'SoftTargets', 'soft_targets', 'free_weights', 'check_free_weights', 'labels_config', 'sequence_head_flops',
+           'worst_units', 'lower_words', 'floors_key', 'encoder_key', 'cosines', 'some_rows', 'floor_table', 'Forward',
+           'Task', 'setting', 'TaskInfo', 'split_sizes', 'TaskView']
 
 # %% ../../nbs/tasks/05_base.ipynb #a3434a53
 @dataclass(frozen=True)
@@ -140,16 +139,6 @@ def check_free_weights(
             'soft_weight=0, hard_weight=0 and hidden_loss=none leave nothing to learn; give one of them'
         )
 
-
-def free_weights_in_words(
-    config: RunConfig,  # resolved, of a run with KD
-    of: str = '',  # which soft targets: ' of all tokens'
-) -> str:
-    "How a run weighs its targets."
-    own = config.task_settings
-    soft = f'{own.soft_weight:g} * soft targets{of}'
-    return f'T={config.temperature:g}, {soft}, {own.hard_weight:g} * hard targets'
-
 # %% ../../nbs/tasks/05_base.ipynb #87a23305
 def labels_config(
     names: Sequence[str],  # of a classifier's labels, in the order of its logits
@@ -194,7 +183,7 @@ def worst_units(
     return [(unit, said[unit.unit]) for unit in worst.itertuples() if unit.unit in said]
 
 # %% ../../nbs/tasks/05_base.ipynb #1ce991d5
-def words_of(
+def lower_words(
     text: str,
 ) -> list[str]:
     "The words of a text in their order, in small letters."
@@ -512,8 +501,8 @@ class TaskInfo:
     check: Callable[[Any], None] = lambda config: None
     # refuses a corpus that these settings cannot mean, in seconds
     check_corpus: Callable[..., None] = lambda corpus, config: None
-    # what the labels of a corpus are, for people; '': nothing that the task does not say
-    labels_in_words: Callable[..., str] = lambda corpus, config: ''
+    # what the labels of a corpus are, as `classes` of corpus.jinja takes it; {}: the task implies them
+    label_facts: Callable[..., dict] = lambda corpus, config: {}
     # (corpus, config, () -> the tokenizer) -> refuses what only tokens tell, in seconds
     check_tokens: Callable[..., None] = lambda corpus, config, tokenizer: None
     # (config) -> do training batches change with the epoch, as random masks do? Then no signal can be cached
@@ -522,10 +511,6 @@ class TaskInfo:
     usual: Callable[[dict], dict] = lambda given: {}
     # parameters of every task that this one does not read
     unread: frozenset[str] = frozenset()
-    # (resolved config of a run with KD) -> how it weighs its targets
-    targets_in_words: Callable[[Any], str] = lambda config: (
-        f'T={config.temperature:g}, alpha={config.alpha:g}'
-    )
     # of flat settings that a student was given: those that a run without a teacher can have
     without_kd: Callable[[dict], dict] = lambda given: given
     # the transformers head of its models, say 'AutoModelForSequenceClassification'
@@ -563,21 +548,6 @@ def split_sizes(
         split: dict(rows=len(rows)) | ({of[0]: len(set(Texts(rows, of[1])))} if of else {})
         for split, rows in corpus.splits.items()
     }
-
-
-def sizes_in_words(
-    sizes: dict[str, dict[str, int]],  # of `split_sizes`
-    task: str,  # of `config.TASKS`
-) -> str:  # 'train 857 questions (8,672 rows), dev ...'
-    "The same for people."
-    info = task_info(task)
-
-    def words(n: dict[str, int]) -> str:
-        if info.rows_of is None:
-            return counted(n['rows'], info.row_name[:-1])
-        return f'{counted(n[info.rows_of[0]], info.rows_of[0][:-1])} ({counted(n["rows"], "row")})'
-
-    return ', '.join(f'{split} {words(n)}' for split, n in sizes.items())
 
 # %% ../../nbs/tasks/05_base.ipynb #e525fbdc
 class TaskView:

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 import numpy as np
 from ..core.config import shown
-from .rules import MadeCorpus, UnlabelledRule, drop_in_words
+from .rules import MadeCorpus, UnlabelledRule
 from .sources import SPLITS, CorpusError, CorpusRules, Rows
 from ..core.columns import codes, numbers, ranks
 from .embedded import embedded_answer_selection
@@ -18,7 +18,7 @@ from .squad import answer_sentences, from_hub, read_squad
 
 # %% auto #0
 __all__ = ['TSV_COLUMNS', 'HUB_COLUMNS', 'WIKIQA_SHA256', 'SQUAD_FILES', 'CORPORA', 'make_up_ids', 'check_rows', 'check_split',
-           'said']
+           'content']
 
 # %% ../../nbs/tasks/17_candidates.ipynb #4bb50e87
 TSV_COLUMNS = dict(
@@ -98,7 +98,7 @@ def check_rows(
         if row['label'] in ('-1', -1):
             raise CorpusError(
                 f"{place(i)}: {names['label']} is {shown(row['label'])}, which says that nobody has labelled "
-                f"this row; {drop_in_words('-1')}"
+                "this row; remove such rows, for example with table[table['label'] != -1]"
             )
         if row['label'] not in ('0', '1', 0, 1):
             raise CorpusError(
@@ -138,7 +138,7 @@ def check_split(
         )
 
 # %% ../../nbs/tasks/17_candidates.ipynb #be49bc8c
-def said(
+def content(
     rows: Rows,  # checked
 ) -> Iterator[tuple[str, ...]]:  # of each row
     "All that can change a number."
@@ -172,7 +172,7 @@ CORPORA = CorpusRules(
     complete_published=partial(make_up_ids, published=True),
     check_rows=check_rows,
     check_split=check_split,
-    said=said,
+    content=content,
     embedded=embedded_answer_selection,
     published='wikiqa',
     hub_id='microsoft/wiki_qa',

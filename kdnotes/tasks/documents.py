@@ -26,14 +26,14 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'MORE_SETS', 'said', 'document', 'without_marks', 'read_document', 'deal_out', 'text_files',
+__all__ = ['COLUMNS', 'CORPORA', 'MORE_SETS', 'content', 'document', 'without_marks', 'read_document', 'deal_out', 'text_files',
            'books_of', 'articles', 'more_set']
 
 # %% ../../nbs/tasks/10_documents.ipynb #aee408ba
 COLUMNS = dict(id='id', text='text', cluster='cluster')
 
 
-def said(
+def content(
     rows: Rows,  # checked
 ) -> Iterator[tuple[str, ...]]:  # of each row
     "Texts, and which documents share a cluster; ids are left out."
@@ -219,7 +219,7 @@ CORPORA = CorpusRules(
     complete=partial(labelled_texts.complete, letter='D'),
     check_rows=lambda rows, place, names: check_filled(rows, tuple(COLUMNS), 'document', place, names),
     check_split=lambda split, rows, where: None,
-    said=said,
+    content=content,
     embedded=embedded_masked_lm,
     published='gutenberg',
     hub_id='',
@@ -232,7 +232,7 @@ CORPORA = CorpusRules(
         ),
     },
     from_folder=books_of,
-    from_folder_words='.txt files',
+    from_folder_files='.txt files',
     more_sets=lambda name: more_set(name),
     longest=None,
 )

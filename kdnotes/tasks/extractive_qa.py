@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 from ..core.config import RunConfig, TaskSettings, parameter
+from ..core.render import reason
 from ..losses.targets import hard_target_ce
 from . import base
 from .asked import Answer, AskError, Reader, Use
@@ -28,7 +29,7 @@ from .sources import SPLITS, Corpus, CorpusError, Rows
 
 # %% auto #0
 __all__ = ['USE', 'DEFAULTS', 'TASK', 'ExtractiveQASettings', 'usual', 'check', 'check_tokens', 'answerable', 'span_logits',
-           'best_spans', 'window_scores', 'ExtractiveQA', 'worst', 'found_answer', 'span_cells']
+           'best_spans', 'window_scores', 'ExtractiveQA', 'worst', 'found_answer']
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #eacb6a1d
 class ExtractiveQASettings(TaskSettings):
@@ -383,7 +384,8 @@ def _found(
         threshold=threshold,
         windows=windows,
     )
-    return Answer(values, _answer_lines(values), _window_notes(reader, windows, stride))
+    read = reason('windows', n=windows, max_length=reader.max_length, stride=stride)
+    return Answer(values, (read,) if windows > 1 else ())
 
 
 def _check_questions(reader: Reader, questions: list[str], stride: int) -> None:
@@ -397,36 +399,6 @@ def _check_questions(reader: Reader, questions: list[str], stride: int) -> None:
                 f'have room for {room}; shorten it',
                 at=i,
             )
-
-
-def span_cells(
-    values: dict[str, Any],  # of an answer of `found_answer`
-) -> list[dict[str, Any]]:
-    "The answer, the span that it is or would have been, and how sure that is."
-    names = ('answer', 'best_span', 'begin', 'end', 'probability', 'log_odds')
-    return [{name: values[name] for name in names}]
-
-
-def _answer_lines(values: dict[str, Any]) -> tuple[str, ...]:
-    "An answer for people."
-    place = f"characters {values['begin']} to {values['end']}"
-    threshold = values['threshold']
-    rule = 'every question is answered' if threshold is None else f'answered from {threshold:+.3f} on'
-    odds = f'log-odds of an answer {values["log_odds"]:+.3f}, {rule}'
-    chances = f"probability {values['probability']:.4f}, of no answer {values['no_answer_probability']:.4f}"
-    if values['answer'] is None:
-        return ('no answer', f"best span: {values['best_span']} ({place})", f'{chances} ({odds})')
-    return (values['answer'], place, f'{chances} ({odds})')
-
-
-def _window_notes(reader: Reader, n: int, stride: int) -> tuple[str, ...]:
-    "A sentence on a passage of several windows."
-    if n == 1:
-        return ()
-    return (
-        f'the passage was read in {n} windows of at most {reader.max_length} tokens, of which neighbours '
-        f'share {stride}',
-    )
 
 
 _SNIPPET = """import torch
@@ -454,7 +426,10 @@ USE = Use(
     takes=('question', 'passage'),
     answers=found_answer,
     keys=dict(question='question', passage='context'),
-    cells=span_cells,
+    # what the answer is or would have been, and how certain that is
+    cells=lambda values: [
+        {name: values[name] for name in ('answer', 'best_span', 'begin', 'end', 'probability', 'log_odds')}
+    ],
     example=dict(
         question='Which metal is liquid at room temperature?',
         passage='Iron rusts in moist air. Mercury is a metal that is liquid at room temperature.',
@@ -462,8 +437,8 @@ USE = Use(
     pipeline='question-answering',
     snippet=_SNIPPET,
     limits=(
-        'An answer is one span of the passage; several spans, yes or no, and counting are beyond it.',
-        'It does not look for passages, and takes what a passage says for true.',
+        'An answer is one span of the passage; it cannot combine spans, answer yes or no, or count.',
+        'It does not search for passages, and does not check whether a passage is true.',
     ),
 )
 
@@ -494,11 +469,11 @@ TASK = base.TaskInfo(
         'no_ans_exact': 'exact match, unanswered',
         'no_ans_f1': 'F1, unanswered',
         'best_exact': 'best exact match',
-        'best_exact_thresh': "best exact match's threshold",
+        'best_exact_thresh': 'threshold of the best exact match',
         'best_f1': 'best F1',
-        'best_f1_thresh': "best F1's threshold",
-        'always_unanswerable': 'exact match of never answering',
-        'threshold': 'log-odds from which on it answers',
+        'best_f1_thresh': 'threshold of the best F1',
+        'always_unanswerable': 'exact match without any answer',
+        'threshold': 'threshold of the log-odds of an answer',
     },
     percent=frozenset((*UNIT_METRICS, 'best_exact', 'best_f1', 'always_unanswerable')),
     floors={'never': 'never answering', 'near_phrase': 'a nearby name or number'},
@@ -520,7 +495,6 @@ TASK = base.TaskInfo(
     check_tokens=check_tokens,
     usual=usual,
     unread=frozenset({'alpha', 'dialect'}),
-    targets_in_words=base.free_weights_in_words,
     score_kind=lambda settings: 'answerable',
     use=USE,
 )

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from ..core.config import RunConfig, counted, shown
 from ..core.files import sha256_text
-from .base import words_of
+from .base import lower_words
 from ..core.columns import Texts, codes
 from .embedded import embedded_text_classification
-from .rules import MadeCorpus, UnlabelledRule, check_filled, drop_in_words
+from .rules import MadeCorpus, UnlabelledRule, check_filled
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, Rows, place_of, read_split
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'said', 'imdb_file', 'class_names', 'number_of',
-           'label_numbers', 'labels_of', 'check_labels', 'labels_in_words', 'class_metrics', 'number_metrics',
-           'of_group', 'shared_tenths']
+__all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'content', 'imdb_file', 'class_names', 'number_of',
+           'label_numbers', 'labels_of', 'check_labels', 'label_facts', 'class_metrics', 'number_metrics', 'of_group',
+           'shared_tenths']
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9dd1037e
 COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cluster')
@@ -80,7 +80,7 @@ def check_split(
         )
 
 
-def said(
+def content(
     rows: Rows,  # checked
 ) -> Iterator[tuple[str, ...]]:  # of each row
     "Texts, labels, and which examples share a cluster; ids are left out."
@@ -138,7 +138,7 @@ CORPORA = CorpusRules(
     complete=complete,
     check_rows=check_rows,
     check_split=check_split,
-    said=said,
+    content=content,
     embedded=embedded_text_classification,
     published='imdb',
     hub_id='stanfordnlp/imdb',
@@ -199,7 +199,7 @@ def _no_label(corpus: Corpus, split: str, i: int, labels: list[str]) -> CorpusEr
     "The refusal of a row without a label."
     n = labels.count(labels[i])
     value = labels[i] if labels[i] == '-1' else f"'{labels[i]}'"
-    drop = drop_in_words(value)
+    drop = f"remove such rows, for example with table[table['label'] != {value}]"
     if n == len(labels):
         drop = 'take a split that has labels: of GLUE and the like only train and validation have them'
     return CorpusError(
@@ -262,8 +262,7 @@ def check_labels(
     if len(names) > max(50, len(corpus.splits['train']) // 4):
         raise CorpusError(
             f"corpus {corpus.name!r} has {len(names)} different labels in {len(corpus.splits['train'])} "
-            "training examples, too many for classes; use target=number, or check the label column"
-            f'{_several_in_words(names)}'
+            'training examples, too many for classes; use target=number, or check the label column'
         )
     _check_classes(corpus, names, config.labels)
 
@@ -273,20 +272,15 @@ def _are_fractions(names: list[str]) -> bool:
     return all(number_of(name) is not None for name in names) and any('.' in name for name in names)
 
 
-_AS_NUMBERS = 'labels like these are numbers, which target=number learns as such'
-
-
-def labels_in_words(
+def label_facts(
     corpus: Corpus,
     config: RunConfig,  # resolved
-) -> str:  # '' where labels are numbers
-    "The classes there are."
+) -> dict:  # as `classes` of corpus.jinja takes it; {} where labels are numbers
+    "The classes there are, and what is unusual about them."
     if config.task_settings.target == 'number':
-        return ''
+        return {}
     names = class_names(corpus.splits['train'])
-    listed = ', '.join(map(shown, names[:20])) + f' and {len(names) - 20} more' * (len(names) > 20)
-    several = _several_in_words(names)
-    return f'{len(names)} classes: {listed}' + f'; {_AS_NUMBERS}' * _are_fractions(names) + several
+    return dict(names=names, fractions=_are_fractions(names), combined=_combined(names))
 
 
 def _parts_of(name: str) -> list[str]:  # [the name itself]: it is one
@@ -298,18 +292,12 @@ def _parts_of(name: str) -> list[str]:  # [the name itself]: it is one
     return [part for part in parts if part] or [name]
 
 
-def _several_in_words(names: list[str]) -> str:  # '': labels are single ones
-    "That a label which names several is a class of its own."
+def _combined(names: list[str]) -> list[str]:  # the label and its parts; []: there is none
+    "A label that seems to be made of several labels, and is a class of its own."
     parts = {name: _parts_of(name) for name in names}
     n_with = Counter(part for of in parts.values() for part in set(of))
-    several = [name for name, of in parts.items() if len(of) > 1 and all(n_with[part] > 1 for part in of)]
-    if not several:
-        return ''
-    return (
-        f'; one label per row is read, so {shown(several[0])} is a class of its own and not '
-        f'{" and ".join(map(shown, parts[several[0]][:5]))}: give a row one label, or each label a corpus of '
-        'its own'
-    )
+    several = ([name, *of] for name, of in parts.items() if len(of) > 1 and all(n_with[p] > 1 for p in of))
+    return next(several, [])
 
 
 def _check_classes(
@@ -319,7 +307,7 @@ def _check_classes(
 ) -> None:
     "Refuse rows without a label, and classes that are not learnt."
     classes = set(names)
-    correct = f'{_AS_NUMBERS}: use it, or correct' if _are_fractions(names) else 'correct'
+    correct = 'use target=number, or correct' if _are_fractions(names) else 'correct'
     marks = {name for name in classes if _is_no_label(name, classes)}
     for split in SPLITS:
         labels = list(Texts(corpus.splits[split], 'label'))
@@ -396,5 +384,5 @@ def shared_tenths(
     rows: Rows,  # pairs of texts
 ) -> np.ndarray:  # (n,) int, 0 to 9
     "How much of all their words two texts have in common, in tenths."
-    pairs = ((set(words_of(r['text'])), set(words_of(r['second']))) for r in rows)
+    pairs = ((set(lower_words(r['text'])), set(lower_words(r['second']))) for r in rows)
     return np.array([min(9, 10 * len(a & b) // max(1, len(a | b))) for a, b in pairs])

@@ -27,7 +27,7 @@ from .sources import Corpus
 from .text_blocks import block_ends, mask_blocks, n_masked, rare_token_weights, token_stream
 
 # %% auto #0
-__all__ = ['USE', 'DEFAULTS', 'TASK', 'MaskedLM', 'worst', 'filled', 'gap_cells', 'targets_in_words']
+__all__ = ['USE', 'DEFAULTS', 'TASK', 'MaskedLM', 'worst', 'filled']
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #1e5cd1ee
 class MaskedLM(Task):
@@ -357,11 +357,7 @@ def _guesses(
 ) -> Answer:
     "What stands in the gaps of a text."
     gaps = [_pieces(tokenizer, of_gap) for of_gap in probabilities]
-    lines = [
-        f'gap {i}: ' + ', '.join(f'{piece["piece"]} {piece["probability"]:.4f}' for piece in pieces)
-        for i, pieces in enumerate(gaps, 1)
-    ]
-    return Answer(dict(gaps=gaps), tuple(lines))
+    return Answer(dict(gaps=gaps))
 
 
 def _pieces(
@@ -374,15 +370,6 @@ def _pieces(
     return [dict(piece=name, probability=p) for name, p in zip(names, top.values.tolist())]
 
 
-def gap_cells(
-    values: dict[str, Any],  # of an answer of `filled`
-) -> list[dict[str, Any]]:
-    "The likeliest piece of each gap."
-    first = [(f'{i}', pieces[0]) for i, pieces in enumerate(values['gaps'], 1)]
-    of_gaps = [{f'piece_{i}': of['piece'], f'probability_{i}': of['probability']} for i, of in first]
-    return [{name: cell for of in of_gaps for name, cell in of.items()}]
-
-
 _SNIPPET = """from transformers import pipeline
 
 fill = pipeline('fill-mask', model='{folder}')
@@ -392,23 +379,22 @@ USE = Use(
     takes=('text',),
     answers=filled,
     keys=dict(text='text'),
-    cells=gap_cells,
+    # the likeliest piece of each gap
+    cells=lambda values: [
+        {
+            f'{name}_{i}': pieces[0][name]
+            for i, pieces in enumerate(values['gaps'], 1)
+            for name in ('piece', 'probability')
+        }
+    ],
     example=dict(text=f'Mercury is a {_GAP} that is liquid at room temperature.'),
     pipeline='fill-mask',
     snippet=_SNIPPET,
-    limits=('It guesses pieces of words in a text that is there; it writes no text of its own.',),
+    limits=('It predicts masked word pieces of a given text; it does not generate text.',),
 )
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #3f4d41ba
 DEFAULTS = {('*', '*'): setting(3, 5e-4), ('embedded', '*'): setting(3, 1e-3)}
-
-
-def targets_in_words(
-    config: RunConfig,  # resolved, of a run with KD
-) -> str:
-    "How a run weighs its targets."
-    of = {'all': ' of all tokens', 'masked': ' of the hidden tokens'}[config.task_settings.soft_on]
-    return base.free_weights_in_words(config, of)
 
 
 TASK = base.TaskInfo(
@@ -425,17 +411,17 @@ TASK = base.TaskInfo(
     row_name='documents',
     texts=lambda row: [row['text']],
     metric_names={
-        'nll': 'nats a hidden token',
-        'nll_all': 'nats a token, visible ones too',
-        'perplexity_word': 'perplexity a word',
-        'nll_word': 'nats a word',
+        'nll': 'nats per masked token',
+        'nll_all': 'nats per token',
+        'perplexity_word': 'perplexity per word',
+        'nll_word': 'nats per word',
         'pseudo_nll': 'pseudo-nll',
         'pseudo_perplexity': 'pseudo-perplexity',
-        'pseudo_nll_word': 'pseudo-nll a word',
-        'pseudo_perplexity_word': 'pseudo-perplexity a word',
-        'perplexity_all': 'perplexity, visible tokens too',
-        'unigram_perplexity': "a unigram model's perplexity",
-        'unigram_nll': "a unigram model's nats a token",
+        'pseudo_nll_word': 'pseudo-nll per word',
+        'pseudo_perplexity_word': 'pseudo-perplexity per word',
+        'perplexity_all': 'perplexity over all tokens',
+        'unigram_perplexity': 'perplexity of a unigram model',
+        'unigram_nll': 'nats per token of a unigram model',
     },
     exp_of={
         'perplexity': 'nll',
@@ -475,7 +461,6 @@ TASK = base.TaskInfo(
     unread=frozenset(
         {'alpha', 'dialect', 'eval_batch_size', 'labels', 'labels_seed', 'unlabelled', 'unlabelled_share'}
     ),
-    targets_in_words=targets_in_words,
     score_kind=lambda settings: 'right_only',
     use=USE,
 )

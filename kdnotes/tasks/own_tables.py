@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import textwrap
 from collections.abc import Hashable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,10 +15,11 @@ import numpy as np
 import pandas as pd
 from ..core.config import ConfigError, shown, task_info
 from ..core.files import atomic_write, cache_path, sha256_text
+from ..core.render import phrase, render
 from ..core.streams import stream
 from ..core.tables import check_rows_fit, class_cells, no_table, read_table, separated_otherwise
 from .rules import TEACHER, needed_columns, score_key
-from .base import sizes_in_words, split_sizes
+from .base import split_sizes
 from kdnotes.tasks.sources import (
     PLAIN_NAMES,
     SPLITS,
@@ -33,7 +33,7 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['named_columns', 'table_of_file', 'typed_columns', 'write_corpus', 'unlabelled_file', 'about_corpus']
+__all__ = ['named_columns', 'table_of_file', 'typed_columns', 'write_corpus', 'unlabelled_file', 'describe_corpus']
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #1dd6ee4d
 def named_columns(
@@ -114,7 +114,11 @@ def table_of_file(
         return pd.DataFrame(whole[0].cells, dtype=object), columns
     rows = read_split(path, 'train', rules, typed_columns(columns, scores))
     names = {score_key(column): column for column in kept}
-    return pd.DataFrame(list(map(_as_given, rows)), dtype=object).rename(columns=names), {}
+    for row in rows:
+        if 'answers' in row:  # a checked row has places, and a table has texts
+            texts = [row['context'][begin:end] for begin, end in row['answers']]
+            row['answers'] = dict(text=texts, answer_start=[begin for begin, _ in row['answers']])
+    return pd.DataFrame(rows, dtype=object).rename(columns=names), {}
 
 
 def typed_columns(
@@ -124,16 +128,6 @@ def typed_columns(
     "A map of columns as it is typed."
     teacher = [f'{TEACHER}={";".join(map("+".join, scores))}'] if scores else []
     return ','.join([*(f'{key}={column}' for key, column in columns.items()), *teacher]) or None
-
-
-def _as_given(row: dict) -> dict:
-    "A checked row as a table has it: its answers with their texts."
-    if 'answers' not in row:
-        return row
-    begins = [begin for begin, _ in row['answers']]
-    return row | dict(
-        answers=dict(text=[row['context'][slice(*of)] for of in row['answers']], answer_start=begins)
-    )
 
 
 def _check_columns(table: pd.DataFrame, task: str, scores: Sequence[str]) -> None:  # columns of a teacher
@@ -164,7 +158,7 @@ _TOGETHER = (
 def _dealt(
     table: pd.DataFrame, shares: Sequence[float], seed: int
 ) -> tuple[dict[str, pd.DataFrame], str]:  # and a sentence that says so
-    "One table dealt out at random, what belongs together in one part."
+    "One table split at random; rows that belong together stay in one part."
     if not _are_shares(shares):
         raise ConfigError(f'shares={shares!r} must be three numbers above 0 that add up to 1')
     key = next((name for name in _TOGETHER if name in table), None)
@@ -187,12 +181,8 @@ def _dealt(
         raise ConfigError(
             f"{len(groups)} groups of rows are too few to give some to {', '.join(empty)}; give three tables"
         )
-    sizes = ', '.join(f'{len(part):,} to {name}' for name, part in found.items())
-    together = '' if key is None else f', those of one {key} together'
-    return found, (
-        f'{len(table):,} rows were dealt out at random (seed={seed}): {sizes}{together}; a column `split` or '
-        'three tables say it otherwise'
-    )
+    sizes = {name: len(part) for name, part in found.items()}
+    return found, phrase('corpus.jinja', 'dealt', sizes, key, seed)
 
 
 def _are_shares(shares: Any) -> bool:
@@ -356,16 +346,15 @@ def unlabelled_file(
     return str(path)
 
 
-def about_corpus(
+def describe_corpus(
     corpus: Corpus,
     task: str,  # of `config.TASKS`
+    unlabelled: int = 0,  # rows without a label that are not in it
 ) -> str:
     "How much a corpus holds, its columns, and its first two rows."
     rows = corpus.splits['train'][:2]
     keys = [key for key in rows[0] if not key.endswith('id') and any(row[key] != '' for row in rows)]
-    shown_rows = ['  ' + ' | '.join(_short(row[key]) for key in keys) for row in rows]
-    return '\n'.join([sizes_in_words(split_sizes(corpus, task), task), '  ' + ' | '.join(keys), *shown_rows])
-
-
-def _short(value: Any) -> str:
-    return textwrap.shorten(str(value), 48, placeholder=' ...')
+    sizes = split_sizes(corpus, task)
+    return render(
+        'corpus.txt.jinja', splits=sizes, task=task, keys=keys, rows=rows, unlabelled=unlabelled
+    ).rstrip()

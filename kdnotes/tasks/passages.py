@@ -24,7 +24,7 @@ from .sources import SPLITS, CorpusRules, Rows
 from .squad import Paragraph, answer_spans, from_hub, read_squad
 
 # %% auto #0
-__all__ = ['COLUMNS', 'SQUAD2_SHA256', 'SQUAD1_SHA256', 'NOTES', 'CORPORA', 'complete', 'check_rows', 'check_split', 'said',
+__all__ = ['COLUMNS', 'SQUAD2_SHA256', 'SQUAD1_SHA256', 'NOTES', 'CORPORA', 'complete', 'check_rows', 'check_split', 'content',
            'question_rows', 'split_articles', 'json_files', 'Windows', 'room_for_questions', 'check_questions',
            'check_answers', 'encode_windows']
 
@@ -139,7 +139,7 @@ def check_split(
         )
 
 
-def said(
+def content(
     rows: Rows,  # checked
 ) -> Iterator[tuple[str, ...]]:  # of each row
     "All that can change a number."
@@ -283,7 +283,7 @@ CORPORA = CorpusRules(
     complete=complete,
     check_rows=check_rows,
     check_split=check_split,
-    said=said,
+    content=content,
     embedded=embedded_extractive_qa,
     published='squad2',
     hub_id='rajpurkar/squad_v2',
@@ -305,7 +305,7 @@ CORPORA = CorpusRules(
     licences=dict.fromkeys(('squad1', 'squad2'), 'CC BY-SA 4.0'),
     no_label=UnlabelledRule(('answer', 'answers', 'answer_start'), stand_in='', key='answers', value=None),
     from_folder=json_files,
-    from_folder_words='train.json, dev.json and test.json (or one JSON file) in the shape of SQuAD',
+    from_folder_files='train.json, dev.json and test.json (or one JSON file) in the shape of SQuAD',
 )
 
 # %% ../../nbs/tasks/15_passages.ipynb #df33f394

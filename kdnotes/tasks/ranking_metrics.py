@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
-from .base import unit_table, words_of
+from .base import unit_table, lower_words
 from ..core.columns import Texts, codes, numbers
 from .sources import SPLITS, Corpus, Rows
 
@@ -186,7 +186,7 @@ def shared_words(
     candidates: Sequence[str],  # (n,)
 ) -> np.ndarray:  # (n,) in [0, 1]
     "The share of each question's different words that its candidate has."
-    pairs = ((set(words_of(q)), set(words_of(c))) for q, c in zip(questions, candidates))
+    pairs = ((set(lower_words(q)), set(lower_words(c))) for q, c in zip(questions, candidates))
     return np.array([len(q & c) / max(1, len(q)) for q, c in pairs])
 
 
@@ -201,7 +201,7 @@ class BM25:
     ):
         self.k1 = k1
         self.b = b
-        counted = [words_of(text) for text in dict.fromkeys(texts)]
+        counted = [lower_words(text) for text in dict.fromkeys(texts)]
         self.n = len(counted)
         self.length = sum(map(len, counted)) / max(1, self.n)
         self.texts_with = Counter(word for words in counted for word in set(words))
@@ -213,12 +213,12 @@ class BM25:
 
     def score(self, question: str, candidate: str) -> float:  # >= 0
         "How well a candidate fits a question; 0: they have no word in common."
-        words = words_of(candidate)
+        words = lower_words(candidate)
         times = Counter(words)
         slow = self.k1 * (1 - self.b + self.b * len(words) / max(self.length, 1e-9))
         return sum(
             self.weight(w) * times[w] * (self.k1 + 1) / (times[w] + slow)
-            for w in sorted(set(words_of(question)))
+            for w in sorted(set(lower_words(question)))
             if times[w]
         )
 

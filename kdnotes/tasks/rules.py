@@ -39,8 +39,8 @@ from kdnotes.core.tables import (
 
 # %% auto #0
 __all__ = ['Rows', 'SPLITS', 'UNLABELLED', 'TEACHER', 'Corpus', 'MadeCorpus', 'UnlabelledRule', 'CorpusRules', 'score_key',
-           'score_columns', 'column_names', 'mapped', 'check_layout', 'needed_columns', 'drop_in_words', 'check_filled',
-           'checked_rows', 'check_every_row', 'read_split', 'of_split']
+           'score_columns', 'column_names', 'mapped', 'check_layout', 'needed_columns', 'check_filled', 'checked_rows',
+           'check_every_row', 'read_split', 'of_split']
 
 # %% ../../nbs/tasks/00_rules.ipynb #e4549e5e
 # of one split, in the source's order: a list, or `Columns` where it is large
@@ -111,7 +111,7 @@ class CorpusRules:
     # (split, checked rows, where): refuses a split that cannot be trained or scored on
     check_split: Callable[[str, Rows, str], None]
     # checked rows of a split -> of each row all texts that can change a number
-    said: Callable[[Rows], Iterable[tuple[str, ...]]]
+    content: Callable[[Rows], Iterable[tuple[str, ...]]]
     embedded: Callable[[], dict[str, Rows]]  # the project's own corpus
     published: str  # name of the task's published corpus
     hub_id: str  # and where the hub has it
@@ -127,7 +127,7 @@ class CorpusRules:
     licences: dict[str, str] = field(default_factory=dict)
     # splits of a folder that holds another thing than three tables; None: it holds tables
     from_folder: Callable[[Path], dict[str, Rows] | None] = lambda folder: None
-    from_folder_words: str = ''  # what that other thing is, for a folder without either
+    from_folder_files: str = ''  # what that other thing is, for a folder without either
     # a key -> the one that stands for it where its column is missing: of lists or records, kept as they come
     instead: dict[str, str] = field(default_factory=dict)
     # characters of a text: some hundred pages, of which a network reads one; None: it reads them all
@@ -159,7 +159,7 @@ class CorpusRules:
     ) -> str:  # 64 hex digits
         "The sha256 of all that can change a number in the three splits, or in another one that is alone."
         names = [split for split in SPLITS if split in splits] or splits
-        rows = ((split, *said) for split in names for said in self.said(splits[split]))
+        rows = ((split, *texts) for split in names for texts in self.content(splits[split]))
         return sha256_texts(chain.from_iterable(rows))
 
     @property
@@ -353,16 +353,6 @@ def needed_columns(
     return lost
 
 # %% ../../nbs/tasks/00_rules.ipynb #3072837e
-def drop_in_words(
-    value: str,  # a label, as Python writes it
-) -> str:
-    "How rows with such a label are dropped."
-    return (
-        f"drop such rows, as by table[table['label'] != {value}] of pandas, or by .filter(lambda row: "
-        f"row['label'] != {value}) of datasets"
-    )
-
-
 def check_filled(
     rows: Rows,  # texts by key, an id among them
     keys: Sequence[str],  # whose texts must not be blank

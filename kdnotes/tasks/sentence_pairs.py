@@ -14,7 +14,7 @@ from .embedded import embedded_sentence_pairs
 from .labelled_texts import labels_of, number_of
 from .rules import check_filled
 from .sources import Corpus, CorpusError, Rows, place_of
-from .text_classification import TextRegression, classified, label_cells, worst
+from .text_classification import TextRegression, classified, predicted_columns, worst
 
 # %% auto #0
 __all__ = ['COLUMNS', 'CORPORA', 'USE', 'TASK', 'SentencePairsSettings', 'check', 'check_scores', 'spearman_units',
@@ -143,11 +143,13 @@ USE = Use(
     takes=('text', 'pair'),
     answers=classified,
     keys=dict(text='text', pair='second'),
-    cells=label_cells,
+    cells=predicted_columns,
     example=dict(text='Iron rusts in air.', pair='Iron rusts in moist air.'),
     pipeline='sentence-similarity',
     snippet=_SNIPPET,
-    limits=('It compares two sentences at a time: to search among many, each has to be read with each.',),
+    limits=(
+        'It compares two sentences at a time; a search among many sentences needs one forward pass per pair.',
+    ),
 )
 TASK = base.TaskInfo(
     name='sentence_pairs',
@@ -166,13 +168,13 @@ TASK = base.TaskInfo(
         'mae': 'absolute error',
     },
     metric_notes={
-        'spearman': 'of the order of outputs with that of scores; what a pair moves it by is its value',
+        'spearman': 'rank correlation of outputs and scores; the value of a pair is its contribution',
         'mse': 'in units of the range of scores',
         'mae': 'in units of the range of scores',
     },
     floors={
         'mean': 'the mean of the training scores',
-        'shared_words': 'how many words a pair shares',
+        'shared_words': 'the number of shared words',
         'frozen_encoder': 'the frozen encoder',
     },
     floor_settings=('score_low', 'score_high', 'labels'),
@@ -181,7 +183,6 @@ TASK = base.TaskInfo(
     check=check,
     check_corpus=check_scores,
     unread=frozenset({'temperature', 'top_k', 'min_probability', 'dialect'}),
-    targets_in_words=lambda config: f'alpha={config.alpha:g}',
     score_kind=lambda settings: 'numbers',
     use=USE,
 )

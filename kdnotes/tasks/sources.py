@@ -157,18 +157,11 @@ def read_folder(
             split: read_split(path, split, *of_split(split, rules, columns), into and into / f'{split}.arrow')
             for split, path in files.items()
         }
+    own = [f"{rules.published}'s own {', '.join(rules.published_files)}"] * bool(rules.published_files)
+    needed = ' or '.join(filter(None, [f'train, dev and test as {_ENDS}', rules.from_folder_files, *own]))
     raise CorpusError(
-        f'{folder} holds no corpus: looked for {_folder_in_words(rules)}; put these files there or name '
-        'another folder'
+        f'{folder} holds no corpus: looked for {needed}; put these files there or name another folder'
     )
-
-
-def _folder_in_words(rules: CorpusRules) -> str:
-    "What a folder of a corpus may hold, what a user has first."
-    published = ', '.join(rules.published_files)
-    tables = f'train, dev and test as {_ENDS}'
-    own = f"{rules.published}'s own {published}" if published else ''
-    return ' or '.join(filter(None, [tables, rules.from_folder_words, own]))
 
 # %% ../../nbs/tasks/04_sources.ipynb #551eddc2
 def hub_rows(
@@ -280,7 +273,7 @@ def resolve_corpus(
         )
     raise CorpusError(
         f"there is no corpus {shown(corpus)} and no such folder; use auto, embedded, "
-        f"{', '.join(rules.names)}, a folder with {_folder_in_words(rules)}, or a hub id like "
+        f"{', '.join(rules.names)}, a folder with the files train, dev and test, or a hub id like "
         f"{rules.hub_id or 'owner/name'}"
     )
 
@@ -421,7 +414,7 @@ def load_by_rules(
         if columns:
             raise ConfigError(
                 f'columns={shown(columns)} names columns of tables, and {where} holds '
-                f'{rules.from_folder_words}; leave it out'
+                f'{rules.from_folder_files}; leave it out'
             )
         splits = _checked(rules, where, found)
     elif folder:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 import numpy as np
 import pandas as pd
-from .base import Evaluation, unit_table, words_of
+from .base import Evaluation, unit_table, lower_words
 from .sources import Rows
 
 # %% auto #0
@@ -251,15 +251,15 @@ def near_phrase(
     context: str,
 ) -> tuple[int, int, float]:  # its first and last character; how much of the question its sentence has
     "A name or number of the sentence that has most of a question's words, else that sentence."
-    asked = set(words_of(question))
+    asked = set(lower_words(question))
     sentences = [(found.start(), found.end()) for found in _SENTENCE.finditer(context)] or [(0, len(context))]
-    shared = [len(asked.intersection(words_of(context[slice(*at)]))) for at in sentences]
+    shared = [len(asked.intersection(lower_words(context[slice(*at)]))) for at in sentences]
     begin, end = sentences[shared.index(max(shared))]
     score = max(shared) / max(1, len(asked))
     first = context[begin:end].split(maxsplit=1)[:1]
     for phrase in _PHRASE.finditer(context, begin, end):
         # one word at the beginning of a sentence has its capital from there
-        if [phrase[0]] != first and not asked.issuperset(words_of(phrase[0])):
+        if [phrase[0]] != first and not asked.issuperset(lower_words(phrase[0])):
             return phrase.start(), phrase.start() + len(phrase[0].rstrip('.,')), score
     inside = context[begin:end]
     return end - len(inside.lstrip()), begin + len(inside.rstrip()), score

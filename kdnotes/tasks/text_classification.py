@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 from ..core.config import RunConfig, TaskSettings, parameter
+from ..core.render import Reason, reason
 from . import base
 from .asked import Answer, Reader, Use, cut_notes
 from .base import NO_LABEL, Evaluation, Task, setting
@@ -23,7 +24,7 @@ from kdnotes.tasks.labelled_texts import (
     class_metrics,
     class_names,
     label_numbers,
-    labels_in_words,
+    label_facts,
     number_metrics,
     of_group,
     shared_tenths,
@@ -33,7 +34,7 @@ from .sources import SPLITS, Corpus, Rows
 
 # %% auto #0
 __all__ = ['DEFAULTS', 'ONLY_CLASSES', 'USE', 'TASK', 'TextClassificationSettings', 'LabelledTexts', 'TextClassification',
-           'TextRegression', 'worst', 'classified', 'label_cells']
+           'TextRegression', 'worst', 'classified', 'predicted_columns']
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #00f0d806
 class TextClassificationSettings(TaskSettings):
@@ -271,26 +272,25 @@ def classified(
 def _answer(
     config: Any,  # the model's
     logits: Tensor,  # (classes,), or (1,) of a number
-    notes: tuple[str, ...],
+    notes: tuple[Reason, ...],
 ) -> Answer:
     "What the logits of a text say."
     if len(logits) == 1:
         mean = getattr(config, 'target_mean', 0.0)
         value = float(logits[0]) * getattr(config, 'target_deviation', 1.0) + mean
-        return Answer(dict(value=value), (f'{value:.6g}',), notes)
+        return Answer(dict(value=value), notes)
     several = config.problem_type == 'multi_label_classification'
     probabilities = logits.sigmoid() if several else logits.softmax(dim=0)
     if several:
-        notes += ('each label has a probability of its own: they do not add up to 1',)
+        notes += (reason('independent_labels'),)
     rows = [
         dict(label=config.id2label[i], probability=float(probabilities[i]))
         for i in probabilities.argsort(descending=True, stable=True).tolist()
     ]
-    lines = tuple(f"{row['probability']:.4f}  {row['label']}" for row in rows)
-    return Answer(dict(labels=rows), lines, notes)
+    return Answer(dict(labels=rows), notes)
 
 
-def label_cells(
+def predicted_columns(
     values: dict[str, Any],  # of an answer of `classified`
 ) -> list[dict[str, Any]]:
     "The class of a text and the probabilities of all, by name; or its number."
@@ -318,11 +318,11 @@ USE = Use(
     may_take=('pair',),
     answers=classified,
     keys=dict(text='text', pair='second'),
-    cells=label_cells,
+    cells=predicted_columns,
     example=dict(text='Mercury is a metal that is liquid at room temperature.'),
     pipeline='text-classification',
     snippet=_SNIPPET,
-    limits=('Every text gets one of the labels it was trained on, also a text of none of them.',),
+    limits=('Every text gets one of the training labels, even if none of them fits.',),
 )
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #bd325532
@@ -353,7 +353,7 @@ TASK = base.TaskInfo(
     floors={
         'majority': 'the largest class',
         'mean': 'the mean of the training labels',
-        'shared_words': 'how many words a pair shares',
+        'shared_words': 'the number of shared words',
         'frozen_encoder': 'a linear probe of the frozen encoder',
     },
     floor_settings=('target', 'labels'),
@@ -363,7 +363,7 @@ TASK = base.TaskInfo(
     examples=worst,
     check=_check,
     check_corpus=check_labels,
-    labels_in_words=labels_in_words,
+    label_facts=label_facts,
     score_kind=lambda settings: 'numbers' if settings.get('target') == 'number' else 'logits',
     use=USE,
 )

@@ -268,7 +268,7 @@ class GpuMeter(_Driver):
             return None
         grown = 0 if self.last is None else counter_growth(self.last[1], now, at - self.last[0])
         if grown is None:
-            self.reasons['joules'] = 'the energy counter started anew, as after a reset of the device'
+            self.reasons['joules'] = 'the energy counter restarted, as after a reset of the device'
         else:
             self.millijoules = self.millijoules + grown
             self.last = (at, now)

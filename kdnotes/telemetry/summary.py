@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import psutil
 from ..core.files import root
+from ..core.render import reason
 from .meters import cpu_name, throttle_names
 from .sampler import MOST_SHARE, Telemetry, column_mean, column_values, energy_of
 
@@ -188,49 +189,21 @@ def summarise(
     return result | dict(
         reasons={name: _why(telemetry, name) for name in _nulls(result)}
         | telemetry.reasons
-        | _bridges(telemetry)
-        | _holds(telemetry)
-        | _pace(telemetry)
+        | _notes(telemetry)
     )
 
 # %% ../../nbs/telemetry/03_summary.ipynb #85eedfe0
-def _bridges(telemetry: Telemetry) -> dict[str, str]:
-    "What was read in between others only."
-    if not telemetry.bridged:
-        return {}
-    readings = ', '.join(f'{key} {n}' for key, n in telemetry.bridged.items())
-    return {
-        'bridged': (
-            f'the driver had no time for {sum(telemetry.bridged.values())} readings ({readings}); '
-            'they lie between those beside them'
-        )
-    }
-
-
-def _holds(telemetry: Telemetry) -> dict[str, str]:
-    "What was read less often, since the answer is dear."
-    samples = len(telemetry.trace['elapsed_s'])
-    readings = ', '.join(f'{key} {n}' for key, n in telemetry.meter.held.items() if n)
-    if not readings:
-        return {}
-    return {
-        'held': (
-            f'to spare the training, the last answer was taken once more, of {samples} samples: {readings}; '
-            'energy is read anew where a phase begins and ends'
-        )
-    }
-
-
-def _pace(telemetry: Telemetry) -> dict[str, str]:
-    "That there were fewer samples than asked for, since each is dear."
-    if telemetry.widest_s <= 2 * telemetry.interval_s:
-        return {}
-    return {
-        'paced': (
-            f'to take at most {100 * MOST_SHARE:g} % of a core, up to {telemetry.widest_s:.2g} s were left '
-            f'between two samples instead of {telemetry.interval_s:g} s'
-        )
-    }
+def _notes(telemetry: Telemetry) -> dict[str, str]:
+    "What was interpolated, repeated or read less often than asked for."
+    notes = {}
+    if telemetry.bridged:
+        notes['bridged'] = reason('readings_bridged', readings=tuple(telemetry.bridged.items()))
+    if held := tuple(of for of in telemetry.meter.held.items() if of[1]):
+        notes['held'] = reason('readings_held', samples=len(telemetry.trace['elapsed_s']), readings=held)
+    if telemetry.widest_s > 2 * telemetry.interval_s:
+        known = dict(share=MOST_SHARE, widest_s=telemetry.widest_s, interval_s=telemetry.interval_s)
+        notes['paced'] = reason('sampling_paced', **known)
+    return {name: str(note) for name, note in notes.items()}
 
 # %% ../../nbs/telemetry/03_summary.ipynb #96f4a5d3
 _CAUSES = {  # the last part of a null's name -> the meter's reasons that explain it
@@ -256,23 +229,19 @@ def _why(telemetry: Telemetry, name: str) -> str:
     "Why a value is null."
     part, _, key = name.rpartition('.')
     if part.startswith('phases.') and part[7:] in telemetry.waited:
-        return 'this time lies inside other phases, and so do its energy and its work'
+        return str(reason('inside_other_phases'))
     if name == 'machine.cpu_steal':
-        return 'the system does not count stolen time, or the run was too short for its clock'
-    causes = [c for c in _CAUSES.get(key, (key,)) if c in telemetry.meter.reasons]
-    return '; '.join(
-        dict.fromkeys(telemetry.meter.reasons[c] + _until(telemetry, c) for c in causes)
-    ) or telemetry.reasons.get('samples', 'the device gives no such reading')
-
-
-def _until(telemetry: Telemetry, reading: str) -> str:
-    "When a reading was there for the last time, if ever."
-    read = (
-        np.isfinite(column_values(telemetry.trace, reading)).nonzero()[0]
-        if reading in telemetry.trace
-        else ()
+        return str(reason('steal_not_counted'))
+    causes = []  # (the meter's reason, until when there were readings; None: there were none)
+    for reading in _CAUSES.get(key, (key,)):
+        values = column_values(telemetry.trace, reading) if reading in telemetry.trace else np.empty(0)
+        [read] = np.isfinite(values).nonzero()
+        if reading in telemetry.meter.reasons:
+            until = telemetry.trace['elapsed_s'][read[-1]] if len(read) else None
+            causes.append((telemetry.meter.reasons[reading], until))
+    return str(reason('not_read', causes=tuple(causes))) or telemetry.reasons.get(
+        'samples', str(reason('no_reading'))
     )
-    return f", after {telemetry.trace['elapsed_s'][read[-1]]:.1f} s" if len(read) else ''
 
 # %% ../../nbs/telemetry/03_summary.ipynb #9e6a17fe
 def together(
