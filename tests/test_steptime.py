@@ -208,7 +208,7 @@ def test_no_constant_is_below_zero():
     try:
         machine = s.calibrate(made)
     except ConfigError as why:
-        assert 'the rows do not tell' in str(why)
+        assert 'the rows do not determine' in str(why)
     assert min(getattr(machine, name) for name in s.FREE) >= 0
 
 
