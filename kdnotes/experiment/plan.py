@@ -23,7 +23,7 @@ from kdnotes.core.config import (
 )
 from ..core.given import make_config
 from ..core.grid import arm_order, cell_name, cells, read_grid
-from ..core.render import phrase, render
+from ..core.render import phrase, reason, render
 from kdnotes.core.resolve import (
     Machine,
     by_arm,
