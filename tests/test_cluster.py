@@ -158,7 +158,7 @@ def test_a_run_and_its_teacher_are_as_without_ray(cluster, home, small_teacher, 
         folder.check()
         assert not (folder.path / 'checkpoints').exists()
     assert [row['run_id'] for row in rows if row['kind'] == 'start'] == [p.teacher.run_id, p.run_id]
-    assert any('goes to the cluster, where it takes 1 CPU' in text for text in said)
+    assert any('runs on the cluster and uses 1 CPU' in text for text in said)
     assert any(text.startswith(f'training {p.run_id}') and ' (on ' in text for text in said)
     assert cluster.execute(p, said.append, said.append) == record and said[-1].endswith('is done already')
     with at_home(tmp_path_factory.mktemp('without')):

@@ -3,7 +3,6 @@ a wrong head is refused.
 """
 
 import json
-import re
 from contextlib import ExitStack
 from pathlib import Path
 import numpy as np
@@ -358,7 +357,7 @@ def test_classes_are_found_by_their_names(tmp_path):
     turned = [name.upper() for name in classes[1:] + classes[:1]]
     folder = teacher_with(tmp_path, len(classes), id2label=dict(enumerate(turned)))
     planned = plan(classification(folder), CPU)
-    assert planned.head == '', 'nothing is left to say'
+    assert planned.head == (), 'nothing is left to say'
     ids = dict(input_ids=torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(0)))
     model = load_given(folder, HEAD, classes).eval()
     plain = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
@@ -401,21 +400,23 @@ def test_names_beside_numbers_are_said_and_what_speaks_for_another_order(tmp_pat
     yes_last = knows_the_longer(tmp_path / 'last', ['no', 'yes'], 1)
     yes_first = knows_the_longer(tmp_path / 'first', ['yes', 'no'], -1)
     usual = plan(asked(yes_last), CPU)
-    assert 'are named no, yes and stand for 0, 1, in this order' in usual.head
-    assert 'if that is meant' not in usual.head
+    [note] = usual.head
+    assert 'are named no, yes and are used for 0, 1 in this order' in str(note)
+    assert dict(note.details)['other'] == ()
     turned = plan(asked(yes_first, 'full_kd'), CPU)
-    counts = [int(n) for n in re.findall(r'it has (\d+) right so, and (\d+) with', turned.head)[0]]
-    assert sum(counts) == 60 and counts[1] > 40
-    assert 'with yes for 1, no for 0; if that is meant' in turned.head
-    assert turned.head in turned.explain() and turned.head in explain_study([turned])
+    [note] = turned.head
+    found = dict(note.details)
+    assert found['right'] + found['best'] == found['rows'] == 60 and found['best'] > 40
+    assert set(found['other']) == {('yes', '1'), ('no', '0')}
+    assert str(note) in turned.explain() and str(note) in explain_study([turned])
     config = json.loads((yes_first / 'config.json').read_text())
     nameless = config | dict(id2label={'0': 'LABEL_0', '1': 'LABEL_1'}, label2id={'LABEL_0': 0, 'LABEL_1': 1})
     (yes_first / 'config.json').write_text(json.dumps(nameless))
-    assert 'with LABEL_0 for 1, LABEL_1 for 0; if that is meant' in plan(asked(yes_first), CPU).head
+    assert 'LABEL_0 for 1, LABEL_1 for 0 would be right for' in str(plan(asked(yes_first), CPU).head[0])
     # what the sentence advises
     config |= dict(id2label={'0': '1', '1': '0'}, label2id={'1': 0, '0': 1})
     (yes_first / 'config.json').write_text(json.dumps(config))
-    assert plan(asked(yes_first), CPU).head == ''
+    assert plan(asked(yes_first), CPU).head == ()
     assert load_given(yes_first, HEAD, ('0', '1')).classifier.weight[0].any()
     noted = predict(str(yes_last), question='iron', candidates=['a metal', 'a gas']).answer.notes
     assert noted == (reason('named_outputs', names=('no', 'yes')),)
@@ -424,9 +425,10 @@ def test_names_beside_numbers_are_said_and_what_speaks_for_another_order(tmp_pat
 def test_outputs_without_names_are_said_beside_classes_that_have_some(tmp_path):
     "Nothing but their order ties them together, and classes with names are in that of the alphabet."
     classes = sorted({row['label'] for row in load_corpus('text_classification', 'embedded').splits['train']})
-    said = plan(classification(teacher_with(tmp_path, len(classes))), CPU).head
-    assert f'LABEL_10, LABEL_11 and stand for {", ".join(classes)}, in this order: of 60 rows' in said
-    assert plan(asked(teacher_with(tmp_path / 'pairs')), CPU).head == '', '0 and 1 are the order'
+    [note] = plan(classification(teacher_with(tmp_path, len(classes))), CPU).head
+    assert f'LABEL_10, LABEL_11 and are used for {", ".join(classes)} in this order' in str(note)
+    assert dict(note.details)['rows'] == 60
+    assert plan(asked(teacher_with(tmp_path / 'pairs')), CPU).head == (), '0 and 1 are the order'
 
 
 def test_a_named_head_of_more_classes_than_are_looked_at_is_planned(tmp_path):
@@ -436,7 +438,7 @@ def test_a_named_head_of_more_classes_than_are_looked_at_is_planned(tmp_path):
         (tmp_path / f'own/{split}.csv').write_text(''.join(['text,label\n', *lines]))
     folder = teacher_with(tmp_path, 70, id2label={i: f'kind {i}' for i in range(70)})
     given = dict(task='text_classification', corpus=str(tmp_path / 'own'))
-    assert 'of 70 rows of train it has' in plan(asked(folder, **given), CPU).head
+    assert dict(plan(asked(folder, **given), CPU).head[0].details)['rows'] == 70
 
 
 def test_a_plain_encoder_is_refused(tmp_path):

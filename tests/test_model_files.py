@@ -152,15 +152,15 @@ def test_a_tokenizer_that_knows_few_words_is_told_and_one_that_knows_hardly_any_
     teacher = write_model(home / 'model')
     given = dict(teacher=str(teacher), corpus=str(folder), task='text_classification', max_length=32)
     few = plan(make_config(mode='full_kd', student_layers=(1,), **given))
-    assert few.unknown == few.teacher.unknown == ''
+    assert few.unknown == few.teacher.unknown == ()
     with_vocabulary(teacher, 'abcdefghi')
     some = plan(make_config(mode='full_kd', student_layers=(1,), **given))
-    told = '10 % of the tokens of 20 rows of train are [UNK], which stands for all that the tokenizer of'
+    told = '10% of the tokens in 20 rows of train are [UNK]: they are unknown to the tokenizer of'
     assert told in some.explain() and told in some.teacher.explain()
     with_vocabulary(teacher, 'abcd')
     for more in (dict(mode='baseline'), dict(mode='full_kd', student_layers=(1,))):
         with pytest.raises(
-            ModelError, match=r'does not know these texts: 60 % of the tokens of 20 rows of tr'
+            ModelError, match=r'60% of the tokens in 20 rows of train are .*; save the tokenizer'
         ) as e:
             plan(make_config(**more, **given))
         assert '\n' not in str(e.value)

@@ -267,9 +267,9 @@ def test_a_model_that_gives_more_keeps_its_forward(asked):
 @pytest.mark.parametrize(
     'parameters, words',
     [
-        (dict(mode='full_kd'), 'at the first token alone'),
-        (dict(mode='baseline'), 'at the first token alone'),
-        (dict(mode='baseline', task='text_classification'), 'at the first token alone'),
+        (dict(mode='full_kd'), 'at the first token only'),
+        (dict(mode='baseline'), 'at the first token only'),
+        (dict(mode='baseline', task='text_classification'), 'at the first token only'),
         (
             dict(mode='full_kd', signal='online', hidden_loss='mse'),
             'at all tokens: hidden_loss looks at them',

@@ -115,7 +115,9 @@ def test_a_prediction_does_not_see_its_row(fits, monkeypatch):
 
 def test_rows_that_nothing_predicts(fits):
     assert of(fits, 'fixed').index[of(fits, 'fixed')['predicted'].isna()].tolist() == [1, 2]
-    with pytest.raises(ConfigError, match='do not tell (ring|link)_byte_s'):  # only the larger of the two
+    with pytest.raises(
+        ConfigError, match='do not determine (ring|link)_byte_s'
+    ):  # only the larger of the two
         calibrate([p.measured(r) for r in p.TABLE if not r.several_rings], p.MODELS['bytes'])
 
 

@@ -208,7 +208,7 @@ def test_no_constant_is_below_zero():
     try:
         machine = s.calibrate(made)
     except ConfigError as why:
-        assert 'the rows do not tell' in str(why)
+        assert 'the rows do not determine' in str(why)
     assert min(getattr(machine, name) for name in s.FREE) >= 0
 
 
@@ -242,7 +242,7 @@ def test_a_row_that_alone_tells_a_constant_is_not_predicted():
     one = [row for row in rows() if row['ranks'] == 1]
     two = next(row for row in rows() if row['ranks'] == 2)
     table, machines = s.held_out([*one, two], ('per_example_s', 'fixed_s', 'optimizer_s', 'byte_s'))
-    assert math.isnan(table['predicted_s'].iloc[-1]) and 'do not tell byte_s' in table['why'].iloc[-1]
+    assert math.isnan(table['predicted_s'].iloc[-1]) and 'do not determine byte_s' in table['why'].iloc[-1]
     assert len(machines) < len(table)
 
 

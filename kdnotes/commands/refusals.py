@@ -16,7 +16,7 @@ from ..core.given import nearest
 from ..core.processes import EXIT_STOPPED
 
 # %% auto #0
-__all__ = ['EXIT_CODES', 'as_parameter', 'usage_sentence', 'Command', 'exit_codes_in_words', 'Group']
+__all__ = ['EXIT_CODES', 'as_parameter', 'usage_sentence', 'Command', 'Group']
 
 # %% ../../nbs/commands/02_refusals.ipynb #6178eaf9
 EXIT_CODES = {
@@ -161,11 +161,6 @@ def _each_its_own(args: Sequence[str], option: str) -> list[str]:
     return found
 
 
-def exit_codes_in_words() -> str:  # a line each
-    "The exit codes of all commands."
-    return '\n'.join(f'  {code:>2}  {meaning}' for code, meaning in EXIT_CODES.items())
-
-
 class Group(TyperGroup):
     "All commands; one that is not there is refused with the nearest that is."
 
@@ -174,7 +169,8 @@ class Group(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         "Write the help, examples first and exit codes last."
         _examples_first(self, ctx, formatter, super().format_help)
-        _write(formatter, ['exit codes:', exit_codes_in_words()])
+        codes = (f'  {code:>2}  {meaning}' for code, meaning in EXIT_CODES.items())
+        _write(formatter, ['exit codes:', *codes])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         "Find the command that was typed, or refuse it with the nearest one."

@@ -125,20 +125,21 @@ def study(
     with resumable() as begun, following() as follow:
         given |= dict(on_plans=begun.extend, follow=follow, ray_address=ray)
         made = run_study(seeds, arms, jobs, speaker(as_json), **given)
-    print_json(_study_as_dict(made)) if as_json else print_report(made.report)
+    if as_json:
+        files = dict(
+            table=made.table,
+            numbers=made.numbers,
+            results=made.results,
+            differences=made.differences,
+        )
+        files = {name: str(path) for name, path in files.items()}
+        runs = [p.run_id for p in made.plans]
+        print_json(made.report.data() | dict(runs=runs, failed=made.failed, files=files))
+    else:
+        print_report(made.report)
     if made.failure:
         raise RunError(made.failure)
     return 0
-
-
-def _study_as_dict(made: Any) -> dict:  # of a `StudyResult`; JSON-able
-
-    files = dict(table=made.table, numbers=made.numbers, results=made.results, differences=made.differences)
-    return made.report.data() | dict(
-        runs=[p.run_id for p in made.plans],
-        failed=made.failed,
-        files={name: str(path) for name, path in files.items()},
-    )
 
 
 @command('name --corpus wikiqa --smoke', without=_OF_STUDY)

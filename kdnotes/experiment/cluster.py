@@ -21,7 +21,8 @@ from threading import Event, RLock, Thread
 from typing import Any
 import pandas as pd
 from .. import __version__
-from ..core.config import KdnotesError, counted, flat, with_values
+from ..core.config import KdnotesError, flat, with_values
+from ..core.render import phrase
 from ..core.given import make_config
 from kdnotes.core.files import (
     OwnFolder,
@@ -164,11 +165,6 @@ def _needs(
     ranks = plan.config.ranks // plan.config.nodes
     threads = plan.config.threads_per_rank
     return dict(num_cpus=ranks * (threads or 1), num_gpus=0 if threads else ranks)
-
-
-def _in_words(needs: dict[str, int]) -> str:
-    gpus = f' and {counted(needs["num_gpus"], "GPU")}' if needs['num_gpus'] else ''
-    return counted(needs['num_cpus'], 'CPU') + gpus
 
 
 def _fitting(
@@ -447,8 +443,7 @@ class Cluster:
         "Have a run made, and put down what comes back."
         folder = watch.folder
         several = order.machines > 1
-        each = f' on each of {order.machines} machines' if several else ''
-        say(f'{folder.run_id} goes to the cluster, where it takes {_in_words(needs)}{each}')
+        say(phrase('cluster.jinja', 'submitted', folder.run_id, needs, order.machines))
         folder.write_state('running')
         try:
             with self._started(order, needs) as started:
@@ -535,7 +530,7 @@ class Cluster:
 
     def _check_room(self, plan: Plan) -> None:
         "Refuse what would wait for ever."
-        needs = _in_words(_needs(plan))
+        needs = phrase('cluster.jinja', 'needs', _needs(plan))
         nodes = plan.config.nodes
         fitting = self._fitting(plan)
         if not any(fitting):

@@ -12,7 +12,6 @@ from kdnotes.core.config import (
     ConfigError,
     RunConfig,
     flat,
-    is_given,
     needs_teacher,
     reads_scores,
     shown,
@@ -20,7 +19,7 @@ from kdnotes.core.config import (
 )
 from ..core.columns import taken
 from ..core.files import sha256_text
-from ..core.render import reason
+from ..core.render import Reason, reason
 from ..core.resolve import training_settings
 from ..results.store import find_run_model
 from ..tasks.base import SEQUENCE_HEAD
@@ -28,8 +27,8 @@ from ..tasks.rules import score_columns
 from ..tasks.sources import Corpus
 
 # %% auto #0
-__all__ = ['make_task', 'source_of', 'teachers_of', 'teachers_sha256', 'check_given_teacher', 'head_in_words', 'check_reading',
-           'unknown_in_words', 'last_layer_in_words', 'teacher_depth', 'check_student', 'tokens_in_words']
+__all__ = ['make_task', 'source_of', 'teachers_of', 'teachers_sha256', 'check_given_teacher', 'label_order', 'check_reading',
+           'unknown_tokens', 'teacher_depth', 'check_student']
 
 # %% ../../nbs/experiment/01_fit.ipynb #fd07477b
 def make_task(
@@ -128,27 +127,10 @@ def check_given_teacher(asked: RunConfig, config: RunConfig, corpus: Corpus) -> 
     check_given(config.teacher, task.auto_class, task.head_labels, ranks)
 
 # %% ../../nbs/experiment/01_fit.ipynb #1c6731c4
-def head_in_words(
-    config: RunConfig,
-    corpus: Corpus,
-    of_teacher: str,  # what is said of its teacher's head
-) -> str:  # '': there is nothing to say
-    "That a head is not taken as it is, and what becomes of a teacher's head in a student of its weights."
-    from kdnotes.distill.models import new_head
-
-    if is_given(config):
-        return _names_in_words(config, corpus)
-    student = MODES[config.mode].network == 'student'
-    if student and config.student_init in ('teacher_finetuned', 'transferred') or config.transfer != 'none':
-        return of_teacher
-    own = new_head(make_task(config, corpus), source_of(config))
-    return '; '.join(dict.fromkeys(filter(None, (own, of_teacher))))
-
-
 _SCORED = 60  # rows, by which the order of a head's outputs is judged
 
 
-def _names_in_words(config: RunConfig, corpus: Corpus) -> str:
+def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: nothing is to be said
     "How a given head's outputs stand beside labels of other names, and what a sample says of their order."
     from scipy.optimize import linear_sum_assignment
     from kdnotes.distill.architectures import load_config
@@ -160,7 +142,7 @@ def _names_in_words(config: RunConfig, corpus: Corpus) -> str:
     network = load_config(config.teacher)
     names = own_names(network, labels, unnamed=True)
     if not names:
-        return ''
+        return None
     each = max(1, _SCORED // len(labels))
     rows = [
         (row, place)
@@ -170,24 +152,21 @@ def _names_in_words(config: RunConfig, corpus: Corpus) -> str:
     texts = [info.texts(row) for row, _ in rows]
     second = [of[1] for of in texts] if len(texts[0]) > 1 else None
     first = [of[0] for of in texts]
-    said = answers_of_given(config.teacher, task.auto_class, labels, first, second, config.max_length)
+    scores = answers_of_given(config.teacher, task.auto_class, labels, first, second, config.max_length)
     if info.use.ranks_pairs:  # only the order of its scores counts
-        said = said - said.median(dim=0).values
+        scores = scores - scores.median(dim=0).values
     counts = np.zeros((len(labels), len(labels)), dtype=int)
-    np.add.at(counts, (said.argmax(dim=1).numpy(), [place for _, place in rows]), 1)
+    np.add.at(counts, (scores.argmax(dim=1).numpy(), [place for _, place in rows]), 1)
     outputs, places = linear_sum_assignment(-counts)
-    best = counts[outputs, places].sum()
-    words = (
-        f'the outputs of {config.teacher} are named {", ".join(names)} and stand for {", ".join(labels)}, in '
-        f'this order: of {len(rows)} rows of train it has {counts.trace()} right so'
-    )
-    if best <= counts.trace() + len(rows) ** 0.5:
+    right, best = int(counts.trace()), int(counts[outputs, places].sum())
+    other = tuple((names[i], labels[k]) for i, k in zip(outputs, places))
+    if best <= right + len(rows) ** 0.5:
         # outputs without names are numbers, in the order of labels that are numbers
-        in_order = all(label.isdigit() for label in labels) and not own_names(network, labels)
-        return '' if in_order else words
-    order = ', '.join(f'{names[i]} for {labels[k]}' for i, k in zip(outputs, places))
-    advice = 'write id2label of its config.json with the labels in that order, which are matched by name'
-    return f'{words}, and {best} with {order}; if that is meant, {advice}'
+        if all(label.isdigit() for label in labels) and not own_names(network, labels):
+            return None
+        other = ()
+    counted = dict(rows=len(rows), right=right, other=other, best=best)
+    return reason('label_order', model=config.teacher, names=tuple(names), labels=tuple(labels), **counted)
 
 # %% ../../nbs/experiment/01_fit.ipynb #2a9b1dbe
 def check_reading(config: RunConfig) -> None:
@@ -210,7 +189,7 @@ _SOME_UNKNOWN = 0.05
 _MOST_UNKNOWN = 0.5
 
 
-def unknown_in_words(config: RunConfig, corpus: Corpus) -> str:  # '': they are few
+def unknown_tokens(config: RunConfig, corpus: Corpus) -> tuple[Reason, ...]:  # (): they are few
     "How many tokens a tokenizer does not know; refused where it knows hardly a word."
     from kdnotes.distill.tokenizers import load_tokenizer, reads_as, unknown_share
     from kdnotes.distill.weights import ModelError
@@ -219,31 +198,19 @@ def unknown_in_words(config: RunConfig, corpus: Corpus) -> str:  # '': they are 
     index = np.unique(np.linspace(0, len(train) - 1, _READ).astype(np.int64))
     texts_of = task_info(config.task).texts
     texts = tuple(text[:_CHARACTERS] for row in taken(train, index) for text in texts_of(row))
-    said = []
+    found = []
     for source in dict.fromkeys([reads_as(config), *(config.teachers or ())]):
         share = unknown_share(source, texts)
         if share <= _SOME_UNKNOWN:
             continue
-        unknown = load_tokenizer(source).unk_token
-        words = f'{100 * share:.0f} % of the tokens of {len(index):,} rows of train are {unknown}'
+        token = load_tokenizer(source).unk_token
+        found.append(reason('unknown_tokens', source=source, share=share, token=token, rows=len(index)))
         if share > _MOST_UNKNOWN:
             raise ModelError(
-                f'the tokenizer of {source} does not know these texts: {words}, so its model would see '
-                'hardly a word; save the tokenizer there that the model was trained with (made of a '
+                f'{found[-1]}; save the tokenizer there that the model was trained with (made of a '
                 'vocabulary file, it is given as vocab=, since transformers 5 does not read vocab_file=)'
             )
-        said.append(f'{words}, which stands for all that the tokenizer of {source} does not know')
-    return '; '.join(said)
-
-
-def last_layer_in_words(config: RunConfig) -> str:
-    "At which tokens a run's network computes its last layer."
-    from kdnotes.distill.architectures import load_config
-    from kdnotes.distill.needed_positions import why_trained_whole
-
-    network = load_config(source_of(config))
-    why = why_trained_whole(config, network, task_info(config.task).auto_class)
-    return f'at all tokens: {why}' if why else 'at the first token alone, as the classifier reads no other'
+    return tuple(found)
 
 # %% ../../nbs/experiment/01_fit.ipynb #958c600b
 def teacher_depth(config: RunConfig) -> int | None:
@@ -258,7 +225,7 @@ def teacher_depth(config: RunConfig) -> int | None:
     return depth(load_config(config.teacher))
 
 
-def check_student(config: RunConfig) -> str:  # what it loses of its teacher's layers; '': nothing
+def check_student(config: RunConfig) -> tuple[str, ...]:  # weights of the teacher's that it leaves out
     """Refuse a student that does not fit its teacher or could not be saved,
     before a teacher is trained for it.
     """
@@ -267,7 +234,7 @@ def check_student(config: RunConfig) -> str:  # what it loses of its teacher's l
 
     student, left_out = check_shape(config, task_info(config.task).auto_class)
     _check_intermediate(config, student.config, load_config(config.teacher))
-    return str(reason('weights_left_out', layer=config.student_layers[0], names=left_out)) if left_out else ''
+    return tuple(left_out)
 
 
 def _check_vocabularies(config: RunConfig) -> None:
@@ -282,15 +249,6 @@ def _check_vocabularies(config: RunConfig) -> None:
             f'teacher={config.teacher!r}, and {" and ".join(by_token)} would compare them token by token; '
             'choose two with one vocabulary, or what compares one output a text'
         )
-
-
-def tokens_in_words(config: RunConfig) -> str:  # '': its teacher's, as always
-    "That a student reads texts with a tokenizer of its own, where it does."
-    from kdnotes.distill.tokenizers import reads_as
-
-    if (own := reads_as(config)) == config.teacher:
-        return ''
-    return f'of {own}, whose vocabulary is another than that of {config.teacher}'
 
 
 def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transformers configs

@@ -23,7 +23,7 @@ from kdnotes.core.config import (
 )
 from ..core.given import make_config
 from ..core.grid import arm_order, cell_name, cells, read_grid
-from ..core.render import phrase, render, sentences
+from ..core.render import phrase, reason, render, sentences
 from kdnotes.core.resolve import (
     Machine,
     resolve,
@@ -39,14 +39,12 @@ from kdnotes.experiment.fit import (
     check_given_teacher,
     check_reading,
     check_student,
-    head_in_words,
-    last_layer_in_words,
+    label_order,
     make_task,
     source_of,
     teacher_depth,
     teachers_of,
-    tokens_in_words,
-    unknown_in_words,
+    unknown_tokens,
 )
 from kdnotes.experiment.planned import (
     Plan,
@@ -54,10 +52,9 @@ from kdnotes.experiment.planned import (
     named,
     of_arm,
     on_this_machine,
-    other_teachers,
     study_name,
     teacher_origin,
-    teachers_warning,
+    unconverged_teachers_of,
 )
 from ..tasks.base import split_sizes
 from kdnotes.tasks.sources import (
@@ -156,6 +153,8 @@ def plan(
 
 def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> Plan:
     "The same, where its files are."
+    from kdnotes.distill.architectures import load_config
+    from kdnotes.distill.needed_positions import why_trained_whole
     from kdnotes.distill.tokenizers import load_tokenizer, reads_as
     from kdnotes.distill.weights import config_sha256, reading_sha256, vocabulary_sha256
     from kdnotes.train.distributed import machine
@@ -182,7 +181,10 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
             f'transfer={config.transfer!r} holds the same texts as corpus={config.corpus!r}; name another '
             'corpus, or transfer=none'
         )
-    loses = check_student(config) if MODES[config.mode].network == 'student' else ''
+    student = MODES[config.mode].network == 'student'
+    left_out = check_student(config) if student else ()
+    own = reads_as(config)
+    whole = why_trained_whole(config, load_config(source_of(config)), task_info(config.task).auto_class)
     initial = _initial(config, teacher, first)
     config, teachers = teachers_of(config, corpus)
     found = Plan(
@@ -195,11 +197,11 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         teacher=teacher,
         transfer=first,
         teachers=teachers,
-        loses=loses,
-        tokens=tokens_in_words(config),
-        unknown=unknown_in_words(config, corpus),
-        head=head_in_words(config, corpus, teacher.head if teacher else ''),
-        last_layer=last_layer_in_words(config),
+        loses=left_out and reason('first_layer_loses', layer=config.student_layers[0], weights=left_out),
+        tokens=own != config.teacher and reason('own_tokens', student=own, teacher=config.teacher),
+        unknown=unknown_tokens(config, corpus),
+        head=_head(config, corpus, teacher),
+        last_layer=reason('all_positions', why=whole) if whole else reason('first_position'),
         config_sha256=config_sha256(source_of(config)) if 'weights_sha256' in initial else None,
         vocabulary_sha256=vocabulary_sha256(reads_as(config)),
         reading_sha256=reading_sha256(source_of(config), reads_as(config)),
@@ -212,6 +214,20 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         clusters=_clusters(config, corpus),
     )
     return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, NAMING))
+
+
+def _head(config: RunConfig, corpus: Corpus, teacher: Plan | None) -> tuple:  # of texts or `Reason`s
+    "What becomes of the head in a model's files, and of its teacher's in a student of its weights."
+    from kdnotes.distill.models import new_head
+
+    if is_given(config):
+        found = (label_order(config, corpus),)
+    else:
+        student = MODES[config.mode].network == 'student'
+        from_run = student and config.student_init in ('teacher_finetuned', 'transferred')
+        from_files = not from_run and config.transfer == 'none'
+        found = (new_head(make_task(config, corpus), source_of(config)),) if from_files else ()
+    return tuple(dict.fromkeys(note for note in (*found, *(teacher.head if teacher else ())) if note))
 
 
 def on_other_ranks(
@@ -496,8 +512,7 @@ def explain_study(
         seeds=sorted({p.config.seed for p in plans}),
         rows=sentences('setting.jinja', 'by_arm', [(p.config.arm, p.amount) for p in chain]),
         teachers=teachers,
-        other_teachers=other_teachers(plans),
-        warning=teachers_warning(plans),
+        unconverged=unconverged_teachers_of(plans),
         settings=sentences(
             'setting.jinja',
             'by_arm',

@@ -39,8 +39,8 @@ from ..results.store import find_record
 from ..tasks.sources import resolve_corpus
 
 # %% auto #0
-__all__ = ['TEMPLATE', 'on_this_machine', 'study_name', 'smoke_name', 'Plan', 'teacher_origin', 'teachers_warning',
-           'other_teachers', 'choose_arms', 'named', 'of_arm']
+__all__ = ['TEMPLATE', 'on_this_machine', 'study_name', 'smoke_name', 'Plan', 'teacher_origin', 'unconverged_teachers_of',
+           'choose_arms', 'named', 'of_arm']
 
 # %% ../../nbs/experiment/02_planned.ipynb #075cc945
 @contextmanager
@@ -100,11 +100,12 @@ class Plan:
     # what is known of teachers that are no run: the columns of their scores, what these are and score, or the
     # names of models; how they are averaged, and sha256; {}: there are none
     teachers: dict = field(default_factory=dict)
-    loses: str = ''  # what of the teacher's layers has no place in the student, as a sentence
-    tokens: str = ''  # whose tokenizer the network reads with, where it is not its teacher's
-    unknown: str = ''  # how many tokens its tokenizer does not know, where they are many
-    head: str = ''  # what becomes of the head that its model comes with, where that is not the usual
-    last_layer: str = ''  # at which tokens it is computed, and why
+    # what may be of note about its model, each a `Reason` or a text; empty: nothing
+    loses: Any = ''  # what of the teacher's layers has no place in the student
+    tokens: Any = ''  # whose tokenizer the network reads with, where it is not its teacher's
+    unknown: tuple = ()  # how many tokens its tokenizers do not know, where they are many
+    head: tuple = ()  # what becomes of the head that its model comes with, where that is not the usual
+    last_layer: Any = ''  # at which tokens it is computed, and why
     # of the config.json beside the weights it starts from; None: another run's
     config_sha256: str | None = None
     vocabulary_sha256: str = ''  # of the tokenizer's files
@@ -165,11 +166,10 @@ class Plan:
             used_as_is=is_given(c),
             dtype=resolved_dtype(c),
             losses=phrase('setting.jinja', 'losses', flat(c), MODES[c.mode]),
-            setting=phrase('setting.jinja', 'training', settings(c)),
-            teacher_setting=phrase('setting.jinja', 'training', settings(teacher.config)) if teacher else '',
-            origin=teacher_origin(self) if teacher else '',
-            other_teachers=other_teachers([self]),
-            warning=teachers_warning([self]),
+            settings=settings(c),
+            teacher_settings=teacher and settings(teacher.config),
+            origin=teacher and teacher_origin(self),
+            unconverged=unconverged_teachers_of([self]),
         ).rstrip()
 
 # %% ../../nbs/experiment/02_planned.ipynb #a84e17c3
@@ -193,22 +193,16 @@ def teacher_origin(
     return phrase(TEMPLATE, 'teacher_origin', plan, given, students_own)
 
 
-def teachers_warning(plans: Sequence[Plan]) -> str:  # '': they have converged, or are not made yet
-    "A warning of teachers that stopped while they learnt."
+def unconverged_teachers_of(plans: Sequence[Plan]) -> list:  # of `stats.convergence.unconverged_teachers`
+    "Finished teachers of these runs that stopped while they still learnt."
     teachers = {p.teacher.run_id for p in plans if p.teacher}
     records = [found[0] for run_id in sorted(teachers) if (found := find_record(run_id))]
     if not records:
-        return ''
+        return []
     # a rank imports this module, and has no use for statistics, which take a second to be imported
     from kdnotes.stats.convergence import unconverged_teachers
 
-    return phrase('headline.jinja', 'unconverged', unconverged_teachers(records))
-
-
-def other_teachers(plans: Sequence[Plan]) -> list[str]:
-    "The teachers of runs that are no runs."
-    named = [phrase('setting.jinja', 'teachers', p.teachers, p.config.task) for p in plans if p.teachers]
-    return list(dict.fromkeys(named))
+    return unconverged_teachers(records)
 
 # %% ../../nbs/experiment/02_planned.ipynb #69eacccd
 def choose_arms(

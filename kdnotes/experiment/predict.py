@@ -115,10 +115,6 @@ def _several(name: str, value: Any) -> list | None:
     return None if once else texts
 
 
-def _names(names: Sequence[str]) -> str:
-    return ' and '.join(names)
-
-
 def _misfit(info: TaskInfo, asked: dict[str, Any]) -> str:
     "What is wrong with what is asked; '': nothing."
     use = info.use
@@ -126,10 +122,10 @@ def _misfit(info: TaskInfo, asked: dict[str, Any]) -> str:
     missing = [name for name in use.takes if name not in asked]
     if not (extra or missing):
         return ''
-    more = f', and may be given {_names(use.may_take)}' if use.may_take else ''
+    more = f', and may be given {" and ".join(use.may_take)}' if use.may_take else ''
     verb = 'is' if len(extra or missing) == 1 else 'are'
-    wrong = f'{_names(extra)} {verb} not read' if extra else f'{_names(missing)} {verb} missing'
-    return f'a model of task={info.name!r} is asked with {_names(use.takes)}{more}; {wrong}'
+    wrong = f'{" and ".join(extra)} {verb} not read' if extra else f'{" and ".join(missing)} {verb} missing'
+    return f'a model of task={info.name!r} is asked with {" and ".join(use.takes)}{more}; {wrong}'
 
 
 def tasks_of(

@@ -284,7 +284,7 @@ def as_file(
     if path.suffix == '.csv':
         return flat.to_csv(index=False, lineterminator='\n').encode()
     cells = [list(flat.columns), *flat.astype(object).where(flat.notna(), '').values.tolist()]
-    return ''.join('\t'.join(map(_tsv_cell, row)) + '\n' for row in cells).encode()
+    return ''.join('\t'.join(map(_as_tsv, row)) + '\n' for row in cells).encode()
 
 
 def _as_file(table: pd.DataFrame, source: Path, target: Path) -> bytes:
@@ -301,7 +301,7 @@ def _is_nan(cell: Any) -> bool:
     return isinstance(cell, float) and cell != cell
 
 
-def _tsv_cell(cell: Any) -> str:
+def _as_tsv(cell: Any) -> str:
     text = str(cell)
     if set(text) & set('\t\r\n'):
         raise ConfigError(

@@ -77,12 +77,6 @@ def _finished(record: dict) -> float:
     path = RunFolder(record['study'], record['run_id']).path / 'record.json'
     return path.stat().st_mtime if path.is_file() else 0.0
 
-
-def _nearest_line(other: dict, record: dict) -> str:
-    "How another run was trained, and what it scores."
-    differ = {k: v for k, v in differences(other, record).items() if not isinstance(v[0], dict)}
-    return phrase('box.jinja', 'nearest', other, differ, MOST_NAMED)
-
 # %% ../../nbs/experiment/15_shown.ipynb #e3573ab9
 def run_box(
     record: dict,  # of a finished run
@@ -97,7 +91,8 @@ def run_box(
         lines['savings'] = phrase('headline.jinja', 'saves', s)
     lines['confidence'] = phrase('box.jinja', 'confidence', s, bool(record['factors'].get('kd')))
     if other := _nearest(record):
-        lines['nearest'] = _nearest_line(other, record)
+        differ = {k: v for k, v in differences(other, record).items() if not isinstance(v[0], dict)}
+        lines['nearest'] = phrase('box.jinja', 'nearest', other, differ, MOST_NAMED)
     if e.times.notes:
         lines['times'] = '; '.join(map(str, e.times.notes))
     if record['teacher_run_id'] and len(e.records) == 1:
