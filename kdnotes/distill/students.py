@@ -166,7 +166,7 @@ def choose_layers(
     "A copy of a model with some of its layers; a warning says which weights have no place in it."
     student, left_out = _cut(model, layers)
     if left_out:
-        warnings.warn(str(reason('weights_left_out', layer=layers[0], names=left_out)), stacklevel=2)
+        warnings.warn(str(reason('first_layer_loses', layer=layers[0], weights=left_out)), stacklevel=2)
     has = set(student.state_dict())
     student.new_parameters = [name for name in getattr(model, 'new_parameters', []) if name in has]
     return student
