@@ -285,11 +285,11 @@ BROKEN = [  # a mistake, the mode it is looked for in, the checks that must fail
         [
             '2.00 times as large with 2 micro-batches',
             '4.00 times as large with 4',
-            'local count',
+            'own count',
             'loss_counts',
         ],
     ),
-    (KNOWN['divided by the local count, ranks'], 'baseline', ['accumulation'], ['local count']),
+    (KNOWN['divided by the local count, ranks'], 'baseline', ['accumulation'], ['own count']),
     (
         KNOWN['mean over ranks of sums'],
         'full_kd',
