@@ -31,7 +31,7 @@ from ..stats.intervals import Interval
 __all__ = ['BLACK', 'ORANGE', 'SKY', 'GREEN', 'BLUE', 'RED', 'PURPLE', 'QUIET', 'PALE', 'LINE', 'LOOKS', 'WIDTH', 'SMALLEST',
            'STYLE', 'BOUNDED', 'BAND', 'SMOKE_MARK', 'look', 'theme', 'figure_bytes', 'notebook_png', 'drawing', 'mark',
            'put_marks', 'explain_bounded', 'interval_rows', 'rows_from_the_top', 'grid', 'course_grid', 'put_lines',
-           'put_course', 'in_mixed_precision', 'put_band', 'log_axis', 'number_words', 'number_axis', 'stacked_bars',
+           'put_course', 'in_mixed_precision', 'put_band', 'log_axis', 'number_label', 'number_axis', 'stacked_bars',
            'mark_smoke', 'FigureFile', 'Picture', 'save_figure', 'bind_figures', 'make_figures']
 
 # %% ../../nbs/report/00_plotting.ipynb #95a423ba
@@ -304,7 +304,7 @@ def log_axis(
     axis.set_ticks(ticks, [f'{t:,.0f}' if t >= 1000 else f'{t:g}' for t in ticks])
 
 
-def number_words(x: Any) -> str:  # of a float '14 M', '0.05', '3e-5'
+def number_label(x: Any) -> str:  # of a float '14 M', '0.05', '3e-5'
     "A number of an axis, or what else there is to choose."
     if not isinstance(x, float):
         return str(x)
@@ -334,7 +334,7 @@ def number_axis(
         axis.set_minor_locator(NullLocator())
     else:
         axis.set_major_locator(MaxNLocator(most - 1, integer=whole))
-    axis.set_major_formatter(FuncFormatter(lambda x, _: number_words(x)))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: number_label(x)))
 
 # %% ../../nbs/report/00_plotting.ipynb #5d60fb2b
 def stacked_bars(

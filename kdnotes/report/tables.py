@@ -19,7 +19,7 @@ from ..core.render import PLAIN, number_texts, phrase, unit_of
 from ..results.runs import RunFolder, read_csv
 
 # %% auto #0
-__all__ = ['plus_minus', 'heading', 'metric_cell', 'arms_table', 'use_table', 'baselines_table', 'epochs_cell',
+__all__ = ['plus_minus', 'heading', 'metric_text', 'arms_table', 'use_table', 'baselines_table', 'epochs_text',
            'comparison_table', 'metrics_table', 'sets_table', 'progress_table', 'runs_table', 'corpus_of', 'run_worst']
 
 # %% ../../nbs/report/01_tables.ipynb #9c472474
@@ -44,7 +44,7 @@ def heading(task: str, metric: str) -> str:  # 'MAP', 'exact match, %'
     return metric_name(metric, task) + (f', {sign}' if sign else '')
 
 
-def metric_cell(task: str, metric: str, interval: Interval | None) -> str:
+def metric_text(task: str, metric: str, interval: Interval | None) -> str:
     "A metric's mean and half width."
     unit = unit_of(task, metric)
     return plus_minus(interval and scaled(interval, unit.factor), unit.spec)
@@ -70,7 +70,7 @@ def arms_table(
     rows = {
         arm: {
             'seeds': len(runs),
-            f"{p['set']} {heading(task, p['metric'])}": metric_cell(
+            f"{p['set']} {heading(task, p['metric'])}": metric_text(
                 task, p['metric'], values[arm].get('primary')
             ),
         }
@@ -132,7 +132,7 @@ def baselines_table(
     return pd.DataFrame(table).rename_axis('trivial baselines')
 
 # %% ../../nbs/report/01_tables.ipynb #5afb3a9d
-def epochs_cell(c: Comparison) -> str:  # '3, 2': of a and of b; '-' where one was not trained
+def epochs_text(c: Comparison) -> str:  # '3, 2': of a and of b; '-' where one was not trained
     "How long two arms were trained."
     return ', '.join('-' if n is None else f'{n:g}' for n in c.epochs)
 
@@ -160,7 +160,7 @@ def comparison_table(
             'pairs': len(c.seeds),
             f'change in {metric}{"," * bool(unit.points)}{unit.points}': change + ' (bounded)' * c.few_differ,
             'verdict': phrase('tables.jinja', 'verdict', c.verdict().code),
-            'epochs': epochs_cell(c),
+            'epochs': epochs_text(c),
             'training speedup': ratio(c, 'train_s'),
             'speedup with teacher': ratio(c, 'total_s'),
             'attribution': phrase('comparison.jinja', 'called', c),
@@ -183,7 +183,7 @@ def metrics_table(
         if name in exp_of:
             found = over_seeds(runs, where, exp_of[name])
             return '-' if found is None else f'{exp_interval(found):.4g}'
-        return metric_cell(task, name, over_seeds(runs, where, name))
+        return metric_text(task, name, over_seeds(runs, where, name))
 
     cells = {arm: {heading(task, name): cell(runs, name) for name in names} for arm, runs in arms.items()}
     return pd.DataFrame(cells).rename_axis(f'{where}, over seeds')

@@ -171,7 +171,7 @@ def _with_strip(
     ticks = [
         t for t in MaxNLocator(most).tick_values(low, high) if low <= t <= high and abs(t - place) > room
     ]
-    axes.set_yticks([*ticks, place], [*map(pt.number_words, ticks), what])
+    axes.set_yticks([*ticks, place], [*map(pt.number_label, ticks), what])
     axes.set_ylim(min(low, edge), max(high, edge))
     return scores.where(near, place)
 
@@ -345,7 +345,7 @@ def _rows_of(
     for name, d in distributions.items():
         options = options_of(d) or (d.low, d.high)
         points += [(t.number, len(ends), place_of(t.params.get(name), d)) for t in trials]
-        ends[name] = pt.number_words(options[0]), pt.number_words(options[-1])
+        ends[name] = pt.number_label(options[0]), pt.number_label(options[-1])
     for n, o in enumerate(objectives):
         values = losses(trials, [o])[:, 0] * (-1 if o.higher_is_better else 1)
         # a score that diverged would press the others together; a size is true of every trial
@@ -408,7 +408,7 @@ def _slice(axes: Axes, frame: pd.DataFrame, name: str, distribution: Any) -> Non
         aside = np.random.default_rng(0).uniform(-0.18, 0.18, len(at))
         at = at.map({v: n for n, v in enumerate(options)}).astype(float) + aside
         shown = sorted({round(i) for i in np.linspace(0, len(options) - 1, min(5, len(options)))})
-        axes.set_xticks(shown, [pt.number_words(options[i]) for i in shown])
+        axes.set_xticks(shown, [pt.number_label(options[i]) for i in shown])
         axes.set_xlim(-0.5, len(options) - 0.5)
     _scatter(frame.assign(at=at), 'at', 'place', axes, s=22)
     axes.set(xlabel='', ylabel='')

@@ -266,7 +266,7 @@ def _difference(name: str, known: Any, asked: Any) -> str:  # '': there is none
     return f'{name} ({", ".join(others)})' if others else ''
 
 
-def _in_words(method: Callable) -> Callable:
+def _storage_errors(method: Callable) -> Callable:
     "A method of a ledger whose storage's errors are sentences."
 
     @functools.wraps(method)
@@ -379,7 +379,7 @@ class Ledger:
             raise _damaged(self.path, self.url, 'nothing says when it began')
         return time.time() - began
 
-    @_in_words
+    @_storage_errors
     def ask(self):  # a trial of Optuna
         "The next trial, with all that is drawn."
         number = len(self.study.get_trials(deepcopy=False))
@@ -391,7 +391,7 @@ class Ledger:
         self._count()
         return trial
 
-    @_in_words
+    @_storage_errors
     def running(self) -> list:  # trials of Optuna
         "Those that were asked for and never told: a lost driver's."
         from optuna.trial import Trial as Open
@@ -404,7 +404,7 @@ class Ledger:
                 trial._suggest(name, distribution)
         return open_again
 
-    @_in_words
+    @_storage_errors
     def tell(
         self,
         trial,  # of `ask`
@@ -424,7 +424,7 @@ class Ledger:
         told = [values.get(o.name) for o in self.objectives]
         self.study.tell(trial, [worst[o.name] if v is None else v for v, o in zip(told, self.objectives)])
 
-    @_in_words
+    @_storage_errors
     def trials(self) -> list[Trial]:
         "All trials that were asked for, in their order."
         from optuna.trial import TrialState
