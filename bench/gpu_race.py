@@ -70,7 +70,7 @@ def contestants(
         for name, dtype in (('kdnotes_fp32', 'fp32'), ('student_alone', best), ('kdnotes_online', best))
     }
     rows['kdnotes_256'] = (
-        replace(known['kdnotes'], about='warm, 256 examples a step'),
+        replace(known['kdnotes'], about='warm, 256 examples per step'),
         best,
         dict(batch_size=256, micro_batch_tokens=65536),
     )
@@ -158,7 +158,7 @@ def _shared(job: dict, jobs: dict[str, dict]) -> dict:  # of `Here`
     steps = 6 if job['smoke'] else 20
     made = turns.Place(first | dict(steps=steps, teacher_run='', layers=own['config']['student_layers']))
     turns.prepare(made, 0)
-    # a turn of 256 examples a step is a part of one epoch
+    # a turn of 256 examples per step is a part of one epoch
     times = 1 if job['smoke'] else math.ceil(256 * own['steps'] / len(made.task.lengths('train')))
     known = ('corpus', 'tokenizer', 'rows', 'rows_with_logits', 'signal', 'student', 'facts')
     shared = {name: getattr(made, name) for name in known}

@@ -238,7 +238,7 @@ class Score:
     device: str
     tokens: int  # that were hidden by themselves
     of_tokens: int  # that could have been
-    pseudo_nll: Interval  # nats a word piece
+    pseudo_nll: Interval  # nats per word piece
     nll: Interval | None  # the same with 15 % of a block hidden at once; None: lines have no blocks
     nll_all: Interval | None  # with the visible tokens counted, too
     clusters: str  # what the intervals rest on: 'documents' or 'rows'
@@ -277,7 +277,7 @@ class Score:
 
 
 def _hidden(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
-    "Nats a hidden token of each block, and of all its tokens."
+    "Nats per masked token of each block, and of all its tokens."
     its = text_set('text', text.rows, text.documents)
     mask_id = scorer.tokenizer.mask_token_id
     found = hidden_scores(

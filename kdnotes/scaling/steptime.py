@@ -346,7 +346,7 @@ def curve(
 
 
 def gains(machine: Machine, base: Step) -> dict[str, float]:
-    # bandwidth, devices, accumulation, delayed (gradients are summed once) -> times the examples a second
+    # bandwidth, devices, accumulation, delayed (gradients are summed once) -> times the examples per second
     "What doubling each of these gains, the largest first."
     faster = {name: getattr(machine, name) / 2 for name in ('byte_s', 'ring_byte_s', 'link_byte_s')}
     more = _spread_out(base, 2 * base.ranks, 8, True)

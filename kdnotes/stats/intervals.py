@@ -173,7 +173,7 @@ def scaled(
     interval: Interval,
     factor: float,  # > 0
 ) -> Interval:
-    "An estimate and its interval in another unit: nats a word of nats a word piece."
+    "An estimate and its interval in another unit: nats per word of nats per word piece."
     low, high = (None if x is None else x * factor for x in (interval.low, interval.high))
     return replace(interval, estimate=interval.estimate * factor, low=low, high=high)
 
