@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 import pandas as pd
+from .stats.comparable import timed
 from .stats.compare import Comparison
 from .stats.compare import compare as compare_records
 from .core.arms import MODES
@@ -499,7 +500,7 @@ def load_results(
     found = records(study)
     if not found:
         raise ConfigError(f'study {shown(study)} has no finished runs; `kdnotes list` names the studies')
-    return results_table(found, units_of(study) if units else None)
+    return results_table(found, units_of(study) if units else None, timed(found).has)
 
 
 @_explained('print(kd.doctor(data, layers=3))')

@@ -110,7 +110,7 @@ def test_evidence_of_another_schema_is_not_overwritten(home):
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({'schema': 0, 'run_id': 'older'}) + '\n')
     before = evidence(home)
-    with pytest.raises(RecordError, match='s.records.jsonl line 1 is of schema 0'):
+    with pytest.raises(RecordError, match='s.records.jsonl line 1 has schema 0'):
         R.export('s')
     assert evidence(home) == before
     assert R.find_record('baseline-s0-aa') is not None  # another run is still found

@@ -114,14 +114,17 @@ def print_report(
     if not sys.stdout.isatty():
         say(found)
         return
-    say(*found.headline, '', found.about)
+    say(*found.headline, '', found.about, *found.setting)
     tables = [found.use, found.baselines, found.arms, found.metrics, found.sets, found.progress]
     for table in tables:
         if len(table):
             print_table(table.reset_index())
-    print_table(found.comparisons)
-    say(*found.sentences, *(f'note: {note}' for note in found.notes))
-    say(*(f'figure: {path}' for path in found.figures.values()))
+    if len(found.comparisons):
+        print_table(found.comparisons)
+    else:
+        say(found.not_compared)
+    say(*found.sentences, *(f'Note: {note}.' for note in found.notes))
+    say(*(f'Figure: {path}' for path in found.figures.values()))
 
 # %% ../../nbs/commands/04_output.ipynb #5dfee8a8
 @contextlib.contextmanager

@@ -176,7 +176,7 @@ class Group(TyperGroup):
         "Find the command that was typed, or refuse it with the nearest one."
         name = args[0]
         if name not in self.commands and not ctx.resilient_parsing:
-            near = get_close_matches(name, self.commands, 1, 0.5)
+            near = get_close_matches(name, self.commands, 1, 0.7)
             advice = f'is it {near[0]}?' if near else f'the commands are {", ".join(self.commands)}'
             raise ConfigError(f'there is no command {name!r}; {advice}')
         return super().resolve_command(ctx, args)

@@ -52,9 +52,11 @@ def shown(
 
 
 # what a terminal obeys or what turns the order of letters, but line breaks and tabs
+# zero-width space, marks of direction, byte order mark
+_INVISIBLE = (0x200B, 0x200E, 0x200F, 0x061C, 0xFEFF)
 _OBEYED = [
     c
-    for c in (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    for c in (*range(32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A), *_INVISIBLE)
     if c not in (9, 10)
 ]
 _AS_WRITTEN = {c: f'\\u{c:04x}' for c in _OBEYED}

@@ -68,7 +68,8 @@ def number_texts(
 
 def _fixed(value: Any, spec: str) -> str:
     "A number, or an `Interval`, in a format, with true minus signs; '-': not known."
-    return '-' if value is None else format(value, spec).replace('-', MINUS)
+    # an exponent keeps its hyphen, so that the number can be typed again
+    return '-' if value is None else re.sub(r'(?<!e)-', MINUS, format(value, spec))
 
 
 def number(

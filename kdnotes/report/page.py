@@ -19,6 +19,7 @@ import pandas as pd
 from ..stats.evidence import Evidence, ReportError, evidence
 from .plotting import FigureFile
 from ..core.files import atomic_write, figures_path, runs_path
+from ..core.config import visible
 from ..core.render import phrase, reason, render
 from .figures import draw_evidence
 from .report import report_of
@@ -130,6 +131,17 @@ def as_html(page: Page) -> str:  # a whole document; well-formed XML, too
     return render('report.html', page=page, drawn=drawn)
 
 # %% ../../nbs/report/05_page.ipynb #048e1397
+def _printable(part: Any) -> Any:  # the same with paths as names
+    "A part of a page in which nothing is hidden from a reader."
+    if isinstance(part, dict):
+        return {name: _printable(value) for name, value in part.items()}
+    if isinstance(part, (list, tuple)):
+        return [_printable(value) for value in part]
+    if isinstance(part, Path):
+        return part.name
+    return visible(part) if isinstance(part, str) else part
+
+
 def as_pdf(page: Page) -> bytes:
     "A page as PDF; needs the package typst."
     try:
@@ -140,7 +152,7 @@ def as_pdf(page: Page) -> bytes:
         folder = Path(name)
         for figure in (f for part in page.parts for f in part.figures):
             (folder / figure.path.name).write_bytes(figure.path.read_bytes())
-        (folder / 'page.json').write_text(json.dumps(asdict(page), default=lambda path: path.name))
+        (folder / 'page.json').write_text(json.dumps(_printable(asdict(page))))
         typ = files('kdnotes').joinpath('report', 'templates', 'report.typ')
         (folder / 'page.typ').write_text(typ.read_text(encoding='utf-8'))
         return typst.compile(str(folder / 'page.typ'), root=name, ignore_system_fonts=True)

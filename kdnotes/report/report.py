@@ -267,7 +267,7 @@ def report_of(
         figures=figures,
         values=e.values,
         numbers=all_comparisons(e, use, pays),
-        results=results_table(e.records),
+        results=results_table(e.records, comparable=e.times.has),
         setting=_setting(e),
         scored_baselines={baseline.name: baseline.record['metrics'] for baseline in e.baselines},
         recovered=use.recovered,

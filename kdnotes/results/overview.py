@@ -15,6 +15,7 @@ import pandas as pd
 import psutil
 
 from kdnotes.core.config import (
+    TASKS,
     ConfigError,
     KdnotesError,
     score_name,
@@ -23,9 +24,9 @@ from kdnotes.core.config import (
     taught_by,
 )
 from ..core.files import evidence_path, runs_path
-from ..core.render import score, table
+from ..core.render import number, score, table
 from .runs import RunFolder
-from .store import RecordError, find_record, records
+from .store import exported_records, find_record
 
 # %% auto #0
 __all__ = ['run_state', 'RunLine', 'studies', 'evidence_studies', 'find_study', 'list_runs', 'find_run', 'run_folders',
@@ -89,14 +90,17 @@ def _line(folder: RunFolder) -> RunLine:
 def _line_of(study: str, record: dict, state: str, at_s: float | None = None) -> RunLine:
     "A run that has a record."
     primary = record['primary']
+    is_known = record['task'] in TASKS  # it may be a task of a module that is not installed here
     return RunLine(
         study,
         record['run_id'],
         record['mode'],
         record['seed'],
-        metric=score_name(record),
+        metric=score_name(record) if is_known else primary['metric'],
         value=primary['value'],
-        result=score(primary['value'], record['task'], primary['metric']),
+        result=score(primary['value'], record['task'], primary['metric'])
+        if is_known
+        else number(primary['value']),
         state=state,
         at_s=at_s,
     )
@@ -144,13 +148,8 @@ def list_runs(
 
 
 def _kept(study: str | None) -> list[dict]:
-    "The records of a study that has evidence."
-    if study not in evidence_studies():
-        return []
-    try:
-        return records(study)
-    except RecordError:  # of a damaged run, which has a line of its own
-        return []
+    "The exported records of a study; the runs in its folder have lines of their own."
+    return list(exported_records(study).values()) if study in evidence_studies() else []
 
 # %% ../../nbs/results/06_overview.ipynb #10b48cda
 def find_run(

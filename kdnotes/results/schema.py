@@ -25,7 +25,7 @@ __all__ = ['SCHEMA', 'NAMING', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'Name',
            'ROW_KEYS', 'RECORD_KEYS', 'SHARED_MASKS', 'OWN_MASKS', 'RecordError', 'of_this_schema', 'Part',
            'NumberPart', 'Explained', 'Point', 'first_error', 'make_row', 'Row', 'check_row', 'Factors', 'Settings',
            'Parallel', 'Environment', 'Models', 'Primary', 'Time', 'Throughput', 'Memory', 'Energy', 'Amp',
-           'Utilisation', 'MachineLoad', 'Sampling', 'Latency', 'Operations', 'Best', 'Record', 'keys_of',
+           'Utilisation', 'MachineLoad', 'Sampling', 'Latency', 'Operations', 'Gradients', 'Best', 'Record', 'keys_of',
            'made_on_cpu', 'dropout_masks', 'check_record', 'check_read', 'widened']
 
 # %% ../../nbs/results/01_schema.ipynb #ad03554c
@@ -88,8 +88,8 @@ def of_this_schema(
     if type(schema) is int and schema == SCHEMA:
         return obj
     raise RecordError(
-        f'{where} is of schema {schema!r} and this version of kdnotes reads schema {SCHEMA}; read it with '
-        'the version that wrote it, or move it away to have the run made again'
+        f'{where} has schema {schema!r} and this version of kdnotes reads schemas 1 to {SCHEMA}; read it '
+        'with the version that wrote it, or move it away to train the run again'
     )
 
 # %% ../../nbs/results/01_schema.ipynb #63da1fc6
@@ -378,6 +378,13 @@ class Operations(NumberPart, Explained):
     executed_flops_per_s: Number
 
 
+class Gradients(Part):
+    "Histograms of gradients at one step."
+
+    step: Whole
+    layers: list[dict[str, JsonValue]]
+
+
 class Best(Part, Explained):
     "Of a run that keeps its best model: after how many steps, what it scored, and the steps planned."
 
@@ -424,7 +431,7 @@ class Record(Part):
     phases: dict[str, Numbers] | None
     devices: list[dict[str, JsonValue]] | None
     timeline: list[dict[str, JsonValue]] | None
-    gradients: list[dict[str, JsonValue]] | None
+    gradients: list[Gradients] | None
     utilisation: Utilisation
     machine: MachineLoad
     sampling: Sampling
@@ -433,7 +440,9 @@ class Record(Part):
     curve: list[Point] = []
     kept_heads: list[list[Whole]] = []  # of each layer
     overlap: Numbers = {}
-    trained_rows: Numbers = {}
+    trained_rows: dict[str, Whole] = {}  # rows of train, and unlabelled ones
+    teachers: dict[str, JsonValue] | None = None  # several, or stored scores
+    files: dict[str, str] = {}  # name in the run's folder -> sha256
     widened: bool = False
     dropout_masks: Name = ''
     latency: Latency | None = None

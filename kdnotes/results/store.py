@@ -36,8 +36,8 @@ from kdnotes.results.runs import (
 from .schema import RecordError, check_read
 
 # %% auto #0
-__all__ = ['FLOORS', 'export', 'find_record', 'find_run_model', 'checked_run_model', 'records', 'units', 'predictions',
-           'keep_floors', 'floors', 'forget']
+__all__ = ['FLOORS', 'exported_records', 'export', 'find_record', 'find_run_model', 'checked_run_model', 'records', 'units',
+           'predictions', 'keep_floors', 'floors', 'forget']
 
 # %% ../../nbs/results/04_store.ipynb #fb1e3560
 _EVIDENCE = ('records.jsonl', 'units.csv.gz', 'predictions.csv.gz', 'floors.csv.gz')
@@ -60,8 +60,10 @@ def _exported_lines(path: Path) -> list[tuple[str, dict]]:
     return lines
 
 
-def _exported(study: str) -> dict[str, dict]:
-    "run_id -> exported record, of this schema."
+def exported_records(
+    study: str,
+) -> dict[str, dict]:  # run_id -> record, of this schema
+    "The runs of a study that are kept as evidence."
     path = _evidence(study)[0]
     if not path.exists():
         _check_nothing_lost(study)
@@ -257,7 +259,7 @@ def _known(
     run_ids: Iterable[str] | None,  # None: all
 ) -> dict[str, tuple[dict, RunFolder | None]]:  # run_id -> record and folder; sorted by id
     "Those of these runs that a study has; the others are not read, and may be damaged."
-    known = {i: (record, None) for i, record in _exported(study).items()} | {
+    known = {i: (record, None) for i, record in exported_records(study).items()} | {
         i: (folder.record(), folder)
         for i, folder in _folders(study).items()
         if run_ids is None or i in run_ids
@@ -471,14 +473,14 @@ def forget(
     run_ids = list(dict.fromkeys(run_ids))
     with _exporting(study):
         made = _folders(study)
-        known = sorted({*_exported(study), *made})
+        known = sorted({*exported_records(study), *made})
         if unknown := [i for i in run_ids if i not in known]:
             raise ConfigError(
                 f"study {study!r} has no finished run {', '.join(unknown)}; "
                 f"it has {', '.join(known) or 'none'}"
             )
         stay = _known(study, [i for i in known if i not in run_ids])
-        exported = {i: run for i, run in stay.items() if i in _exported(study)}
+        exported = {i: run for i, run in stay.items() if i in exported_records(study)}
         folders = [made[i] for i in run_ids if i in made]
         with ExitStack() as held:
             for folder in folders:

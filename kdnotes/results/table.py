@@ -4,14 +4,14 @@
 
 # %% ../../nbs/results/07_table.ipynb #9b43b888
 from __future__ import annotations
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import pandas as pd
 from ..core.arms import MODES
 from ..core.grid import arm_order
 from ..telemetry.summary import BUSY_SHARE
 
 # %% auto #0
-__all__ = ['QUANTITIES', 'RESULT_COLUMNS', 'MEASURED', 'arms_of', 'above_rest', 'quantity', 'results_table']
+__all__ = ['QUANTITIES', 'RESULT_COLUMNS', 'NOT_COMPARED', 'MEASURED', 'arms_of', 'above_rest', 'quantity', 'results_table']
 
 # %% ../../nbs/results/07_table.ipynb #1a246311
 def arms_of(
@@ -77,10 +77,11 @@ def quantity(
 # %% ../../nbs/results/07_table.ipynb #965f5f7e
 RESULT_COLUMNS = ('study', 'arm', 'run_id', 'seed', 'set', 'unit', 'cluster', 'metric', 'value', 'reason')
 # parts of a record whose numbers are results
+NOT_COMPARED = 'made on another machine or beside other runs, so it is not compared'
 MEASURED = ('time', 'throughput', 'memory', 'energy', 'utilisation', 'latency', 'operations')
 
 
-def _run_rows(record: dict) -> Iterator[dict]:
+def _run_rows(record: dict, comparable: Callable[[dict, str], bool]) -> Iterator[dict]:
     "The results of a whole run: its metrics on each set, then its costs."
     about = {key: record[key] for key in ('study', 'arm', 'run_id', 'seed')}
     reasons = record.get('reasons') or {}
@@ -89,20 +90,25 @@ def _run_rows(record: dict) -> Iterator[dict]:
             yield about | dict(set=where, metric=name, value=value)
     for part in MEASURED:
         for name, value in (record.get(part) or {}).items():
-            if name != 'source' and (value is None or isinstance(value, (int, float))):
-                key = f'{part}.{name}'
-                yield about | dict(metric=key, value=value, reason=reasons.get(key))
+            key = f'{part}.{name}'
+            if name == 'source' or not (isinstance(value, (int, float)) or key in reasons):
+                continue
+            why = None if value is None or comparable(record, name) else NOT_COMPARED
+            yield about | dict(metric=key, value=value, reason=reasons.get(key) if value is None else why)
     if (value := above_rest(record)) is not None:
-        yield about | dict(metric='energy.above_rest_j', value=value)
+        why = None if comparable(record, 'above_rest_j') else NOT_COMPARED
+        yield about | dict(metric='energy.above_rest_j', value=value, reason=why)
 
 
 def results_table(
     records: Iterable[dict],
     units: pd.DataFrame | None = None,  # of `results.store.units`, of the same runs; None: without units
+    # (record, cost) -> can the cost be compared with those of the other runs? As `stats.comparable.Timed.has`
+    comparable: Callable[[dict, str], bool] = lambda record, name: True,
 ) -> pd.DataFrame:  # columns RESULT_COLUMNS; seconds, MiB, joules and shares as in `record.json`
     "The results of runs, one row per run, set, unit and metric."
     records = list(records)
-    found = pd.DataFrame([row for r in records for row in _run_rows(r)], columns=RESULT_COLUMNS)
+    found = pd.DataFrame([row for r in records for row in _run_rows(r, comparable)], columns=RESULT_COLUMNS)
     found = found.astype(dict(value=float))
     if units is None or units.empty:
         return found

@@ -59,7 +59,7 @@ def prediction_churn(
     changed = []
     moved = []
     for pair in pairs:
-        values = unit_matrix(pair, units)
+        values = unit_matrix(pair, units, clusters=False)
         if values is None:
             names = ' and '.join(r['run_id'] for r in pair)
             raise StatsError(f'{names} have no units in common whose mean is the primary metric')

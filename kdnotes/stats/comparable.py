@@ -304,6 +304,7 @@ def _primary_units(records: Sequence[dict], units: pd.DataFrame) -> pd.DataFrame
 def unit_matrix(
     records: Sequence[dict],  # in the order of the rows wanted
     units: pd.DataFrame | None,  # run_id, split, set, unit, cluster, metric, value
+    clusters: bool = True,  # mean of each cluster, where units are alike; False: each unit
 ) -> pd.DataFrame | None:  # rows: run_id; columns: unit. None: no units whose mean is the primary metric
     "The primary metric's values, run by unit, or by cluster where units are alike."
     if units is None or not len(units) or any(r['primary']['value'] is None for r in records):
@@ -313,7 +314,7 @@ def unit_matrix(
     if set(rows['run_id']) != set(ids) or rows.duplicated(['run_id', 'unit']).any():
         return None
     matrix = rows.pivot(index='run_id', columns='unit', values='value').loc[ids]
-    if units_alike(records, units) and not matrix.isna().any(axis=None):
+    if clusters and units_alike(records, units) and not matrix.isna().any(axis=None):
         matrix = by_cluster(matrix, rows.drop_duplicates('unit').set_index('unit')['cluster'])
     recorded_means = np.array([r['primary']['value'] for r in records])
     return matrix if np.allclose(matrix.mean(axis=1), recorded_means, rtol=1e-4, atol=1e-5) else None

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 import numpy as np
 import pandas as pd
-from .comparable import matched_pairs
-from .compare import TIMES, Comparison, metric_differences
+from .comparable import matched_pairs, unit_matrix
+from .compare import TIMES, Comparison
 from .evidence import Evidence
 from ..results.table import quantity
 from .deployment import Deployment
@@ -115,12 +115,13 @@ def untested_rows(
         known = [both for both in costs if all(both)]
         if known:
             yield _row(about, key, 'ratio', ratio_interval(*zip(*known)), **untested)
-    differences, _, _ = metric_differences(pairs, e.units)
-    if differences is not None and differences.ndim == 2:
-        share = mean_interval((np.abs(differences) > SAME).mean(1))
+    values = [unit_matrix(list(runs), e.units, clusters=False) for runs in zip(*pairs)]
+    if all(v is not None and not v.isna().any(axis=None) for v in values) and {*values[0]} == {*values[1]}:
+        x, y = (v[values[0].columns].to_numpy() for v in values)
+        share = mean_interval((np.abs(y - x) > SAME).mean(1))
         if share.low is not None:
             share = replace(share, low=max(share.low, 0.0), high=min(share.high, 1.0))
-        share = replace(share, units=differences.shape[1])
+        share = replace(share, units=x.shape[1])
         yield _row(about, 'prediction_churn', 'seeds', share, **untested)
 
 # %% ../../nbs/stats/14_comparison_table.ipynb #560c406c
@@ -146,7 +147,8 @@ def share_rows(
                 high=p.equivalent.high,
                 n_seeds=p.equivalent.n,
             )
-            why = None if p.equivalent.is_known else reason('labels_outside')
+            inside = all(0 < n < np.inf for n in (ends['estimate'], ends['low'], ends['high']))
+            why = None if inside else reason('labels_outside')
             yield _row(about, 'labels_for_equal_score', 'inverted intervals', **ends, reason=why)
 
 

@@ -55,10 +55,11 @@ def with_teachers(
     students: Sequence[dict],  # of one arm
     teachers: Sequence[dict],  # of one arm
 ) -> list[tuple[dict, dict]]:  # by the student's seed
-    "Each student and its teacher: the model it learnt or started from, else that of the same seed."
+    "Each student with the model that it learned or started from, else that of its seed, else the only one."
     by_id = {r['run_id']: r for r in teachers}
     by_seed = {r['seed']: r for r in teachers}
-    pairs = [(s, by_id.get(s.get('teacher_run_id')) or by_seed.get(s['seed'])) for s in students]
+    only = teachers[0] if len(teachers) == 1 else None
+    pairs = [(s, by_id.get(s.get('teacher_run_id')) or by_seed.get(s['seed'], only)) for s in students]
     return sorted(((s, t) for s, t in pairs if t), key=lambda pair: pair[0]['seed'])
 
 
