@@ -67,7 +67,7 @@ def test_rows_as_dicts_and_one_file_are_dealt_out_as_a_frame_is_and_it_is_said(t
     said = []
     typed = ','.join(f'{key}={column}' for key, column in COLUMNS.items())
     assert kd.load_data(questions().to_dict('records'), columns=typed, say=said.append) == of_frame
-    assert len(said) == 1 and 'those of one question together' in said[0]
+    assert len(said) == 1 and 'rows with the same question stay together' in said[0]
     rows = {tuple(r[k] for k in COLUMNS) for r in load_corpus(of_frame.task, of_frame.corpus).splits['train']}
     for ending, write in (('csv', 'to_csv'), ('parquet', 'to_parquet')):
         getattr(questions(), write)(tmp_path / f'all.{ending}', index=False)

@@ -170,7 +170,7 @@ def test_a_vocabulary_file_that_transformers_does_not_read_is_noticed(home):
     "Given as in its version 4 it makes a tokenizer that knows nothing, without a word."
     folder = write_model(home / 'model')
     transformers.BertTokenizer(vocab_file=str(folder / 'vocab.txt')).save_pretrained(folder)
-    with pytest.raises(ModelError, match='does not know these texts: .* are .UNK., .* given as vocab='):
+    with pytest.raises(ModelError, match='are .UNK.: they are unknown to the tokenizer .* given as vocab='):
         plan(make_config(mode='baseline', teacher=str(folder), corpus='embedded', max_length=64))
 
 

@@ -272,11 +272,11 @@ def test_a_model_that_gives_more_keeps_its_forward(asked):
         (dict(mode='baseline', task='text_classification'), 'at the first token only'),
         (
             dict(mode='full_kd', signal='online', hidden_loss='mse'),
-            'at all tokens: hidden_loss looks at them',
+            'at all tokens: hidden_loss reads all of them',
         ),
         (
             dict(mode='full_kd', signal='online', relation_loss='values'),
-            'at all tokens: relation_loss looks at them',
+            'at all tokens: relation_loss reads all of them',
         ),
         (
             dict(mode='full_kd', signal='online', hidden_loss='mse', relation_loss='values'),

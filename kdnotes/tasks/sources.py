@@ -157,11 +157,15 @@ def read_folder(
             split: read_split(path, split, *of_split(split, rules, columns), into and into / f'{split}.arrow')
             for split, path in files.items()
         }
-    own = [f"{rules.published}'s own {', '.join(rules.published_files)}"] * bool(rules.published_files)
-    needed = ' or '.join(filter(None, [f'train, dev and test as {_ENDS}', rules.from_folder_files, *own]))
     raise CorpusError(
-        f'{folder} holds no corpus: looked for {needed}; put these files there or name another folder'
+        f'{folder} holds no corpus: looked for {_files_of(rules)}; put these files there or name another folder'
     )
+
+
+def _files_of(rules: CorpusRules) -> str:
+    "What a folder of a corpus may hold, for errors."
+    own = [f"{rules.published}'s own {', '.join(rules.published_files)}"] * bool(rules.published_files)
+    return ' or '.join(filter(None, [f'train, dev and test as {_ENDS}', rules.from_folder_files, *own]))
 
 # %% ../../nbs/tasks/04_sources.ipynb #551eddc2
 def hub_rows(
@@ -273,7 +277,7 @@ def resolve_corpus(
         )
     raise CorpusError(
         f"there is no corpus {shown(corpus)} and no such folder; use auto, embedded, "
-        f"{', '.join(rules.names)}, a folder with the files train, dev and test, or a hub id like "
+        f"{', '.join(rules.names)}, a folder with {_files_of(rules)}, or a hub id like "
         f"{rules.hub_id or 'owner/name'}"
     )
 
