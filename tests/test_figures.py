@@ -557,7 +557,7 @@ def test_the_control_of_distillation_stands_beside_it(monkeypatch):
         return drawn.assign(score=drawn['score'] + rng.normal(0, far[mode], 200))
 
     def sentence():
-        return next(s for s in report_of(e, {}).sentences if 'like the teacher' in s)
+        return next(s for s in report_of(e, {}).sentences if s.startswith('The ranking of'))
 
     predict(monkeypatch, pd.concat([scores(r, r['mode']) for r in found]))
     e = ev.evidence('made')
@@ -571,7 +571,7 @@ def test_the_control_of_distillation_stands_beside_it(monkeypatch):
     difference = nearer.gain.difference
     tau = rows[rows['measure'] == "Kendall's tau"].set_index('arm')['estimate']
     assert difference.estimate == pytest.approx(tau['full_kd'] - tau['full_student'])
-    assert sentence().startswith('full_kd ranks more like the teacher than full_student')
+    assert sentence().startswith("The ranking of full_kd is closer to the teacher's than that of full_student")
     assert (
         f'{difference:+.3f}' in sentence()
         and '3 seeds and 40 questions; p' in sentence()
@@ -580,9 +580,9 @@ def test_the_control_of_distillation_stands_beside_it(monkeypatch):
     # the other way round, and nothing
     swap = dict(full_kd='full_student', full_student='full_kd', baseline='baseline')
     predict(monkeypatch, pd.concat([scores(r, swap[r['mode']]) for r in found]))
-    assert sentence().startswith('full_kd ranks less like the teacher')
+    assert sentence().startswith("The ranking of full_kd is less close to the teacher's")
     predict(monkeypatch, pd.concat([scores(r, 'full_kd') for r in found]))
-    assert 'does not rank significantly more' in sentence()
+    assert 'is not significantly closer' in sentence()
 
 
 @pytest.mark.parametrize('target', ['classes', 'number'])

@@ -435,13 +435,13 @@ NO_LABELS = {
     'SNLI': (
         ['0', '1', '2', '-1'],
         list('0120'),
-        "train.jsonl, row 4: label '-1' .* 1 row of train; drop such",
+        "train.jsonl, row 4: label '-1' .* 1 row of train; remove such",
     ),
     'GLUE': (list('0101'), ['-1'] * 4, "test.jsonl, row 1: label '-1' .* 4 rows of test; take a split that"),
-    'some of test': (list('abab'), list('a?b?'), r"test.jsonl, row 2: label '\?' .* 2 rows of test; drop"),
+    'some of test': (list('abab'), list('a?b?'), r"test.jsonl, row 2: label '\?' .* 2 rows of test; remove"),
     'nan': (['a', 'nan', 'a', 'b'], list('abab'), "train.jsonl, row 2: label 'nan' says that nobody"),
     'null': (list('abab'), ['a', 'b', 'a', 'null'], "test.jsonl, row 4: label 'null' says that nobody"),
-    'NA': (['a', 'NA', 'NA', 'b'], list('abab'), "train.jsonl, row 2: label 'NA' .* 2 rows of train; drop"),
+    'NA': (['a', 'NA', 'NA', 'b'], list('abab'), "train.jsonl, row 2: label 'NA' .* 2 rows of train; remove"),
     'empty': (['a', '', 'a', 'b'], list('abab'), 'train.jsonl, line 2: label is empty; fill it in or remove'),
     'None': (
         ['a', None, 'a', 'b'],

@@ -158,7 +158,8 @@ def read_folder(
             for split, path in files.items()
         }
     raise CorpusError(
-        f'{folder} holds no corpus: looked for {_files_of(rules)}; put these files there or name another folder'
+        f'{folder} holds no corpus: looked for {_files_of(rules)}; put these files there or name '
+        'another folder'
     )
 
 
