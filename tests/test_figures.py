@@ -571,7 +571,9 @@ def test_the_control_of_distillation_stands_beside_it(monkeypatch):
     difference = nearer.gain.difference
     tau = rows[rows['measure'] == "Kendall's tau"].set_index('arm')['estimate']
     assert difference.estimate == pytest.approx(tau['full_kd'] - tau['full_student'])
-    assert sentence().startswith("The ranking of full_kd is closer to the teacher's than that of full_student")
+    assert sentence().startswith(
+        "The ranking of full_kd is closer to the teacher's than that of full_student"
+    )
     assert (
         f'{difference:+.3f}' in sentence()
         and '3 seeds and 40 questions; p' in sentence()
