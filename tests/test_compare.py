@@ -617,7 +617,7 @@ def test_epochs_stand_in_every_sentence_about_training_time():
     c = study_comparisons(a + b, units_of(a + b))[0][1]
     assert c.epochs == (3, 2)
     for text in (sentence(c, 'train_s'), sentence(c, 'total_s'), str(c)):
-        assert 'times as fast' in text and '(2 epochs against 3)' in text
+        assert 'times as fast' in text and '2 epochs against 3' in text
     one = study_comparisons(a[:1] + b[:1], None)[0][1]
     assert 'as baseline, 2 epochs against 3 (1 seed)' in sentence(one, 'train_s')
     assert one.verdict('train_s').reason.code == 'one_seed'
