@@ -98,7 +98,7 @@ def test_another_schema_is_refused_by_name_and_left_alone(home):
     ):
         with pytest.raises(RecordError) as e:
             use()
-        for part in (str(path), 'schema 0', f'schema {SCHEMA}', 'move it away'):
+        for part in (str(path), 'schema 0', f'schemas 1 to {SCHEMA}', 'move it away'):
             assert part in str(e.value)
         assert '\n' not in str(e.value)
     assert path.read_bytes() == before and not (home / 'thesis').exists()
