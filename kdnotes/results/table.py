@@ -76,8 +76,8 @@ def quantity(
 
 # %% ../../nbs/results/07_table.ipynb #965f5f7e
 RESULT_COLUMNS = ('study', 'arm', 'run_id', 'seed', 'set', 'unit', 'cluster', 'metric', 'value', 'reason')
-# parts of a record whose numbers are results
 NOT_COMPARED = 'made on another machine or beside other runs, so it is not compared'
+# parts of a record whose numbers are results
 MEASURED = ('time', 'throughput', 'memory', 'energy', 'utilisation', 'latency', 'operations')
 
 
