@@ -37,6 +37,10 @@ _SETTINGS = dict(
 )
 
 
+# Ray gives its own processes 30 s to start, which a busy machine may exceed
+_START_ATTEMPTS = 3
+
+
 def load_ray() -> ModuleType:
     "Ray, which is not needed for anything else; it reads its settings when it is imported."
     for name, value in _SETTINGS.items():
@@ -58,13 +62,19 @@ def start_here(
     from kdnotes.train.distributed import machine
 
     os.environ.setdefault('RAY_AUTH_TOKEN', secrets.token_hex(32))
-    _init(
-        'local',
-        num_cpus=machine().cores * machines,
-        include_dashboard=False,
-        object_store_memory=_STORE_BYTES,
-        _temp_dir=str(place),
-    )
+    for attempt in range(_START_ATTEMPTS):
+        try:
+            return _init(
+                'local',
+                num_cpus=machine().cores * machines,
+                include_dashboard=False,
+                object_store_memory=_STORE_BYTES,
+                _temp_dir=str(place),
+            )
+        except ConfigError:
+            if attempt == _START_ATTEMPTS - 1:
+                raise
+            load_ray().shutdown()
 
 
 def connect(address: str) -> None:
