@@ -385,7 +385,6 @@ def _facts(
     cost: str = 'train_s',  # of COSTS
 ) -> dict:
     "What captions state besides the records."
-    seeds = {arm: len(runs) for arm, runs in e.arms.items()}
     info = task_info(e.records[0]['task'])
     primary = e.records[0]['primary']
     return dict(
@@ -395,9 +394,8 @@ def _facts(
         cost=COSTS[cost],
         energy=energy_note(e.records) if cost == 'device_j' else None,
         front=pareto_front(e.values, cost, primary['higher_is_better']),
-        fewest=min(seeds.values()),
-        most=max(seeds.values()),
-        single=[arm for arm, n in seeds.items() if n == 1],
+        seeds={arm: len(runs) for arm, runs in e.arms.items()},
+        timed_seeds={arm: len(runs) for arm, runs in arms_of(e.times.runs).items()},
         units=sorted({i.units for v in e.values.values() if (i := v.get('primary')) and i.units}),
         # those too that the primary metric does not count
         all_units=e.units[e.units['split'] == primary['set']]['unit'].nunique(),
