@@ -345,7 +345,7 @@ def test_a_mask_in_its_long_form_goes_only_where_it_means_the_same(kind):
         torch.testing.assert_close(call(model, long).logits, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     'kind', one_of_each(['modernbert', 'deberta_v2', 'electra', 'distilbert', 'roberta'])
 )

@@ -398,6 +398,7 @@ def test_tokens_that_cannot_be_written_leave_nothing_half_used(tmp_path, chunks,
     assert same_pairs(kept, encode_pairs(of_letters(), MANY, MANY, 9))
 
 
+@pytest.mark.exhaustive
 def test_processes_that_make_the_same_tokens_do_not_harm_each_other(tmp_path):
     with ProcessPoolExecutor(2, context) as pool:
         found = list(pool.map(make_tokens, [tmp_path] * 2))

@@ -460,6 +460,7 @@ def test_offline_names_the_places_looked_at(offline, monkeypatch):
     assert str(offline / 'home' / 'data' / 'wikiqa') in sentence and 'corpus=embedded' in sentence
 
 
+@pytest.mark.exhaustive
 def test_a_hub_that_never_answers(tmp_path):
     "A silent server: a sentence, and the process ends although a thread still waits."
     pytest.importorskip('datasets', reason='the hub is read with the package datasets')

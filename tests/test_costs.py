@@ -199,6 +199,7 @@ def fieller_by_search(x, y):
     return min(inside), max(inside)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('n', one_of_each((3, 5, 9)))
 def test_the_interval_of_a_ratio_of_means_is_fiellers(n):
     rng = np.random.default_rng(n)

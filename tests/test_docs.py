@@ -118,6 +118,7 @@ def test_a_type_leads_to_its_class():
     )
 
 
+@pytest.mark.exhaustive
 def test_every_public_name_is_on_a_page(written):
     names = set(site.offered(ROOT))
     start = (written.source / 'reference' / 'kdnotes.md').read_text(encoding='utf-8')
@@ -302,6 +303,7 @@ def test_a_small_site_is_built_without_warnings(written, tmp_path):
     assert 'id="kdnotes.losses.targets.soft_target_kl"' in described
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('wrong', one_of_each(['[lost](nowhere.md)', r'$\\bar x$', r'$\nothing$']))
 def test_a_warning_fails_the_build(written, tmp_path, wrong):
     small = site.Site(ROOT, tmp_path / 'source', [], {})

@@ -100,6 +100,7 @@ LATER = {'fidelity', 'reliability'}  # need predictions, which `commit` writes n
 NOT_HERE = LATER | {'labels'}  # the runs of `study` have as many labels
 
 
+@pytest.mark.exhaustive
 def test_a_rebuild_elsewhere_is_the_same_to_the_last_byte(tmp_path):
     found = commit(study())
     some = sorted(r['run_id'] for r in found if r['mode'] in ('full_student', 'full_kd'))
@@ -371,6 +372,7 @@ def lesson_figures():
             yield name, f.draw(lesson_evidence())
 
 
+@pytest.mark.exhaustive
 def test_every_figure_can_be_read_in_print():
     "Nothing is small, cut off, or over another."
     for name, figure in lesson_figures():

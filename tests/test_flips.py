@@ -165,6 +165,7 @@ def test_in_a_stored_signal(tmp_path, n):
             assert torch.equal(opened(everything)[name], usual[name]), 'a bit that says nothing'
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('n', FLIPS)
 def test_in_a_half_made_signal(tmp_path, n, monkeypatch):
     monkeypatch.setattr(teacher_cache, 'PART', 1)

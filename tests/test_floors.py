@@ -305,6 +305,7 @@ def plain_embeddings(texts, max_length):
     return torch.stack([found[text] for text in texts])
 
 
+@pytest.mark.exhaustive
 def test_the_frozen_encoder_ranks_as_plain_transformers_do():
     task = task_of('answer_selection')
     task.evaluation_sets = ('dev',)
@@ -334,6 +335,7 @@ def baselines(study, config, sha256):
     return table[table['split'] == 'test'].set_index(['floor', 'metric'])['value'].to_dict()
 
 
+@pytest.mark.exhaustive
 def test_baselines_that_read_labels_have_as_many_as_a_run(home, small_teacher):
     given = dict(study='few', teacher=str(small_teacher), max_length=32, labels=200)
     config = config_of('text_classification', seed=3, **given)

@@ -173,6 +173,7 @@ def test_a_given_teacher_that_another_process_measures_is_waited_for(tmp_path, r
     assert record['teacher_run_id'] == teacher.run_id and teacher.done
 
 
+@pytest.mark.exhaustive
 def test_the_doctor_examines_a_given_cross_encoder_and_its_student(tmp_path):
     folder = teacher_with(tmp_path, 1)
     found = doctor([asked(folder, mode) for mode in ('baseline', 'full_kd')])

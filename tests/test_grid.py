@@ -9,7 +9,7 @@ from small_runs import small_model, train_here
 SMALL = dict(task='text_classification', corpus='embedded', max_length=32, threads_per_rank=1, ranks=1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_study_with_a_grid(tmp_path, monkeypatch):
     train_here(monkeypatch)
     common = SMALL | dict(teacher=str(small_model(tmp_path / 'small')), student_layers='1', smoke=True)

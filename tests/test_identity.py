@@ -223,6 +223,7 @@ CASES = sorted(
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('task, kind', one_of_each(CASES, lambda case: case[1] == 'student from files'))
 def test_no_changed_file_is_read_under_the_old_name(task, kind, home):
     found = table_of(task, kind, home)

@@ -251,6 +251,7 @@ def test_the_library_knows_nothing_of_the_thesis():
     assert not named
 
 
+@pytest.mark.exhaustive
 def test_a_module_imports_alone():
     "And one that does not is named, with the reason."
     done = python(ALONE, *(f'kdnotes.{module}' for module in MODULES), 'kdnotes.no_such_module')

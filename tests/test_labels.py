@@ -56,6 +56,7 @@ def test_a_teacher_that_is_not_above_the_student_has_no_gap():
     )  # one value tells no interval
 
 
+@pytest.mark.exhaustive
 def test_the_labels_that_are_saved_are_covered_as_often_as_is_said():
     "Alone .5 at 256 labels and .6 at 4,096: .55 is worth 1,024."
     rng = np.random.default_rng(0)

@@ -341,7 +341,7 @@ for what in (lambda: stored_tensors(folder), lambda: load_model(folder, 'AutoMod
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_process_without_memory_for_a_model_does_not_say_that_its_folder_is_wrong(home):
     done = subprocess.run([sys.executable, '-c', LIMITED], capture_output=True, text=True)
     said = done.stdout.strip().splitlines()

@@ -354,6 +354,7 @@ def test_evidence_that_lost_its_records_is_not_overwritten(home, left, older):
     assert evidence(home) == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('first', ['nothing', 'evidence', 'older'])
 @pytest.mark.parametrize('at', range(6))
 def test_an_export_or_a_forgetting_can_be_cut_anywhere(home, monkeypatch, first, at):

@@ -78,6 +78,7 @@ def test_a_run_that_is_not_there_is_named():
         rp.report('made', ['nowhere'])
 
 
+@pytest.mark.exhaustive
 def test_evidence_alone_makes_the_same_bytes_in_a_process_with_another_hash_seed_and_style():
     write_all(study())
     found = rp.report('made')

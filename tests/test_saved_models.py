@@ -70,7 +70,7 @@ def test_what_is_trained_is_saved_and_loads_equal(tmp_path, kind, head, tied):
         check_saved(whole_model(pruned), tmp_path / 'whole', head)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_of_an_untied_language_model_is_loaded_after_its_end(tmp_path, home, rank_here):
     folder = small_model(tmp_path / 'teacher')
     config = hf.AutoConfig.from_pretrained(folder)

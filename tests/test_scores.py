@@ -102,6 +102,7 @@ def asked(corpus: Path, teacher: Path, mode: str = 'full_kd', task: str = 'answe
 # ---- the same student ----
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('format, ranking', [('csv', 'none'), ('parquet', 'margin_mse')])
 def test_scores_of_a_cross_encoder_make_the_student_that_its_model_makes(
     format, ranking, tmp_path, rank_here

@@ -151,6 +151,7 @@ def test_constants_are_found_again():
         assert getattr(noisy, name) == pytest.approx(getattr(CPU, name), rel=0.25), name
 
 
+@pytest.mark.exhaustive
 def test_left_out_steps_are_predicted():
     made = rows(noise=0.02)
     table, machines = s.held_out(made)
@@ -160,6 +161,7 @@ def test_left_out_steps_are_predicted():
     assert where['error_percent'] == pytest.approx(100 * (where['predicted_s'] / where['observed_s'] - 1))
 
 
+@pytest.mark.exhaustive
 def test_a_left_out_row_is_not_seen():
     made = rows(SIMPLE)
     made[7] = made[7] | dict(step_s=[3 * made[7]['step_s'][0]])

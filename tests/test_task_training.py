@@ -223,6 +223,7 @@ def test_a_stopped_training_goes_on_bit_for_bit(tmp_path, here, name, at):
     assert torch.equal(run(tmp_path), expected)
 
 
+@pytest.mark.exhaustive
 def test_it_learns_where_answers_are(here):
     "The word behind the one that is asked for, and that there is none."
     config = qa_config('full_student', epochs=60, batch_size=4)
@@ -235,6 +236,7 @@ def test_it_learns_where_answers_are(here):
     assert learnt['exact'] > 0.9 and learnt['has_ans_exact'] > 0.8
 
 
+@pytest.mark.exhaustive
 def test_it_learns_hidden_words(here):
     task = tiny_task(tiny_lm_config('full_student'), tiny_corpus(150))
     found = []

@@ -80,7 +80,7 @@ def shown(where: Path) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_rebuild_is_what_is_tracked(copy):
     "With `make thesis` the tracked files stay as they are: what is tracked was one build, this is another."
     before = os.environ.get('KDNOTES_HOME')
@@ -302,6 +302,7 @@ def test_every_figure_is_bound_to_its_runs():
         assert used and all(Path(f).name in drawn and (ROOT / f[1:]).exists() for f in used)
 
 
+@pytest.mark.exhaustive
 def test_every_records_accuracy_again_from_the_committed_units():
     "With nothing of the library: means of units by run, means of runs by arm, against records and values."
     values = read_json(ROOT / 'thesis' / 'generated' / 'values.json')
@@ -451,6 +452,7 @@ def test_an_estimate_without_its_n_stops_the_build(copy):
         th.compiled(copy)
 
 
+@pytest.mark.exhaustive
 def test_a_claim_without_its_development_part_stops_the_build(copy):
     parts = {name: PLAN['parts'][name] for name in ('main', 'transfer')}
     write_json(copy / 'thesis' / 'plan.json', PLAN | dict(parts=parts))

@@ -62,6 +62,7 @@ def planned(task: str, corpus: Path, mode: str = 'full_kd', **given):
     return plan(make_config(mode=mode, task=task, corpus=str(corpus), study='few', **given), ON)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('task', TASKS)
 def test_rows_without_a_label_change_no_run_that_does_not_learn_from_them(task, home):
     without = folder_of(task, home / 'without', unlabelled=0)
@@ -350,7 +351,7 @@ def test_a_teacher_with_another_seed_knows_the_labels_of_its_student_and_no_othe
         make_config(mode='full_kd', labels_seed=7)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_that_names_a_file_from_its_folder_is_exported_from_any(
     home, small_teacher, rank_here, monkeypatch
 ):
