@@ -10,6 +10,8 @@ from kdnotes.core.resolve import Machine, factors, resolve, run_id, settings
 from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import keep_floors
 from kdnotes.results.schema import SCHEMA, of_this_schema
+from kdnotes.report.report import Report, report_of
+from kdnotes.stats.evidence import evidence
 from kdnotes.stats.intervals import compact_curve
 from kdnotes.tasks.base import Evaluation, floor_table, floors_key
 
@@ -158,3 +160,8 @@ def write_floors(record, **values):
     }
     key = floors_key(task_info(record['task']), record['corpus_sha256'], record['settings'])
     return keep_floors(record['study'], key, floor_table(found))
+
+
+def written_report(study='made') -> Report:
+    "The report of a study without its figures, which take most of the time of one."
+    return report_of(evidence(study), {})

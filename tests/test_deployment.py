@@ -4,11 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from handmade import make_record, make_units, write_floors, write_run
+from handmade import make_record, make_units, write_floors, write_run, written_report
 from kdnotes.stats import deployment
 from kdnotes.stats.comparable import TrivialBaseline
 from kdnotes.stats.intervals import StatsError, crossed_interval
-from kdnotes.report.report import report
 from kdnotes.report.tables import use_table
 from kdnotes.stats.evidence import evidence, primary_interval
 from kdnotes.core.arms import USUAL
@@ -81,7 +80,7 @@ def test_a_headline_begins_with_models_that_are_not_above_the_best_baseline(valu
     code, arms = AT_THE_BASELINE[value]
     assert use.recovered['mixed_kd'].code == code and list(use.at_baseline) == arms
     assert all(i.high < 0 for i in use.at_baseline.values()) == (code == 'teacher_at_floor')  # worse
-    found = report('made')
+    found = written_report()
     data = found.data()
     [warned] = sentences('headline.jinja', 'cautions', use)
     assert data['headline'][0] == warned and str(found).startswith(warned)
@@ -199,7 +198,7 @@ def test_the_headline_has_what_is_recovered_what_is_saved_and_how_sure_that_is()
     assert '0.804 [' in recovered and '0.500' in recovered and '73.7%' in recovered
     assert '25%' in saves and '3.00 [3.00, 3.00] times' in saves and '4.00 [4.00, 4.00] times' in saves
     assert '3 seeds' in sure and '40 questions' in sure
-    text = str(report('made'))
+    text = str(written_report())
     assert text.startswith(recovered) and 'one example of 50 tokens, ms' in text
 
 
@@ -271,7 +270,7 @@ def test_runs_without_a_value_are_named_with_their_reason_wherever_they_are_miss
     assert s.no_value == lack(ids['full_kd'], ids['baseline'])
     assert s.no_effect.code == 'no_difference'
     assert s.no_effect.comparison.reasons['difference'] == lack(ids['full_student'], ids['full_kd'])
-    found = report('made')
+    found = written_report()
     assert lack(ids['baseline'], ids['full_kd'], ids['full_student']) in found.notes
     step = phrase('comparison.jinja', 'sentence', s.no_effect.comparison)
     assert headline(s.use)[-1].endswith(step) and any(step in text for text in found.sentences)
@@ -302,7 +301,7 @@ def test_a_study_of_one_arm_says_what_it_scores_and_whether_that_was_learnt(mode
     assert use.gain(mode).low > 0 and use.baseline(mode).name == 'bm25'
     first, second = headline(use)
     assert f'{use.value(mode).estimate:.3f} [' in first and '0.500' in first and '3 seeds' in second
-    assert str(report('made')).startswith(first)
+    assert str(written_report()).startswith(first)
 
 
 def test_a_headline_begins_with_a_teacher_that_has_not_converged():
@@ -331,7 +330,7 @@ def test_two_seeds_that_disagree_have_no_interval_of_their_times_anywhere():
         )
 
     write_study(['baseline', 'full_kd'], seeds=(0, 1), change=change)
-    found = report('made')
+    found = written_report()
     text = str(found)
     assert (
         '1.83 [no interval] times as fast' in text and '1.83 [no interval]' in found.comparisons.to_string()
@@ -348,7 +347,7 @@ def test_a_text_that_commands_a_terminal_is_seen_in_a_report_as_text():
     "table.txt is shown as it is."
     hidden = '\x1b[31mred'
     write_run(make_record('baseline', 0, 0.8, corpus=f'/data/{hidden}'))
-    text = str(report('made'))
+    text = str(written_report())
     assert '\x1b' not in text and '\\u001b[31mred' in text
 
 
@@ -368,7 +367,7 @@ def test_the_weights_of_a_model_that_lost_heads_are_said_to_be_those_of_its_prun
 def test_a_report_says_what_few_seeds_allow(seeds):
     """t of two degrees of freedom at .05 and, the smallest of four, at .0125; of four degrees of freedom."""
     write_study(seeds=range(seeds))
-    found = [dict(note.details) for note in report('made').notes if note.code == 'few_seeds']
+    found = [dict(note.details) for note in written_report().notes if note.code == 'few_seeds']
     assert bool(found) == (seeds == 3)
     if found:
         [its] = found

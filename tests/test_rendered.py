@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jinja2 import DictLoader, ChoiceLoader
 import handmade
-from handmade import make_record, make_units, write_floors, write_run
+from handmade import make_record, make_units, write_floors, write_run, written_report
 from kdnotes.stats.evidence import evidence
 from kdnotes.core import render as rd
 from kdnotes.core.arms import PROFILES
@@ -70,7 +70,7 @@ def write_study(
 
 def written(study='made'):
     "The report without its figures, as a terminal shows it."
-    return str(report_of(evidence(study), {}))
+    return str(written_report(study))
 
 
 # ---- snapshots ----
@@ -182,7 +182,7 @@ def test_a_study_that_lacks_something_is_rendered_whole(kind, task):
 
 def test_a_study_without_units_has_intervals_over_seeds():
     made = write_study(n_units=0)
-    value = report_of(evidence('made'), {}).values[made['arm']]['primary']
+    value = written_report().values[made['arm']]['primary']
     assert value.n == 3 and value.units is None and f'{value.estimate:.3f}' in written()
 
 
@@ -251,7 +251,7 @@ def test_every_reason_is_a_clause():
 
 def test_numbers_of_a_report_have_true_minus_signs():
     write_study()
-    found = report_of(evidence('made'), {})
+    found = written_report()
     assert all('\N{MINUS SIGN}' in cell for cell in found.comparisons['change in test MAP'] if cell[0] != '+')
     assert not re.search(r'(?<![\w-])-\d', ' '.join((*found.headline, *found.sentences)))
     assert np.isfinite(found.numbers['estimate'].dropna()).all() and report('made').figures

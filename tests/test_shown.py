@@ -9,11 +9,10 @@ import nbformat
 import papermill
 import pytest
 from jupyter_core.utils import run_sync
-from handmade import make_record, write_floors, write_run
+from handmade import make_record, write_floors, write_run, written_report
 from kdnotes.stats import estimate as es
 from kdnotes.report.figures import FIGURES, draw_evidence, run_curves
 from kdnotes.report.plotting import SMOKE_MARK, figure_bytes, mark_smoke
-from kdnotes.report.report import report
 from kdnotes.stats.evidence import evidence
 from kdnotes.results.overview import run_table
 from kdnotes.core.given import make_config
@@ -126,7 +125,7 @@ def test_every_figure_of_smoke_runs_says_so(home):
 
 def test_a_smoke_study_says_first_that_its_numbers_mean_nothing():
     pair(smoke=True)
-    found = report('made')
+    found = written_report()
     assert found.headline[0] == phrase('headline.jinja', 'smoke') and str(found).startswith(found.headline[0])
     assert len(found.headline) == 4
 
@@ -262,13 +261,13 @@ def test_the_factor_of_a_grid_changes_no_name_and_reaches_the_teacher():
 
 def test_a_column_of_co2_is_there_where_it_was_measured():
     teacher = written('baseline', 0.8)
-    assert 'CO2 g' not in report('made').arms
+    assert 'CO2 g' not in written_report().arms
     measured = dict(
         device_j=7200.0, mean_w=9.0, idle_w=1.0, source='counter', grid_g_per_kwh=400.0, co2_g=0.8
     )
     student = dict(teacher_run_id=teacher['run_id'], energy=measured)
     written('full_kd', 0.72, lambda r: r.update(student))
-    arms = report('made').arms
+    arms = written_report().arms
     assert arms.loc['full_kd', 'CO2 g'] == '0.8' and arms.loc['baseline', 'CO2 g'] == '-'
 
 
