@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from handmade import make_record, write_run
+from handmade import make_record, write_run, written_report
 from notebooks import contents
 from kdnotes.core.files import at_home, with_evidence
 from kdnotes.report import figures as fg
@@ -125,7 +125,7 @@ def test_curves_come_from_the_record():
 def test_times_are_of_the_machine_that_made_most():
     moved = make_record('full_student', 0, torch='2.14.0')
     write_all([*study(), moved])
-    found = rp.report('made')
+    found = written_report()
     assert 'examples_per_s' not in found.values['full_student']
     assert found.values['full_student']['primary'].estimate == pytest.approx(
         moved['primary']['value'], abs=1e-4
@@ -168,7 +168,7 @@ def test_a_single_run_has_a_report_without_intervals():
 
 def test_tables_hold_what_was_asked():
     write_all(study(MODES))
-    found = rp.report('made')
+    found = written_report()
     assert list(found.arms.index) == list(MODES) and (found.arms['seeds'] == 3).all()
     assert {'test MAP', 'train s', 'total s', 'examples/s', 'host MiB'} <= set(found.arms.columns)
     assert 'GPU MiB' not in found.arms.columns and list(found.metrics.index) == ['MAP', 'MRR']
@@ -184,13 +184,13 @@ def test_tables_hold_what_was_asked():
     own = [said for said in found.setting if 'epochs' in said]
     assert len(own) == 2 and own[0].startswith('Setting: 3 epochs') and '(baseline, ' in own[0]
     write_all(make_record('baseline', s, weight_decay=0.5, epochs=1, study='other') for s in (0, 1))
-    said = rp.report('other').setting
+    said = written_report('other').setting
     assert said[0].startswith('Setting: 1 epoch, ') and said[1] == 'Not default: weight_decay=0.5.'
 
 
 def test_the_primary_metric_is_the_records():
     write_all(study(metric='perplexity', higher=False))
-    found = rp.report('made')
+    found = written_report()
     assert 'test perplexity' in found.arms.columns
     assert 'change in test perplexity' in found.comparisons.columns
     rows = found.numbers[(found.numbers['quantity'] == 'primary') & (found.numbers['kind'] != 'teacher')]
@@ -287,6 +287,6 @@ def test_texts_come_from_the_runs_own_corpus_only():
 def test_questions_that_are_not_scored_are_counted_too(tmp_path, project):
     "WikiQA has more questions than MAP is a mean of: in all others no order is better than another."
     with at_home(with_evidence(tmp_path / 'home', project)):
-        said = rp.report('wikiqa').setting[-1]
+        said = written_report('wikiqa').setting[-1]
     counts = dict(dev=122, test=237), dict(dev=174, test=396)
     assert said == f'Scored on {phrase("setting.jinja", "scored_on", *counts, "question")}.'
