@@ -31,8 +31,7 @@ from bench.gpu_setup import (
     make_pair,
     settings,
 )
-from kdnotes.checks.examination import distance, still
-from kdnotes.train.memory import NO_LIMIT
+from kdnotes.checks.examination import NO_LIMIT, distance, still
 from kdnotes.train.cpu_fast_path import fast_path
 from kdnotes.train.distributed import Runtime, set_matmul_precision
 from .profiling import peaks, reset_peaks

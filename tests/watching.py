@@ -29,7 +29,7 @@ class _Waits(TorchDispatchMode):
             frame = sys._getframe(1)
             while '/torch/' in frame.f_code.co_filename or frame.f_code.co_filename == __file__:
                 frame = frame.f_back
-            self.found['/'.join(Path(frame.f_code.co_filename).parts[-2:])] += 1
+            self.found[Path(frame.f_code.co_filename)] += 1
         return func(*args, **(kwargs or {}))
 
 

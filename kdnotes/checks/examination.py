@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -66,7 +67,11 @@ class Case:
             return None
         return online_teacher(self.as_read, self.teacher, self.config, self.as_read is not self.task)
 
-    def short(self, steps: int, **changes) -> RunConfig:
+    def short(
+        self,
+        steps: int,
+        **changes: Any,  # of other fields
+    ) -> RunConfig:
         "The configuration for a few steps of a few examples."
         return tr.with_steps(self.task, self.config, steps, batch_size=max(8, 4 * self.here.ranks), **changes)
 
