@@ -333,9 +333,9 @@ def test_a_rank_that_dies_ends_the_checks_and_not_the_doctor(given, home, tmp_pa
     'parameters, words',
     [
         (['corpus=/no/such/folder'], "no corpus '/no/such/folder'"),
-        (['task=nonsense'], 'nonsense'),
+        (['task=nonsense'], "task='nonsense' is refused"),
         (['teacher={empty}'], '{empty}'),
-        (['corpus={columns}'], 'columns'),
+        (['corpus={columns}'], "no column 'sentence'"),
     ],
 )
 def test_bad_input_is_one_line(given, tmp_path, capsys, parameters, words):

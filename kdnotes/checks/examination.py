@@ -47,6 +47,7 @@ class Case:
     "One configuration on one rank."
 
     config: RunConfig  # resolved
+    label: str  # what the findings call it
     task: Task  # encoded
     as_read: Task  # with the teacher's tokens; `task` itself if both models have the same
     corpus_sha256: str
@@ -77,7 +78,7 @@ class Case:
 
 # %% ../../nbs/checks/02_examination.ipynb #87d22326
 def make_case(
-    job: dict,  # config, initial, teacher_run_id, folder
+    job: dict,  # config, label, initial, teacher_run_id, folder
     runtime: rt.Runtime,
 ) -> Case:
     "Load data and models as a run does; each rank calls it."
@@ -100,6 +101,7 @@ def make_case(
         teacher = teacher.to(runtime.device)
     return Case(
         config=config,
+        label=job['label'],
         task=task,
         as_read=task_of_teacher(config, corpus, runtime, task),
         corpus_sha256=corpus.sha256,
@@ -344,7 +346,7 @@ def _check_resume(case: Case) -> Finding:
     here = case.here
     config = case.short(4, checkpoint_steps=2)
     start = _sample(list(case.model.parameters()))
-    folder = case.folder / f'checkpoints-{case.config.mode}-{here.dtype}'
+    folder = case.folder / f'checkpoints-{case.label}'
     updates = []
     trainings = []
     for _ in range(2):
@@ -429,7 +431,7 @@ def failed(
 
 
 def examine(
-    jobs: list[dict],  # configurations with the same ranks and number format: config, label, ... of each
+    jobs: list[dict],  # configurations with the same ranks and number format, as `make_case` takes them
     report: Callable[[Finding], None],  # called on the main rank, and on a rank that fails
 ) -> None:
     "What each rank does."
@@ -440,11 +442,11 @@ def examine(
             try:
                 finding = look(case)
             except Exception as e:
-                report(replace(failed(check, e), mode=job['label']))
+                report(replace(failed(check, e), mode=case.label))
                 if runtime.ranks > 1:
                     raise
                 continue
             if runtime.main:
-                report(replace(finding, mode=job['label']))
+                report(replace(finding, mode=case.label))
         runtime.barrier()
     rt.stop(runtime)
