@@ -98,6 +98,28 @@ def _read(out: Path) -> list[Finding]:
     return list({(f.mode, f.check): f for f in reversed(found)}.values())[::-1]
 
 
+def _follow(
+    ranks: Ranks, out: Path, on_finding: Callable[[Finding], None], deadline: float
+) -> tuple[list[Finding], int]:  # and the exit code of the ranks
+    "Hand findings on as they come, until the ranks end."
+    found = []
+    code = None
+    while code is None:
+        code = ranks.poll()
+        new = _read(out)[len(found) :]
+        found += new
+        for finding in new:
+            on_finding(finding)
+        if code is None and time.monotonic() > deadline:
+            last = f'the last one was {found[-1].check!r} of {found[-1].mode!r}' if found else 'none ended'
+            raise DoctorError(
+                f'the checks did not end in time; {last}: raise the time, or try a smaller model'
+            )
+        if code is None:
+            time.sleep(0.2)
+    return found, code
+
+# %% ../../nbs/checks/03_doctor.ipynb #5f2a7c31
 def _launch(
     jobs: list[dict], folder: Path, on_finding: Callable[[Finding], None], deadline: float
 ) -> list[Finding]:
@@ -106,28 +128,11 @@ def _launch(
     file, log, out = (folder / name for name in ('job.json', 'log.txt', 'findings.jsonl'))
     out.unlink(missing_ok=True)
     file.write_text(json.dumps(dict(jobs=jobs, out=str(out))))
-    ranks = Ranks(
-        'kdnotes.checks.doctor', file, ranks=config['ranks'], threads=config['threads_per_rank'], log=log
-    )
-    found = []
-    code = None
+    threads = config['threads_per_rank']
+    ranks = Ranks('kdnotes.checks.doctor', file, ranks=config['ranks'], threads=threads, log=log)
     try:
         ranks.start()
-        while code is None:
-            code = ranks.poll()
-            new = _read(out)[len(found) :]
-            found += new
-            for finding in new:
-                on_finding(finding)
-            if code is None and time.monotonic() > deadline:
-                last = (
-                    f'the last one was {found[-1].check!r} of {found[-1].mode!r}' if found else 'none ended'
-                )
-                raise DoctorError(
-                    f'the checks did not end in time; {last}: raise the time, or try a smaller model'
-                )
-            if code is None:
-                time.sleep(0.2)
+        found, code = _follow(ranks, out, on_finding, deadline)
     except BaseException:
         ranks.kill()
         ranks.wait()
@@ -139,13 +144,11 @@ def _launch(
     if not found:
         raise DoctorError(f'a rank {how_ended(code)} before the first check: {why}')
     known = {(f.mode, f.check) for f in found}
-    left = [
-        (job['label'], check) for job in jobs for check in CHECKS[:-1] if (job['label'], check) not in known
-    ]
+    every = [(job['label'], check) for job in jobs for check in CHECKS if check != 'time']
     failed = any(f.result == 'fail' for f in found)
     return found + [
         Finding(check, 'skipped' if i or failed else 'fail', 'ended', dict(why=why), mode=mode)
-        for i, (mode, check) in enumerate(left)
+        for i, (mode, check) in enumerate(of for of in every if of not in known)
     ]
 
 # %% ../../nbs/checks/03_doctor.ipynb #e5a408ac
