@@ -322,7 +322,9 @@ def test_a_rank_that_dies_ends_the_checks_and_not_the_doctor(given, home, tmp_pa
     )
     found = {f['check']: f for f in json.loads(done.stdout)['findings']}
     assert done.returncode == 1 and found['heads']['result'] == 'ok'
-    assert found['one rank']['result'] == 'fail' and 'SIGKILL' in found['one rank']['found']
+    # either the launcher sees the signal first, or the other rank the lost connection
+    assert found['one rank']['result'] == 'fail'
+    assert any(word in found['one rank']['found'] for word in ('SIGKILL', 'Connection', 'connection'))
     assert {found[c]['result'] for c in ('teacher', 'cache', 'resume', 'memory', 'time')} == {'skipped'}
 
 
