@@ -31,8 +31,7 @@ from bench.gpu_setup import (
     make_pair,
     settings,
 )
-from kdnotes.checks.probes import checksums, distance, still
-from kdnotes.train.memory import NO_LIMIT
+from kdnotes.checks.examination import NO_LIMIT, distance, still
 from kdnotes.train.cpu_fast_path import fast_path
 from kdnotes.train.distributed import Runtime, set_matmul_precision
 from .profiling import peaks, reset_peaks
@@ -143,7 +142,7 @@ def overflow(
     weights = []
     hook = register_optimizer_step_post_hook(
         lambda optimizer, *_: weights.append(
-            checksums(p for group in optimizer.param_groups for p in group['params'])
+            [p.detach().double().sum().item() for group in optimizer.param_groups for p in group['params']]
         )
     )
     model = copy.deepcopy(pair.student).to(device)

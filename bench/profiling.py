@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from kdnotes.checks.probes import replaced
 from kdnotes.tasks.base import Task, TaskView
+from kdnotes.train import emulated_bf16
 from kdnotes.train.distributed import Runtime
 
 # %% auto #0
-__all__ = ['layer_shapes', 'reset_peaks', 'peaks', 'listening', 'Stopwatch']
+__all__ = ['layer_shapes', 'matmul_rate', 'reset_peaks', 'peaks', 'replaced', 'listening', 'Stopwatch']
 
 # %% nbs/00_profiling.ipynb #c8260a9b
 def layer_shapes(
@@ -39,6 +39,34 @@ def layer_shapes(
     d = h // config.num_attention_heads
     # scores and values, forward and backward
     return weights + [(heads, length, d, length)] * 2 + [(heads, length, length, d)] * 4
+
+# %% nbs/00_profiling.ipynb #a99cedc3
+def matmul_rate(
+    shapes: list[tuple[int, int, int, int]],  # as `layer_shapes`
+    dtype: str,  # fp32 | tf32 | bf16 | fp16; tf32 as the runtime has set it
+    runtime: Runtime,
+    seconds: float = 1.0,  # to measure for; at least one round over all shapes
+) -> float:  # operations per second, 2 for each multiply-add
+    "The rate of matmuls of some shapes, one after the other."
+    kind = dict(bf16=torch.bfloat16, fp16=torch.float16).get(dtype, torch.float32)
+    pairs = [
+        [torch.randn(b, *s, device=runtime.device, dtype=kind).squeeze(0) for s in ((m, k), (k, n))]
+        for b, m, k, n in shapes
+    ]
+
+    def rounds(count: int) -> float:
+        begin = runtime.clock()
+        with emulated_bf16.WidenedMatmul() if runtime.widened else contextlib.nullcontext():
+            for _ in range(count):
+                for a, b in pairs:
+                    a @ b
+        return runtime.clock() - begin
+
+    rounds(1)
+    count = 1
+    while (taken := rounds(count)) < seconds:
+        count = max(count + 1, min(10 * count, int(1.2 * count * seconds / max(taken, 1e-9))))
+    return count * sum(2.0 * b * m * k * n for b, m, k, n in shapes) / taken
 
 # %% nbs/00_profiling.ipynb #8092efcc
 def reset_peaks(runtime: Runtime) -> None:
@@ -61,6 +89,21 @@ def peaks(runtime: Runtime) -> dict:  # host_mib, device_mib (None without a GPU
     if runtime.device.type == 'cuda':
         device_mib = torch.cuda.max_memory_allocated(runtime.device) / 2**20
     return dict(host_mib=host_kib / 1024, device_mib=device_mib)
+
+# %% nbs/00_profiling.ipynb #42e7efc9
+@contextlib.contextmanager
+def replaced(
+    owner: Any,  # a module, a class or an object
+    name: str,  # of its attribute
+    value: Any,
+) -> Iterator[Any]:
+    "Another attribute for a while; gives the one before."
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield before
+    finally:
+        setattr(owner, name, before)
 
 # %% nbs/00_profiling.ipynb #a2f99f01
 def _hear_steps(tell: Callable[[str], None], stack: contextlib.ExitStack) -> None:

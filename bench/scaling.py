@@ -6,6 +6,7 @@
 from __future__ import annotations
 import contextlib
 import copy
+import functools
 import shutil
 import sys
 import threading
@@ -19,13 +20,15 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 from kdnotes.stats.intervals import ratio_interval
 from kdnotes.scaling import published, steptime
 from kdnotes.scaling.measured import LINKS, USUAL, Predicted, Setup
 from .race import Crew, work
 from .contestants import BenchError, Contestant, RaceSetting, contestant_job
 from .turns import Place
-from kdnotes.checks.probes import communication, replaced
+from .profiling import replaced
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.given import make_config
 from kdnotes.core.files import read_json, runs_path, write_json
@@ -41,8 +44,8 @@ from kdnotes.train import loop as tr
 from kdnotes.train.distributed import Runtime, Waits, machine
 
 # %% auto #0
-__all__ = ['SETUPS', 'SMOKE', 'EXAMPLES', 'LARGE', 'NOTE', 'slow_link', 'save_student', 'as_long_as_the_longest', 'train_setup',
-           'measure', 'gains', 'table', 'sentences', 'constants', 'text']
+__all__ = ['SETUPS', 'SMOKE', 'EXAMPLES', 'LARGE', 'NOTE', 'slow_link', 'communication', 'save_student', 'as_long_as_the_longest',
+           'train_setup', 'measure', 'gains', 'table', 'sentences', 'constants', 'text']
 
 # %% nbs/12_scaling.ipynb #66e5d498
 _BOTH = ('delayed', 'every')
@@ -108,6 +111,57 @@ def slow_link(
         arrived.wait()
 
     with replaced(dist, 'all_reduce', sent):
+        yield
+
+# %% nbs/12_scaling.ipynb #6eb65fb8
+def _count_all_reduces(wrapper: DistributedDataParallel, seen) -> None:
+    "Count the forwards of a DDP wrapper and its all-reduces, whichever communication hook it has."
+    register = wrapper.register_comm_hook
+    has_hook = []
+
+    def counted(hook):
+        @functools.wraps(hook)  # torch knows hooks by their names
+        def all_reduce(state, bucket):
+            seen.buckets += 1
+            seen.rounds += bucket.is_last()
+            return hook(state, bucket)
+
+        return all_reduce
+
+    def register_counted(state, hook):
+        has_hook.append(True)
+        register(state, counted(hook))
+
+    def forward(*_):
+        seen.wrapped += 1
+        if not has_hook:
+            register_counted(None, allreduce_hook)  # what DDP does without a hook
+
+    wrapper.register_comm_hook = register_counted
+    wrapper.register_forward_pre_hook(forward)
+
+# %% nbs/12_scaling.ipynb #e20d14e9
+@contextlib.contextmanager
+def communication(
+    # gets `wrapped`, forwards of a wrapper; `rounds` of all-reduces; `buckets`; `messages`, all calls of
+    # all-reduce, those for the word table's rows and for agreeing among them; `bytes` of these, as sent
+    seen: SimpleNamespace,
+) -> Iterator[None]:
+    "Count what wrapped models send to other ranks, in wrappers that are made inside."
+    construct = DistributedDataParallel.__init__
+    all_reduce = dist.all_reduce
+
+    def constructed(wrapper, *args, **kwargs):
+        construct(wrapper, *args, **kwargs)
+        _count_all_reduces(wrapper, seen)
+
+    def sent(tensor, *args, **kwargs):
+        seen.messages += 1
+        seen.bytes += tensor.nbytes
+        return all_reduce(tensor, *args, **kwargs)
+
+    vars(seen).update(dict(wrapped=0, rounds=0, buckets=0, messages=0, bytes=0))
+    with replaced(DistributedDataParallel, '__init__', constructed), replaced(dist, 'all_reduce', sent):
         yield
 
 # %% nbs/12_scaling.ipynb #b157d87f

@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn import functional
 from . import baselines
 from .contestants import LONGER, BenchError
-from .profiling import Stopwatch, layer_shapes, listening
-from kdnotes.checks.probes import matmul_rate, some_examples
+from .profiling import Stopwatch, layer_shapes, listening, matmul_rate
+from kdnotes.checks.examination import some_examples
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import RunConfig, task_info
 from kdnotes.core.given import make_config

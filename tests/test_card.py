@@ -307,6 +307,15 @@ def test_the_text_of_a_card(handmade_card):
     assert '\n\n\n' not in text and handmade_card().count('\n## ') == text.count('\n## ') - 1
 
 
+def test_a_metric_with_a_bar_stays_in_its_cell(handmade_card):
+    metrics = dict(test=dict(map=0.7) | {'a|b': 0.5})
+    text = handmade_card(metrics=metrics)
+    parsed = MarkdownIt('commonmark').enable('table').parse(text)
+    cells = [cell.content for cell, before in zip(parsed[1:], parsed) if before.type == 'td_open']
+    [at] = [i for i, cell in enumerate(cells) if cell == '`a|b`']
+    assert cells[at - 1 : at + 2] == ['test', '`a|b`', '0.500']
+
+
 def test_names_in_a_card_are_no_markup(handmade_card):
     known = make_record(mode='baseline')
     text = handmade_card(

@@ -70,9 +70,10 @@ def first_gradients(model):
 
 def train_one(here, even: bool, parameters: dict) -> dict:
     "One training from the same start as every other, and what it left behind."
-    from kdnotes.checks import probes
+    from bench.profiling import replaced
     from kdnotes.train import loop as trainer
     from kdnotes.train.distributed import Waits
+    from watching import watch
 
     model = tiny_bert()
     rows = []
@@ -88,8 +89,8 @@ def train_one(here, even: bool, parameters: dict) -> dict:
 
     with (
         first_gradients(model) as got,
-        probes.watch(model, syncs=False) as seen,
-        probes.replaced(Waits, 'end', ended),
+        watch(model) as seen,
+        replaced(Waits, 'end', ended),
     ):
         result = trainer.train(
             SameWord(even=even),

@@ -9,8 +9,8 @@ import torch
 from helpers import SameWord, tiny_bert, tiny_config
 from kdnotes.train import loop as trainer
 from kdnotes.train.gradient_stats import BORDERS, gradient_ranges
-from kdnotes.checks.probes import host_syncs
 from kdnotes.train.distributed import Runtime
+from watching import host_syncs
 
 INFINITE = float('inf')
 
@@ -94,7 +94,7 @@ def test_of_the_trainer_between_backward_and_update(monkeypatch):
 
         def looked_at(model, optimizer, scaler, *rest):
             fp16 = scaler.is_enabled()
-            with host_syncs('cpu') as found:
+            with host_syncs() as found:
                 seen.append(
                     gradient_ranges(
                         ((n, p.grad) for n, p in model.named_parameters()),

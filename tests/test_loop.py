@@ -3,18 +3,23 @@ that are played one after the other, the rows and totals of a training, and how 
 """
 
 import contextlib
+from collections import Counter
+from pathlib import Path
 from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+import kdnotes
 from helpers import CPU, SameWord, flat, tiny_bert, tiny_config, trained
 from kdnotes.losses.targets import hard_target_ce
 from kdnotes.tasks.base import Evaluation
+from kdnotes.train import loop
 from kdnotes.train.checkpoint import checkpoints
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.failures import TrainingError
 from kdnotes.train.gradient_stats import gradient_ranges
 from kdnotes.train.evaluation import evaluate, predict
+from watching import host_syncs
 from kdnotes.train.loop import (
     Objective,
     accumulate,
@@ -26,6 +31,25 @@ from kdnotes.train.loop import (
 )
 
 # steps, rates and the optimizer
+
+
+def test_no_line_of_ours_waits_for_the_device_within_a_step(monkeypatch):
+    waits = Counter()
+
+    def counted(half):
+        def run(*args, **kwargs):
+            with host_syncs() as found:
+                result = half(*args, **kwargs)
+            waits.update(found)
+            return result
+
+        return run
+
+    monkeypatch.setattr(loop, 'accumulate', counted(loop.accumulate))
+    monkeypatch.setattr(loop, 'update_weights', counted(loop.update_weights))
+    loop.train(SameWord(), tiny_bert(), tiny_config('full_student'), CPU, lambda kind, **values: None)
+    package = Path(kdnotes.__file__).parent
+    assert waits and not [file for file in waits if package in file.parents]
 
 
 def test_a_smoke_run_is_six_steps():

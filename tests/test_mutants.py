@@ -105,6 +105,13 @@ MUTANTS = [
         'test_parity.py::test_loss_of_a_step_in_plain_torch',
     ),
     Mutant('mean over ranks of sums', 'train.loop', 'total * runtime.ranks', 'total', ranks),
+    Mutant(
+        'a number read in the hot loop',
+        'train.loop',
+        'total, shares = weighted_sum(shares, objective.loss_weights)',
+        'total, shares = weighted_sum(shares, objective.loss_weights)\n            total.item()',
+        'test_loop.py::test_no_line_of_ours_waits_for_the_device_within_a_step',
+    ),
     Mutant('an idle rank counts its stand-in', 'train.loop', 'float(i < own)', '1.', ranks),
     *(
         Mutant(

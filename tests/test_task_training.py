@@ -17,7 +17,6 @@ from kdnotes.core.config import RunConfig
 from kdnotes.core.given import make_config
 from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine, resolve
-from kdnotes.checks import probes
 from kdnotes.distill import teacher_cache as te
 from kdnotes.distill.intermediate import online_teacher
 from kdnotes.tasks.extractive_qa import ExtractiveQA
@@ -26,6 +25,7 @@ from kdnotes.train import distributed as runtime
 from kdnotes.train.failures import STOP
 from kdnotes.train.evaluation import evaluate
 from kdnotes.train.loop import train
+from watching import watch
 
 WINDOW = 20  # tokens
 
@@ -143,7 +143,7 @@ def _trained(ranks: int, name: str, parameters: dict) -> dict:
     def on_row(kind: str, **values) -> None:
         losses.extend([values['loss']] if kind == 'step' else [])
 
-    with probes.watch(model, syncs=False) as seen:
+    with watch(model) as seen:
         result = train(task, model, config, here, on_row, signal)
     found = evaluate(model, task, task.evaluation_sets, here)
     runtime.stop(here)

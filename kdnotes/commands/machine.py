@@ -65,7 +65,7 @@ def doctor(
 ) -> int:
     """Check configurations before a long run, in about a minute.
 
-    Checks ranks, micro-batches, teacher, saving, precision, padding, memory and time. Without --mode, it
+    Checks heads, ranks, teacher, stored outputs, resuming, memory and time. Without --mode, it
     checks every mode that accepts the parameters."""
     options = dict(task=task, corpus=corpus, columns=columns, teacher=teacher, student=student)
     given = gather(p, **options, transfer=transfer, profile=profile, smoke=smoke)

@@ -7,8 +7,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import importlib.metadata
-import importlib.util
-import itertools
 import os
 import platform
 import re
@@ -72,14 +70,6 @@ class _Job:
     runtime: Runtime  # on the CPU, with all its threads
     say: Callable[[str], None]
 
-    @property
-    def auto_class(self) -> str:
-        return self.task.auto_class
-
-    @property
-    def record(self) -> dict:
-        return self.source.record
-
 
 def _job(source: Source, run: RunFolder, say: Callable[[str], None]) -> _Job:
     "The task that a run was scored on."
@@ -132,7 +122,7 @@ def _as_onnx(job: _Job, model: nn.Module, saved: Path, folder: Path) -> tuple[On
     "Write a saved model as ONNX, and how far its outputs are from the model's."
     job.say('writing ONNX, and comparing its outputs')
     path = folder / 'model.onnx'
-    write_onnx(saved, job.auto_class, path)
+    write_onnx(saved, job.task.auto_class, path)
     made = OnnxModel(path, job.runtime.threads)
     apart = largest_difference(job.task, model, made)
     if not apart <= TOLERANCE:
@@ -141,12 +131,6 @@ def _as_onnx(job: _Job, model: nn.Module, saved: Path, folder: Path) -> tuple[On
             f'{TOLERANCE:g} is rounding); leave onnx and int8 out'
         )
     return made, apart
-
-
-def _in_turn(say: Callable[[str], None], steps: int) -> Callable[[str], None]:
-    "Sentences with their place among so many."
-    place = itertools.count(1)
-    return lambda line: say(f'{next(place)} of {steps}: {line}')
 
 
 def _scored(job: _Job, model: nn.Module, what: str) -> Evaluation:
@@ -159,18 +143,14 @@ def _scored(job: _Job, model: nn.Module, what: str) -> Evaluation:
     return evaluate(model, job.task, sets, job.runtime)
 
 
-def _latency(job: _Job, models: dict[str, nn.Module]) -> dict[str, dict[str, float | None]]:
-    "How long a forward takes, on texts as long as the task's."
-    from kdnotes.train.latency import forward_latency
-
-    job.say('measuring how long a forward takes')
-    return {name: forward_latency(model, job.task, _CPU)[0] for name, model in models.items()}
-
-
 def _measured(job: _Job, model: nn.Module, saved: Path, folder: Path, int8: bool) -> dict:
     "ONNX files of a model in a folder, what they lose, and how fast they are."
+    from kdnotes.train.latency import forward_latency
+
     made, apart = _as_onnx(job, model, saved, folder)
-    models: dict[str, nn.Module] = dict(fp32_torch=as_transformers(saved, job.auto_class), fp32_onnx=made)
+    models: dict[str, nn.Module] = dict(
+        fp32_torch=as_transformers(saved, job.task.auto_class), fp32_onnx=made
+    )
     found: dict[str, Any] = dict(onnx=dict(largest_difference=apart, tolerance=TOLERANCE))
     if int8:
         before = _scored(job, model, 'in float32')
@@ -183,14 +163,15 @@ def _measured(job: _Job, model: nn.Module, saved: Path, folder: Path, int8: bool
     found['bytes'] = {path.name: path.stat().st_size for path in files}
     # before the times are taken, since it says whether others took the cores, too
     load = os.getloadavg()[0]
-    return found | dict(load_average=load, latency=_latency(job, models))
+    job.say('measuring how long a forward takes')
+    latency = {name: forward_latency(model, job.task, _CPU)[0] for name, model in models.items()}
+    return found | dict(load_average=load, latency=latency)
 
 # %% ../../nbs/experiment/14_export.ipynb #5c60950c
-def _of_teacher(job: _Job, int8: bool) -> dict:
+def _of_teacher(job: _Job, run_id: str, int8: bool) -> dict:
     "The same of the model's teacher; its files are not kept."
-    run_id = job.record['teacher_run_id']
     source = find_source(run_id)
-    model, _ = load_source(source, job.auto_class)
+    model, _ = load_source(source, job.task.auto_class)
     with tempfile.TemporaryDirectory() as scratch:
         return dict(run_id=run_id) | _measured(job, model, Path(source.folder), Path(scratch), int8)
 
@@ -246,22 +227,21 @@ def _onnx_too(
 
     ranks = (made / 'cross-encoder').is_dir()
     run_id = source.record['teacher_run_id']
-    beside = teacher and run_id is not None and find_run_model(run_id) is not None
-    if beside:
+    measures_teacher = teacher and run_id is not None and find_run_model(run_id) is not None
+    of_teacher = None
+    if measures_teacher:
         say(
-            f'its teacher {run_id} is measured, too, for the card to compare with; '
+            f'the teacher {run_id} is measured too, for the card to compare with; '
             '--no-teacher leaves it out (in Python teacher=False)'
         )
-    of_each = 5 if int8 else 2
-    job = _job(source, run, _in_turn(say, of_each * (1 + beside) + ranks))
+    job = _job(source, run, say)
     found = _measured(job, model, made, made / 'onnx', int8)
     if ranks:
         of_ranker = _as_onnx(job, one_output(model), made / 'cross-encoder', made / 'cross-encoder' / 'onnx')
         found['cross_encoder_onnx'] = dict(largest_difference=of_ranker[1], tolerance=TOLERANCE)
-    its = (
-        _of_teacher(replace(job, say=lambda line: job.say(f'its teacher: {line}')), int8) if beside else None
-    )
-    return found | dict(teacher=its, threads=job.runtime.threads)
+    if measures_teacher:
+        of_teacher = _of_teacher(replace(job, say=lambda line: say(f'teacher: {line}')), run_id, int8)
+    return found | dict(teacher=of_teacher, threads=job.runtime.threads)
 
 
 def _remove_left(folder: Path) -> None:

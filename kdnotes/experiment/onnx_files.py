@@ -47,20 +47,6 @@ _INPUTS = ('input_ids', 'attention_mask', 'token_type_ids')
 TOLERANCE = 1e-4  # of outputs, relative to the largest where that is more than 1
 
 
-class _Plain(nn.Module):
-    "A model of transformers that takes and gives tensors."
-
-    def __init__(self, model: nn.Module, inputs: tuple[str, ...], outputs: tuple[str, ...]):
-        super().__init__()
-        self.model = model
-        self.inputs = inputs
-        self.outputs = outputs
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        found = self.model(**dict(zip(self.inputs, tensors)), return_dict=True)
-        return tuple(found[name] for name in self.outputs)
-
-
 class OnnxModel(nn.Module):
     "An ONNX file as a module that gives what transformers' models give."
 
@@ -145,26 +131,25 @@ def write_onnx(
     from kdnotes.distill.architectures import model_inputs
 
     model = as_transformers(folder, auto_class)
-    inputs = tuple(name for name in _INPUTS if name in model_inputs(model))
     # two rows of different length, so that no size is 1 and no mask is all ones
     example = torch.full((2, 8), 3)
     mask = torch.ones_like(example)
     mask[1, 5:] = 0
     tensors = dict(zip(_INPUTS, (example, mask, torch.zeros_like(example))))
+    inputs = {name: tensors[name] for name in _INPUTS if name in model_inputs(model)}
     with torch.no_grad():
-        found = model(**{name: tensors[name] for name in inputs})
-    outputs = tuple(name for name in _OUTPUTS if name in found)
+        found = model(**inputs)
     free = {0: torch.export.Dim('batch', min=1), 1: torch.export.Dim('length', min=2)}
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with _quiet('torch.onnx'), _one_format():
             torch.onnx.export(
-                _Plain(model, inputs, outputs).eval(),
-                tuple(tensors[name] for name in inputs),
-                path,
+                model,
+                kwargs=inputs,
+                f=path,
                 input_names=list(inputs),
-                output_names=list(outputs),
-                dynamic_shapes=(tuple(free for _ in inputs),),
+                output_names=[name for name in _OUTPUTS if name in found],
+                dynamic_shapes=dict.fromkeys(inputs, free),
                 dynamo=True,
                 external_data=False,
                 verbose=False,
