@@ -4,33 +4,22 @@
 
 # %% ../../nbs/train/12_memory.ipynb #22fae92d
 from __future__ import annotations
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 import numpy as np
 import psutil
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from ..core.config import RunConfig, task_info
+from torch import nn
+from ..core.config import RunConfig
 from ..core.files import free_memory
-from ..distill.intermediate import open_student
-from ..distill.architectures import call, count_parameters
-from ..distill.needed_positions import first_position
-from ..distill.teacher_cache import forward_tokens
-from ..losses.vocabulary import open_decoder
+from ..distill.architectures import count_parameters
 from ..tasks.base import Task
 from ..tasks.batching import micro_batches
 from . import loop as tr
-from .evaluation import evaluation_batches
-from .cpu_fast_path import fast_path
 from .distributed import Runtime
-from .latency import BATCHES
 
 # %% auto #0
-__all__ = ['NO_LIMIT', 'TrainingSetup', 'LookAhead', 'look_ahead', 'free_bytes', 'forecast_memory', 'forecast_training',
-           'forward_bytes', 'forecast_evaluation', 'forecast_signal', 'forecast_loading', 'filled']
+__all__ = ['NO_LIMIT', 'TrainingSetup', 'LookAhead', 'look_ahead', 'free_bytes', 'forecast_memory']
 
 # %% ../../nbs/train/12_memory.ipynb #5e08a0d8
 NO_LIMIT = 10**9  # tokens of a micro-batch
@@ -159,7 +148,6 @@ def forecast_memory(
     largest: np.ndarray,  # the largest micro-batch's examples, the longest first
     process_bytes: float = 0.0,  # of the process before it had models
     online: int = 0,  # parameters of a teacher that stays in memory
-    beside: float = 0.0,  # bytes of a table of words that stands beside the rows that are trained
 ) -> tuple[dict[str, float], float]:  # bytes of a rank by purpose; bytes of activations a token
     "The memory a rank will need."
     one, two = (_activation_bytes(setup, largest[[0] * k]) for k in (1, 2))
@@ -173,161 +161,7 @@ def forecast_memory(
         teacher=4.0 * online,
         activations=_TEMPORARY * (max(0, 2 * one - two) + (two - one) * len(largest)),
     )
-    if beside:
-        needs['table of words'] = beside
     if setup.config.keep == 'best' and device == 'cpu':  # of a GPU it is the host's memory
         needs['best model'] = weights
     longest = int(setup.task.lengths('train')[largest[0]])
     return _with_allocator(needs, device), _TEMPORARY * (two - one) / longest
-
-# %% ../../nbs/train/12_memory.ipynb #35ba56f7
-def forecast_training(
-    setup: TrainingSetup,  # its model as it is before the training, given back so
-    largest: np.ndarray,  # the largest micro-batch's examples, the longest first
-    process_bytes: float = 0.0,  # of the process before it had models
-    online: int = 0,  # parameters of a teacher that stays in memory
-) -> dict[str, float]:  # bytes of a rank by purpose
-    "The memory of a rank that trains as `train.loop.train` does."
-    config = setup.config
-    task = setup.task
-    model = setup.model
-    batches_change = task_info(config.task).batches_change(config)
-    table = getattr(model, 'get_input_embeddings', lambda: None)()
-    with (
-        fast_path(model, task, setup.runtime.device, 0, batches_change) as fast,
-        tr.needed_positions(model, config),
-    ):
-        rows_alone = getattr(model, 'get_input_embeddings', lambda: None)() is not table
-        beside = 2 * 4 * table.weight.numel() if rows_alone else 0
-        fast.start(0, lambda: task.batch('train', largest[:1]).inputs['input_ids'])
-        opened, trainable = open_student(task, model, config, setup.signal, 0)
-        inside = replace(setup, task=opened, model=trainable)
-        needs, _ = forecast_memory(inside, largest, process_bytes, online, beside)
-    return needs
-
-# %% ../../nbs/train/12_memory.ipynb #c60ecb81
-class _Live(TorchDispatchMode):
-    "The most bytes that tensors made inside hold at a time."
-
-    def __init__(self):
-        super().__init__()
-        self.most = 0
-        self._held = {}  # storage -> bytes
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = set(map(self._key, self._tensors((args, kwargs))))
-        made = func(*args, **(kwargs or {}))
-        for tensor in self._tensors(made):
-            key = self._key(tensor)
-            if key in given or key in self._held:
-                continue
-            storage = tensor.untyped_storage()
-            self._held[key] = storage.nbytes()
-            weakref.finalize(storage, self._held.pop, key)
-        self.most = max(self.most, sum(self._held.values()))
-        return made
-
-    @staticmethod
-    def _tensors(values) -> list[Tensor]:
-        return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
-
-    @staticmethod
-    def _key(tensor: Tensor) -> int:
-        return tensor.untyped_storage()._cdata
-
-
-def forward_bytes(
-    model: nn.Module,
-    task: Task,  # encoded
-    split: str,
-    index: np.ndarray,  # one batch, the longest first
-    device: torch.device,  # the model's
-) -> float:
-    "The most that a forward in fp32 without gradients holds at a time, weights and inputs not counted."
-    one = task.batch(split, index[:1]).to(device)
-    training = model.training
-    model.eval()
-    with torch.no_grad(), first_position(model), _Live() as live:
-        call(model, one.inputs)
-    model.train(training)
-    return float(live.most * len(index))
-
-# %% ../../nbs/train/12_memory.ipynb #f749c3ad
-def _largest_forward(task: Task, config: RunConfig, runtime: Runtime) -> tuple[str, np.ndarray]:
-    "The split and the examples of the largest forward of a trained model, the longest first."
-    tokens = forward_tokens(runtime.device.type)
-    found = []
-    for split in task.evaluation_sets:
-        lengths = task.lengths(split)
-        first = evaluation_batches(lengths, runtime, tokens, config.eval_batch_size)[0]
-        found.append((len(first) * int(lengths[first[0]]), split, first))
-    # its latency is measured last, on texts of a middle length
-    lengths = task.lengths('train')
-    middle = np.argsort(lengths, kind='stable')[[len(lengths) // 2]].repeat(min(max(BATCHES), len(lengths)))
-    found.append((len(middle) * int(lengths[middle[0]]), 'train', middle))
-    _, split, index = max(found, key=lambda one: one[0])
-    return split, index
-
-
-def forecast_evaluation(
-    setup: TrainingSetup,
-    training: dict[str, float],  # of `forecast_training`
-) -> dict[str, float]:  # bytes of a rank by purpose
-    "The memory of a rank that evaluates between two epochs."
-    split, index = _largest_forward(setup.task, setup.config, setup.runtime)
-    forward = _TEMPORARY * forward_bytes(setup.model, setup.task, split, index, setup.runtime.device)
-    stays = {k: v for k, v in training.items() if k not in ('activations', 'allocator')}
-    return _with_allocator(stays | dict(evaluation=forward), setup.runtime.device.type)
-
-
-def forecast_signal(
-    setup: TrainingSetup,
-    teacher: nn.Module,  # of three layers at least: a forward without gradients keeps no more of more
-    teacher_params: int,
-    process_bytes: float = 0.0,
-) -> dict[str, float]:  # bytes of a rank by purpose
-    "The memory of a rank that stores the outputs of its teacher, beside its network."
-    device = setup.runtime.device.type
-    longest = setup.task.lengths('train').argmax()
-    examples = max(1, forward_tokens(device) // int(setup.task.lengths('train')[longest]))
-    index = np.full(examples, longest)
-    needs = dict(
-        process=process_bytes if device == 'cpu' else 0.0,
-        weights=4 * count_parameters(setup.model),
-        teacher=2 * 4 * teacher_params,  # its file is mapped while it is read
-        signal=_TEMPORARY * forward_bytes(teacher, setup.task, 'train', index, setup.runtime.device),
-    )
-    return _with_allocator(needs, device)
-
-
-def forecast_loading(
-    params: int,  # of the network in training
-    source_params: int,  # of the model that it is made of
-    process_bytes: float = 0.0,
-) -> dict[str, float]:  # bytes of a rank by purpose, on the host
-    "The memory of a rank that makes its network of another: the file, the model, and what is made of it."
-    return dict(process=float(process_bytes), source=2 * 4.0 * source_params, weights=4.0 * params)
-
-# %% ../../nbs/train/12_memory.ipynb #df6c050e
-def filled(
-    model: nn.Module,  # without weights, as of `distill.architectures.build_model`; changed in place
-) -> nn.Module:  # the same
-    "A model with small random weights, always the same, and zeros for buffers; what was shared still is."
-    made: dict[int, tuple] = {}  # the first of each is kept, so that no other gets its number
-    generator = torch.Generator().manual_seed(0)
-
-    def of(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None or not tensor.is_meta:
-            return tensor
-        if id(tensor) not in made:
-            numbers = torch.zeros_like(tensor, device='cpu')
-            if isinstance(tensor, nn.Parameter):
-                numbers.uniform_(-0.05, 0.05, generator=generator)
-                numbers = nn.Parameter(numbers, tensor.requires_grad)
-            made[id(tensor)] = tensor, numbers
-        return made[id(tensor)][1]
-
-    for module in model.modules():
-        for kept in (module._parameters, module._buffers):
-            kept.update({name: of(tensor) for name, tensor in kept.items()})
-    return open_decoder(model)
