@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from ..train import distributed as rt
 from ..core.arms import MODES
 from ..core.config import ConfigError, KdnotesError, RunConfig, is_given, task_info
 from ..core.files import own_folder
 from ..core.processes import Ranks, die_with_parent, how_ended
+from ..core.resolve import machine
 from .examination import DoctorError, examine
 from .verdicts import CHECKS, TEMPLATE, Diagnosis, Finding
 from ..core.render import phrase
@@ -145,7 +145,7 @@ def doctor(
     finally:
         place.remove()
     load = os.getloadavg()[0]
-    cores = rt.machine().cores
+    cores = machine().cores
     if load > cores + 0.5:
         notes.append(phrase(TEMPLATE, 'busy', load, cores))
     if old := stale():

@@ -33,7 +33,7 @@ from kdnotes.core.config import (
 from ..core.given import make_config
 from ..core.resolve import resolved_dtype
 from ..core.streams import torch_seed
-from ..losses.vocabulary import cpu_has_bf16
+from ..core.resolve import cpu_has_bf16
 from ..tasks.sources import corpus_of
 from .verdicts import Finding
 from ..experiment.worker import encoded_task, starting_model, task_of_teacher

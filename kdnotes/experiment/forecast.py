@@ -14,8 +14,7 @@ from ..core.config import is_given
 from ..core.render import phrase
 from .launch import saved_step
 from .plan import Plan, make_task, source_of, teacher_origin
-from .planned import TEMPLATE
-from .worker import as_asked
+from .describe import TEMPLATE
 from ..results.schema import RecordError
 from ..results.runs import RunFolder, run_folders
 from ..results.store import find_run_model, records
@@ -84,7 +83,7 @@ def forecast(
     missing = {p.run_id for p in left}
     planned = {p.run_id for p in plans}
     finished = finished_runs()
-    machine = environment()
+    machine = environment() if finished else {}
 
     def line(p: Plan) -> Forecast:
         work = work_planned(p.config, p.corpus_sha256)
@@ -133,13 +132,15 @@ def time_left(
 ) -> Estimate:
     "How long it will take to make what is not there."
     works = [work_planned(p.config, p.corpus_sha256) for p in to_make(plans)]
-    return estimate(works, finished_runs(), environment())
+    finished = finished_runs()
+    return estimate(works, finished, environment() if finished else {})
 
 # %% ../../nbs/experiment/08_forecast.ipynb #23ac9740
 def _network(plan: Plan, task):  # a model on the meta device
     "The network of a run, in its shape."
     from kdnotes.distill.architectures import build_model, load_config
     from kdnotes.distill.students import choose_layers
+    from kdnotes.experiment.worker import as_asked
 
     # which heads stay makes no difference to their number
     config = plan.config.model_copy(update=dict(head_choice='seed'))

@@ -25,7 +25,7 @@ from ..core.progress import ReportFile, reporting_to, silent
 from ..core.resolve import settings
 from ..core.streams import torch_seed
 from .attempt import RunError, stage_file
-from .fit import teachers_sha256
+from .compatibility import teachers_sha256
 from .plan import make_task, source_of
 from .record import Outcome, Rank, record_of
 from ..results.runs import RunFolder

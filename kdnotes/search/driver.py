@@ -133,7 +133,7 @@ def _before(driver: _Driver, trial) -> Plan | None:  # None: it was told, and is
 
 def _limits(driver: _Driver, p: Plan, number: int) -> Limits:
     "What a trial's run may take."
-    from kdnotes.train.distributed import machine
+    from kdnotes.core.resolve import machine
 
     on_gpu = not driver.asked.ray_address and machine().device == 'cuda'
     return Limits(
@@ -354,7 +354,7 @@ def _place(address: str) -> Iterator[Callable[..., dict]]:  # of `launch.execute
 def _check_meter(asked: Asked, goal: Goal) -> None:
     "Refuse the energy as an objective where this machine does not measure it; others are asked by a trial."
     from kdnotes.telemetry.meters import NoMeter, open_meter
-    from kdnotes.train.distributed import machine
+    from kdnotes.core.resolve import machine
 
     if asked.ray_address or 'energy_j' not in {o.name for o in goal.objectives}:
         return

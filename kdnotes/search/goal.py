@@ -119,7 +119,7 @@ class Asked:
 # %% ../../nbs/search/08_goal.ipynb #2e3cd415
 def _threads(asked: Asked, given: Mapping[str, Any]) -> dict[str, Any]:
     "Cores that each of several trials has."
-    from kdnotes.train.distributed import machine
+    from kdnotes.core.resolve import machine
 
     on = machine()
     if asked.workers == 1 or on.device == 'cuda':
