@@ -10,8 +10,7 @@ from pathlib import Path
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.given import make_config
-from kdnotes.core.resolve import Machine, resolve, resolved_dtype
-from kdnotes.train.distributed import machine
+from kdnotes.core.resolve import Machine, machine, resolve, resolved_dtype
 
 # %% auto #0
 __all__ = ['LONGER', 'RACE', 'QUALITY', 'INFERENCE', 'SCALING', 'ACCUMULATED', 'SCORING', 'OTHERS', 'QUALITY_SEEDS', 'HEATS',

@@ -25,10 +25,12 @@ from kdnotes.core.given import make_config
 from kdnotes.checks.doctor import doctor
 from bench.gpu_setup import (
     ENDING,
+    Metered,
     finding,
     formats,
     looked,
     make_pair,
+    mean_power,
     settings,
 )
 from kdnotes.checks.examination import NO_LIMIT, distance, still
@@ -43,7 +45,7 @@ from kdnotes.distill.teacher_cache import (
     open_signal,
     teacher_signal,
 )
-from kdnotes.telemetry.meters import Metered, mean_power, open_meter
+from kdnotes.telemetry.meters import open_meter
 from kdnotes.telemetry.sampler import Telemetry
 from kdnotes.telemetry.summary import summarise
 from .turns import Place

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from . import baselines, contestants as ct, turns
-from .gpu_setup import ENDING, SIZES, finding, formats, sentence
+from .gpu_setup import ENDING, SIZES, Metered, finding, formats, mean_power, sentence
 from .race import Heat
 from .profiling import peaks, reset_peaks
 from kdnotes.tasks.base import Task, TaskView
-from kdnotes.telemetry.meters import Metered, mean_power, open_meter
+from kdnotes.telemetry.meters import open_meter
 from kdnotes.train.distributed import set_matmul_precision
 
 # %% auto #0

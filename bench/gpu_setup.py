@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 import tokenizers
 import torch
 import transformers
 from kdnotes.core.arms import PROFILES
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.given import make_config
-from kdnotes.core.resolve import resolve
+from kdnotes.core.resolve import machine, resolve
 from kdnotes.core.streams import torch_seed
 from kdnotes.tasks.sources import load_corpus, resolve_corpus
 from kdnotes.telemetry.meters import open_meter
@@ -22,13 +23,12 @@ from kdnotes.distill.models import fresh_model, save_model
 from kdnotes.distill.students import choose_layers
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import find_model
-from kdnotes.train.distributed import machine
 from kdnotes.telemetry.summary import environment
 from .turns import Place
 
 # %% auto #0
-__all__ = ['ENDING', 'SIZES', 'finding', 'finding_line', 'formats', 'settings', 'TeacherSize', 'random_teacher', 'find_teacher',
-           'describe_machine', 'make_pair', 'sentence', 'looked']
+__all__ = ['ENDING', 'SIZES', 'APART_S', 'finding', 'finding_line', 'formats', 'settings', 'TeacherSize', 'random_teacher',
+           'find_teacher', 'describe_machine', 'make_pair', 'sentence', 'looked', 'Metered', 'mean_power']
 
 # %% nbs/05_gpu_setup.ipynb #56f062ad
 ENDING = 25.0  # seconds that a part keeps for its beginning and its end
@@ -225,3 +225,42 @@ def looked(
         found.append(finding(check, of, False, sentence(e)))
         say(finding_line(found[-1]))
     return found
+
+# %% nbs/05_gpu_setup.ipynb #f95376d0
+APART_S = 0.5  # between two readings: asking takes up to three milliseconds of the training's time
+
+
+class Metered:
+    "A runtime whose clock notes down the energy, too."
+
+    def __init__(
+        self,
+        runtime: Any,  # a `Runtime`
+        meter: Any,  # of `telemetry.meters.open_meter`
+    ):
+        self.runtime = runtime
+        self.meter = meter
+        self.readings = []  # (seconds, joules or None)
+
+    def __getattr__(self, name: str):
+        return getattr(self.runtime, name)
+
+    def clock(self) -> float:
+        "The runtime's time; the energy is read too, unless it was less than APART_S ago."
+        now = self.runtime.clock()
+        if not self.readings or now - self.readings[-1][0] > APART_S:
+            self.readings.append((now, self.meter.joules()))
+        return now
+
+
+def mean_power(
+    readings: list[tuple[float, float | None]],  # seconds, joules; in order
+    seconds: float,  # the last ones that count
+    least: float = 0.3,  # readings that are nearer to each other say little: a counter moves in steps
+) -> float | None:  # watts; None: the meter says nothing, or too little
+    "The power over the end of a turn."
+    if not readings:
+        return None
+    end, after = readings[-1]
+    begin, before = min(readings, key=lambda reading: abs(end - seconds - reading[0]))
+    return None if None in (before, after) or end - begin < least else (after - before) / (end - begin)

@@ -44,8 +44,7 @@ from kdnotes.experiment.plan import plan
 from kdnotes.distill.architectures import FIELDS
 from kdnotes.results.store import find_run_model
 from kdnotes.core.processes import die_with_parent, process_environment, rank_environment
-from kdnotes.core.resolve import Machine, check_forward
-from kdnotes.train.distributed import machine
+from kdnotes.core.resolve import Machine, check_forward, machine
 from .profiling import peaks, reset_peaks
 from kdnotes.telemetry.summary import environment
 

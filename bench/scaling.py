@@ -33,7 +33,7 @@ from kdnotes.core.config import KdnotesError
 from kdnotes.core.given import make_config
 from kdnotes.core.files import read_json, runs_path, write_json
 from kdnotes.core.render import phrase
-from kdnotes.core.resolve import resolve
+from kdnotes.core.resolve import machine, resolve
 from kdnotes.core.streams import torch_seed
 from kdnotes.distill.architectures import count_parameters
 from kdnotes.distill.models import fresh_model, save_model
@@ -41,7 +41,7 @@ from kdnotes.distill.students import choose_layers
 from kdnotes.tasks.base import Task, TaskView
 from kdnotes.telemetry.summary import environment
 from kdnotes.train import loop as tr
-from kdnotes.train.distributed import Runtime, Waits, machine
+from kdnotes.train.distributed import Runtime, Waits
 
 # %% auto #0
 __all__ = ['SETUPS', 'SMOKE', 'EXAMPLES', 'LARGE', 'NOTE', 'slow_link', 'communication', 'save_student', 'as_long_as_the_longest',

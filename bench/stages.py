@@ -23,14 +23,14 @@ from kdnotes.core.config import RunConfig, task_info
 from kdnotes.core.given import make_config
 from kdnotes.core.files import runs_path, write_json
 from kdnotes.core.progress import followed
-from kdnotes.core.resolve import resolve
+from kdnotes.core.resolve import machine, resolve
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.teacher_cache import key_parts, make_signal, open_signal
 from kdnotes.experiment.plan import make_task
 from kdnotes.tasks.base import Task, TaskView
 from kdnotes.tasks.sources import corpus_of
 from kdnotes.train.cpu_fast_path import rows_in_use
-from kdnotes.train.distributed import alone, machine
+from kdnotes.train.distributed import alone
 from kdnotes.train.loop import rank_micro_batches, schedule_steps, train, with_steps
 
 # %% auto #0

@@ -346,7 +346,7 @@ def _given(data: Data, parameters: dict) -> dict:
     return own | parameters | models
 
 
-def _planned(data: Data, mode: str, parameters: dict):  # an `experiment.planned.Plan`
+def _planned(data: Data, mode: str, parameters: dict):  # an `experiment.describe.Plan`
     from kdnotes.experiment.plan import plan
 
     _check_data(data)

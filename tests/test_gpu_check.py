@@ -16,7 +16,6 @@ from bench import gpu_check as G, gpu_numbers as P, gpu_race, gpu_setup
 from kdnotes.core.arms import MODES
 from kdnotes.tasks.base import Evaluation, TaskView
 from kdnotes.tasks.batching import Batch
-from kdnotes.telemetry import meters as M
 from kdnotes.train import cpu_fast_path, loop as trainer
 from kdnotes.train import state as training_state
 from kdnotes.train.distributed import Runtime
@@ -203,12 +202,13 @@ def test_energy_is_the_counter_over_the_measured_steps():
             return self.joules_so_far
 
     meter = Meter()
-    here = M.Metered(SimpleNamespace(clock=lambda: meter.joules_so_far / 50, dtype='bf16'), meter)  # 50 W
+    runtime = SimpleNamespace(clock=lambda: meter.joules_so_far / 50, dtype='bf16')  # 50 W
+    here = gpu_setup.Metered(runtime, meter)
     for joules in (0.0, 1000.0, 1100.0, 1150.0):
         meter.joules_so_far = joules
         here.clock()
-    assert M.mean_power(here.readings, 3.0) == pytest.approx(50.0) and here.dtype == 'bf16'
-    assert M.mean_power([(0.0, None), (9.0, None)], 9.0) is None
+    assert gpu_setup.mean_power(here.readings, 3.0) == pytest.approx(50.0) and here.dtype == 'bf16'
+    assert gpu_setup.mean_power([(0.0, None), (9.0, None)], 9.0) is None
 
 
 def test_tf32_and_fp16_take_part_on_a_gpu(monkeypatch):

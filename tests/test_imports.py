@@ -196,6 +196,31 @@ def test_a_private_name_of_another_module_is_seen(line, found):
     assert private_names(f'{source}\n{line}\n') == [found]
 
 
+@pytest.mark.parametrize(
+    'command', ['run', 'study --seeds 1 --arms all', 'run --task masked_lm --mode full_kd']
+)
+def test_a_dry_run_imports_no_modelling_code(command, tmp_path):
+    heavy = {
+        'torch',
+        'transformers',
+        'scipy',
+        'statsmodels',
+        'sklearn',
+        'matplotlib',
+        'optuna',
+        'ray',
+        'datasets',
+    }
+    code = (
+        'import sys; from kdnotes.cli import main; '
+        f'assert main({[*command.split(), "--corpus", "embedded", "--dry-run"]!r}) in (0, None); '
+        f'print("imported:", sorted({heavy!r} & set(sys.modules)))'
+    )
+    env = dict(os.environ, KDNOTES_HOME=str(tmp_path))
+    ended = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True)
+    assert ended.stdout.strip().endswith('imported: []'), ended.stdout[-500:] + ended.stderr[-500:]
+
+
 def test_core_needs_no_torch_and_a_rank_no_tables_and_figures():
     load = '; '.join(f'import kdnotes.{m}' for m in SOURCES if package(m) == 'core')
     done = python(

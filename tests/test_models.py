@@ -132,7 +132,7 @@ def torn(path: Path):
 def test_shards_that_are_not_whole_are_refused_in_a_sentence(sharded, damage, said):
     damage(weights.weight_files(sharded), sharded / 'model.safetensors.index.json')
     with pytest.raises(ModelError, match=said) as e:
-        tokenizers.longest_text(sharded)
+        tokenizers.check_model(sharded)
     assert str(sharded) in one_sentence(e)
 
 

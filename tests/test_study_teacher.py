@@ -139,7 +139,7 @@ def test_a_teacher_takes_what_it_can():
 
 
 def test_both_kd_arms_have_one_mixed_teacher_on_a_gpu(monkeypatch):
-    monkeypatch.setattr('kdnotes.train.distributed.machine', lambda: GPU)
+    monkeypatch.setattr('kdnotes.experiment.plan.machine', lambda: GPU)
     found = by_mode(study(amp_dtype='bf16', **MIXED_TEACHER))
     assert found['mixed_baseline'].config.amp_dtype == 'bf16'
     assert {p.teacher.run_id for p in found.values() if p.teacher} == {found['mixed_baseline'].run_id}

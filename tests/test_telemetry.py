@@ -25,7 +25,6 @@ from kdnotes.telemetry.summary import is_busy, summarise, together
 @pytest.fixture(autouse=True)
 def each_time(monkeypatch):
     # however dear an answer is here
-    monkeypatch.setattr(M, 'SPARING', 0.0)
     monkeypatch.setattr(T, 'MOST_SHARE', 1e9)
 
 
@@ -134,24 +133,6 @@ def test_a_mig_instance_does_not_report_its_neighbours(gpus):
 
 
 # a counter of energy
-
-
-def test_what_is_dear_to_ask_is_asked_where_a_phase_begins_and_ends(gpus, monkeypatch):
-    nvml = gpus()
-    monkeypatch.setattr(M, 'SPARING', 1e9)
-    with Telemetry('cuda', interval_s=0.01, idle_s=0) as t:
-        with t.phase('student'):
-            wait_for(lambda: len(t.trace['joules']) > 8)
-    used = summarise(t)
-    counted = nvml.step_mj / 1000 * (nvml.asked.count(COUNTER) - 1)
-    assert nvml.asked.count(COUNTER) < 8 < len(t.trace['joules']) and used['energy'][
-        'device_j'
-    ] == pytest.approx(counted - nvml.step_mj / 1000 * (t.trace['joules'][0] > 0))
-    assert (
-        0 < used['phases']['student']['device_j'] < used['energy']['device_j']
-        and f"some of {len(t.trace['joules'])} samples repeat the last answer: " in used['reasons']['held']
-        and 'joules ' in used['reasons']['held']
-    )
 
 
 def burn(seconds):
@@ -547,7 +528,7 @@ def test_a_broken_listener_or_driver_does_not_reach_training(gpus, monkeypatch):
     with Telemetry('cuda', listen, interval_s=0.01, idle_s=0, row_s=0) as t:
         wait_for(lambda: len(t.trace['joules']) > 5)
     assert len(calls) == 1 and 'disk full' in summarise(t)['reasons']['on_sample']
-    monkeypatch.setattr(GpuMeter, 'read', lambda self, sparing: 1 / 0)
+    monkeypatch.setattr(GpuMeter, 'read', lambda self: 1 / 0)
     _, used = run()
     assert (
         'ZeroDivisionError' in used['reasons']['samples']
@@ -586,7 +567,7 @@ def test_a_driver_that_hangs_does_not_hang_the_run(gpus, monkeypatch):
     gpus()
     released, entered = threading.Event(), threading.Event()
 
-    def hang(self, sparing=False):
+    def hang(self):
         if threading.current_thread().name == 'telemetry':
             entered.set(), released.wait(60)
         return dict.fromkeys(READINGS)

@@ -18,7 +18,7 @@ from ..core.config import ConfigError, KdnotesError, RunConfig, is_given, task_i
 from ..core.files import own_folder
 from ..core.processes import Ranks, die_with_parent, how_ended
 from ..core.render import phrase
-from ..core.resolve import resolved_dtype
+from ..core.resolve import machine, resolved_dtype
 from ..experiment.clean import stale
 from ..experiment.forecast import finished_runs
 from ..experiment.launch import why_ended
@@ -26,7 +26,6 @@ from ..experiment.plan import Plan, plan
 from ..results.store import find_run_model
 from ..stats.estimate import estimate, work_planned
 from ..telemetry.summary import environment
-from ..train import distributed as rt
 
 # %% auto #0
 __all__ = ['doctor', 'main']
@@ -72,7 +71,7 @@ def _notes(plans: dict[str, Plan], corpora: dict) -> list[str]:
         ranks.setdefault((planned.config.ranks, planned.config.threads_per_rank), []).append(label)
     notes += [phrase(TEMPLATE, 'processes', labels, *of) for of, labels in ranks.items()]
     load = os.getloadavg()[0]
-    cores = rt.machine().cores
+    cores = machine().cores
     if load > cores + 0.5:
         notes.append(phrase(TEMPLATE, 'busy', load, cores))
     if old := stale():

@@ -66,12 +66,13 @@ def _show_forecast(plans: list[Any], about: str, jobs: int, as_json: bool) -> in
 def run(given: OfRun = None, dry_run: DryRun = False, as_json: Json = False) -> int:
     "Train one model, and its teacher if needed; a finished run is not repeated."
     config = make_config(**given)
-    from kdnotes.experiment.cluster import make_run
     from kdnotes.experiment.plan import plan
 
-    planned = plan(config)
+    planned = plan(config, check=not dry_run)
     if dry_run:
         return _show_forecast([planned], planned.explain(), 1, as_json)
+    from kdnotes.experiment.cluster import make_run
+
     speak = speaker(as_json)
     speak(planned.explain())
     with resumable() as plans, following() as follow:
@@ -115,13 +116,14 @@ def study(
 
     The same as `make study`, without notebooks. The study's default name is made from task and corpus."""
     given = _CORPUS | given | dict(grid=list(grid))
-    from kdnotes.experiment.launch import RunError
     from kdnotes.experiment.plan import explain_study, plan_study
-    from kdnotes.experiment.study import run_study
 
     if dry_run:
-        plans = plan_study(seeds, arms, **given)
+        plans = plan_study(seeds, arms, check=False, **given)
         return _show_forecast(plans, explain_study(plans), jobs or 1, as_json)
+    from kdnotes.experiment.launch import RunError
+    from kdnotes.experiment.study import run_study
+
     with resumable() as begun, following() as follow:
         given |= dict(on_plans=begun.extend, follow=follow, ray_address=ray)
         made = run_study(seeds, arms, jobs, speaker(as_json), **given)
@@ -161,7 +163,7 @@ def name(
 
     found = named(**_CORPUS | given)
     if arms:
-        plan_study(seeds, arms, grid=list(grid), **found)
+        plan_study(seeds, arms, grid=list(grid), check=False, **found)
     print_json(dict(study=found['study'], corpus=found['corpus'])) if as_json else say(found['study'])
     return 0
 

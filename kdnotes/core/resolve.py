@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from .arms import FACTORS, MODES, PROFILES, SEVERAL_RANKS, spread_layers
 from kdnotes.core.config import (
     About,
@@ -31,9 +32,9 @@ from kdnotes.core.config import (
 from .given import make_config
 
 # %% auto #0
-__all__ = ['Machine', 'resolve_precision', 'check_forward', 'parallel_ranks', 'resolve_ranks', 'Place', 'place_of',
-           'rank_variables', 'first_host', 'resolve', 'factors', 'resolved_dtype', 'factor_settings',
-           'training_settings', 'settings', 'run_id', 'changed_settings']
+__all__ = ['Machine', 'resolve_precision', 'check_forward', 'cpu_facts', 'cpu_flags', 'cpu_has_bf16', 'machine', 'parallel_ranks',
+           'resolve_ranks', 'Place', 'place_of', 'rank_variables', 'first_host', 'resolve', 'factors', 'resolved_dtype',
+           'factor_settings', 'training_settings', 'settings', 'run_id', 'changed_settings']
 
 # %% ../../nbs/core/03_resolve.ipynb #915ed64a
 @dataclass(frozen=True)
@@ -86,6 +87,41 @@ def check_forward(
             f"forward_dtype='bf16' is there to save a teacher's time, and this {here} has no instructions "
             "for bf16; use forward_dtype='fp32'"
         )
+
+# %% ../../nbs/core/03_resolve.ipynb #62c92f43
+# what the drivers of GPUs leave in /dev: NVIDIA, AMD, Windows' subsystem for Linux, Jetson
+_GPU_FILES = ('nvidiactl', 'nvidia-uvm', 'kfd', 'dxg', 'nvmap')
+
+
+def cpu_facts() -> dict[str, str]:  # empty: not Linux
+    "What Linux says of this machine's first processor."
+    info = Path('/proc/cpuinfo')
+    lines = info.read_text().partition('\n\n')[0].splitlines() if info.exists() else []
+    return {name.strip(): value.strip() for name, _, value in (line.partition(':') for line in lines)}
+
+
+def cpu_flags() -> set[str]:  # empty: the system does not list them
+    "The instructions that this CPU has beyond the usual, by Linux's names."
+    facts = cpu_facts()
+    return set((facts.get('flags') or facts.get('Features') or '').split())
+
+
+def cpu_has_bf16() -> bool:
+    "Does this CPU have instructions for a matmul in bf16? Where the system does not say, yes."
+    flags = cpu_flags()
+    return not flags or any(flag.endswith('bf16') for flag in flags)
+
+
+def machine() -> Machine:
+    "What this machine offers: the CPU cores this process may use, and the visible GPUs."
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
+    if not Path('/dev/null').exists() or any(Path('/dev', name).exists() for name in _GPU_FILES):
+        import torch
+
+        if torch.cuda.is_available():
+            bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+            return Machine('cuda', cores, torch.cuda.device_count(), bf16)
+    return Machine('cpu', cores, bf16=cpu_has_bf16())
 
 # %% ../../nbs/core/03_resolve.ipynb #00ac566a
 # more processes than cores are slow and use memory each; a few more are useful to try parallel code

@@ -17,13 +17,13 @@ import torch
 import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from ..core.config import KdnotesError, RunConfig, shown
+from ..core.config import KdnotesError, RunConfig
 from ..core.files import MORE_MEMORY, lacks_memory
 from .heads import as_configured, attention_width
-from .weights import ModelError, find_model, quiet_loading, read_config
+from .weights import ModelError, check_fields, find_model, quiet_loading, read_config
 
 # %% auto #0
-__all__ = ['SIZES', 'FIELDS', 'load_config', 'first_line', 'not_loaded', 'model_class', 'has_head', 'attention_of', 'build_model',
+__all__ = ['FIELDS', 'load_config', 'first_line', 'not_loaded', 'model_class', 'has_head', 'attention_of', 'build_model',
            'forward_anywhere', 'depth', 'check_hidden_states', 'unwrap', 'weights_sha256', 'count_parameters',
            'forward_flops', 'model_inputs', 'inputs_of', 'call', 'SettingError', 'model_settings', 'apply_settings',
            'head_dropout']
@@ -34,49 +34,11 @@ def load_config(
 ):  # a transformers config
     "The config of a model, without its weights."
     folder = find_model(source)
-    _check_fields(folder)
+    check_fields(folder)
     try:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # torn files, a config of an unknown kind
         raise not_loaded(folder, 'a model', e) from e
-
-
-# sizes in a config.json, by the names that architectures have for them, and the smallest that there is
-SIZES = dict.fromkeys(
-    (
-        *('hidden_size', 'dim', 'embedding_size', 'intermediate_size', 'hidden_dim', 'vocab_size'),
-        *('num_attention_heads', 'n_heads', 'num_hidden_layers', 'n_layers', 'max_position_embeddings'),
-    ),
-    1,
-) | dict(type_vocab_size=0)
-_MOST_LAYERS = 1000  # to build more takes minutes
-
-
-def _check_fields(folder: Path) -> None:
-    "Refuse sizes that no model has, by the name of their field, before anything is built of them."
-    said = read_config(folder)
-    where = folder / 'config.json'
-    advice = 'put it right, or restore the file that belongs to the weights'
-    for name, least in SIZES.items():
-        size = said.get(name)
-        if size is not None and (type(size) is not int or size < least):
-            raise ModelError(
-                f'{where} says {name}={shown(size)}, and a whole number from {least} on is needed; {advice}'
-            )
-        if 'layers' in name and size is not None and size > _MOST_LAYERS:
-            raise ModelError(
-                f'{where} says {name}={size}, and nothing of more than {_MOST_LAYERS:,} layers is built; '
-                f'{advice}'
-            )
-    for name, share in said.items():
-        number = type(share) in (int, float)
-        if name.endswith(('dropout', 'dropout_prob')) and number and not 0 <= share <= 1:
-            raise ModelError(f'{where} says {name}={share}, and a share between 0 and 1 is needed; {advice}')
-    padding, words = (said.get(name) for name in ('pad_token_id', 'vocab_size'))
-    if type(padding) is int and words is not None and padding >= words:
-        raise ModelError(
-            f'{where} says pad_token_id={padding}, and vocab_size={words} has no such word; {advice}'
-        )
 
 
 def first_line(error: Exception) -> str:

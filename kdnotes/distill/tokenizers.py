@@ -8,29 +8,15 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-import torch
-import transformers
-from torch import nn
-from transformers.models.auto import modeling_auto
 from ..core.arms import MODES
 from ..core.config import RunConfig, counted
 from ..core.files import lacks_memory, sha256_text
-from kdnotes.distill.architectures import (
-    SIZES,
-    build_model,
-    first_line,
-    forward_anywhere,
-    inputs_of,
-    load_config,
-    model_class,
-    not_loaded,
-)
-from .weights import ModelError, find_model, remembered, stored_tensors
+from .weights import SIZES, ModelError, find_model, remembered, stated_length, stored_tensors
 from ..tasks.batching import tells_two_texts, tokenizer_rules
 
 # %% auto #0
-__all__ = ['load_tokenizer', 'tokenizer_sha256', 'one_vocabulary', 'one_tokenizer', 'reads_as', 'longest_text', 'unknown_share',
-           'check_batches']
+__all__ = ['load_tokenizer', 'tokenizer_sha256', 'one_vocabulary', 'one_tokenizer', 'reads_as', 'longest_text', 'check_model',
+           'unknown_share', 'check_batches']
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #c997db07
 _VOCABULARIES = (
@@ -47,6 +33,9 @@ def load_tokenizer(
     source: str | Path,  # as for `find_model`
 ):  # a transformers tokenizer
     "A model's tokenizer, without any truncation or padding of its own."
+    import transformers
+    from kdnotes.distill.architectures import not_loaded
+
     folder = find_model(source)
     if not any((folder / name).is_file() for name in _VOCABULARIES):
         raise ModelError(
@@ -128,8 +117,10 @@ def reads_as(
 def _check_builds(
     folder: Path,
     config,  # its transformers config
-) -> nn.Module:  # without weights
+):  # a model without weights
     "Refuse a config of which no model can be built; it is tried without memory for the weights."
+    from kdnotes.distill.architectures import build_model, not_loaded
+
     try:
         return build_model(config, 'AutoModel', attention='eager')
     except Exception as e:  # an activation that there is not, sizes that do not fit
@@ -141,7 +132,7 @@ _LAYER = re.compile(r'(?:^|\.)layers?\.(\d+)\.')
 
 def _check_sizes(
     folder: Path,
-    model: nn.Module,  # of its config, without weights
+    model,  # of its config, without weights
 ) -> None:
     "Refuse a config whose model is larger or smaller than the weights beside it."
     stored = stored_tensors(folder)
@@ -172,6 +163,9 @@ def _other_size(folder: Path, config, name: str, asked: tuple, path: Path, found
 
 def _check_runs(folder: Path, config, length: int) -> None:
     "Refuse a model whose forward fails, or fails with texts of another length; tried without weights."
+    import torch
+    from kdnotes.distill.architectures import first_line, forward_anywhere, not_loaded
+
     if getattr(config, 'is_encoder_decoder', False):
         return  # needs a text for each of the two
     tried = []
@@ -193,7 +187,7 @@ def _check_runs(folder: Path, config, length: int) -> None:
         ) from None
 
 
-def _longest(config, model: nn.Module) -> int | None:  # tokens; None: no limit is known
+def _longest(config, model) -> int | None:  # tokens; None: no limit is known
     "How long texts may be; RoBERTa and its like count positions from behind the padding's."
     positions = getattr(config, 'max_position_embeddings', None)
     tables = [module for name, module in model.named_modules() if name.endswith('position_embeddings')]
@@ -207,14 +201,28 @@ def _longest(config, model: nn.Module) -> int | None:  # tokens; None: no limit 
 def longest_text(
     source: str | Path,  # as for `find_model`
 ) -> int | None:  # tokens; None: no limit is known
-    "How long texts may be; refuses a config that does not fit its weights, and a model that cannot be run."
+    "How long texts may be; a model is built only where its config.json does not say it."
+    if (stated := stated_length(source)) is not None:
+        return stated
+    from kdnotes.distill.architectures import load_config
+
+    folder = find_model(source)
+    config = load_config(folder)
+    return _longest(config, _check_builds(folder, config))
+
+
+@remembered
+def check_model(
+    source: str | Path,  # as for `find_model`
+) -> None:
+    "Refuse a config that does not fit its weights, and a model that cannot be run."
+    from kdnotes.distill.architectures import load_config
+
     folder = find_model(source)
     config = load_config(folder)
     model = _check_builds(folder, config)
     _check_sizes(folder, model)
-    longest = _longest(config, model)
-    _check_runs(folder, config, min(8, longest or 8))
-    return longest
+    _check_runs(folder, config, min(8, _longest(config, model) or 8))
 
 
 @remembered
@@ -238,6 +246,9 @@ def check_batches(
     parameter: str = 'max_length',  # what the length is called where it is given
 ) -> None:
     "Refuse a model that cannot read texts of this length, or several of different lengths at once."
+    from transformers.models.auto import modeling_auto
+    from kdnotes.distill.architectures import inputs_of, load_config, model_class
+
     config = load_config(source)
     # a decoder's head looks for the last token before the padding
     decoder = config.model_type not in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -247,6 +258,7 @@ def check_batches(
             f'{source!s} is a {what}, which was not made to guess hidden words; give one such '
             'as BERT or RoBERTa'
         )
+    check_model(source)
     positions = longest_text(source)
     if positions is not None and max_length > positions:
         raise ModelError(

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 import huggingface_hub
-import transformers
 from huggingface_hub import constants as hub_constants
 from safetensors import SafetensorError, safe_open
 from ..core.config import KdnotesError, counted, shown
@@ -35,10 +34,10 @@ from kdnotes.core.files import (
 from ..core.hub import within
 
 # %% auto #0
-__all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'MINILM_READING_SHA256', 'HUB_TIMEOUT_S', 'NOT_READ', 'ModelError',
+__all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'MINILM_READING_SHA256', 'HUB_TIMEOUT_S', 'NOT_READ', 'SIZES', 'ModelError',
            'weight_files', 'read_config', 'hub_answers', 'quiet_loading', 'find_model', 'remembered', 'source_sha256',
            'config_sha256', 'vocabulary_sha256', 'reading_sha256', 'config_text', 'is_pinned', 'content_of',
-           'stored_tensors']
+           'stored_tensors', 'check_fields', 'stated_length', 'stated_depth']
 
 # %% ../../nbs/distill/01_weights.ipynb #2ff42dfe
 class ModelError(KdnotesError):
@@ -108,6 +107,8 @@ def weight_files(
 
 def _no_weights(folder: Path, source: str) -> ModelError:
     "What is done with a folder that has none that are read; a pickle may run code, so it is not opened."
+    import transformers
+
     pickles = sorted(path.name for path in folder.glob('pytorch_model*.bin'))
     if not pickles and Path(os.path.expanduser(source)).is_dir():
         return ModelError(
@@ -138,6 +139,13 @@ def read_config(folder: Path) -> dict:  # {}: it cannot be read, and `load_confi
         return {}
 
 
+def _has_architecture(name: str) -> bool:
+    "Does transformers have the architecture of a config.json?"
+    import transformers
+
+    return name in transformers.CONFIG_MAPPING
+
+
 def _check_pointers(folder: Path) -> None:
     "Refuse a config.json that names other weights than those that are hashed, or code that builds the model."
     config = read_config(folder)
@@ -151,7 +159,7 @@ def _check_pointers(folder: Path) -> None:
             f"{folder / 'adapter_config.json'} names an adapter, and only model.safetensors is read; "
             'merge it into the weights (merge_and_unload of peft) and save those, or remove the file'
         )
-    if 'auto_map' in config and config.get('model_type') not in transformers.CONFIG_MAPPING:
+    if 'auto_map' in config and not _has_architecture(config.get('model_type')):
         raise ModelError(
             f"{folder / 'config.json'} needs Python code of the model's own (auto_map), which is never "
             'executed; give a model of an architecture that transformers has'
@@ -203,6 +211,8 @@ def hub_answers() -> bool:
 @contextmanager
 def quiet_loading() -> Iterator[None]:
     "No progress bars and no load report inside; everything else is still said."
+
+    import transformers
 
     class NoReport(logging.Filter):
         def filter(self, record):
@@ -409,3 +419,70 @@ def stored_tensors(folder: Path) -> dict[str, tuple[Path, str, tuple[int, ...]]]
                 f'({str(e).rstrip(".")}); copy or download it again'
             ) from None
     return found
+
+# %% ../../nbs/distill/01_weights.ipynb #d2e1cbac
+# sizes in a config.json, by the names that architectures have for them, and the smallest that there is
+SIZES = dict.fromkeys(
+    (
+        *('hidden_size', 'dim', 'embedding_size', 'intermediate_size', 'hidden_dim', 'vocab_size'),
+        *('num_attention_heads', 'n_heads', 'num_hidden_layers', 'n_layers', 'max_position_embeddings'),
+    ),
+    1,
+) | dict(type_vocab_size=0)
+_MOST_LAYERS = 1000  # to build more takes minutes
+
+
+def check_fields(folder: Path) -> None:
+    "Refuse sizes that no model has, by the name of their field, before anything is built of them."
+    said = read_config(folder)
+    where = folder / 'config.json'
+    advice = 'put it right, or restore the file that belongs to the weights'
+    for name, least in SIZES.items():
+        size = said.get(name)
+        if size is not None and (type(size) is not int or size < least):
+            raise ModelError(
+                f'{where} says {name}={shown(size)}, and a whole number from {least} on is needed; {advice}'
+            )
+        if 'layers' in name and size is not None and size > _MOST_LAYERS:
+            raise ModelError(
+                f'{where} says {name}={size}, and nothing of more than {_MOST_LAYERS:,} layers is built; '
+                f'{advice}'
+            )
+    for name, share in said.items():
+        number = type(share) in (int, float)
+        if name.endswith(('dropout', 'dropout_prob')) and number and not 0 <= share <= 1:
+            raise ModelError(f'{where} says {name}={share}, and a share between 0 and 1 is needed; {advice}')
+    padding, words = (said.get(name) for name in ('pad_token_id', 'vocab_size'))
+    if type(padding) is int and words is not None and padding >= words:
+        raise ModelError(
+            f'{where} says pad_token_id={padding}, and vocab_size={words} has no such word; {advice}'
+        )
+
+
+# architectures whose positions begin at 0, and those that count them from behind the padding's
+_FROM_ZERO = {'bert', 'distilbert', 'electra', 'albert', 'modernbert'}
+_FROM_PADDING = {'roberta', 'xlm-roberta', 'camembert'}
+
+
+def stated_length(
+    source: str | Path,  # as for `find_model`
+) -> int | None:  # tokens; None: the model has to be built to know it
+    "How long texts may be, by config.json alone."
+    said = read_config(find_model(source))
+    kind, positions, padding = (
+        said.get(name) for name in ('model_type', 'max_position_embeddings', 'pad_token_id')
+    )
+    if type(positions) is not int or positions < 1:
+        return None
+    if kind in _FROM_PADDING and type(padding) is int:
+        return positions - padding - 1
+    return positions if kind in _FROM_ZERO else None
+
+
+def stated_depth(
+    source: str | Path,  # as for `find_model`
+) -> int | None:  # None: it is not there
+    "How many layers a model has, by config.json alone."
+    said = read_config(find_model(source))
+    n_layers = said.get('num_hidden_layers', said.get('n_layers'))
+    return n_layers if type(n_layers) is int else None

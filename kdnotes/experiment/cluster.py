@@ -182,7 +182,7 @@ _PLACE = ('nodes', 'launcher', 'rendezvous')  # where a run's ranks are, which t
 
 def _order(plan: Plan, jobs: int, limits: Limits, stands_on: dict[tuple, list], home: str) -> _Order:
     "What is sent of a planned run."
-    from kdnotes.train.distributed import machine
+    from kdnotes.core.resolve import machine
 
     # found by this machine's folders, which may be others there
     found = {

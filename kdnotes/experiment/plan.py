@@ -13,7 +13,6 @@ from kdnotes.core.config import (
     RunConfig,
     counted,
     flat,
-    is_given,
     names_with,
     needs_teacher,
     shown,
@@ -26,6 +25,7 @@ from ..core.grid import arm_order, cell_name, cells, read_grid
 from ..core.render import phrase, reason, render, sentences
 from kdnotes.core.resolve import (
     Machine,
+    machine,
     resolve,
     resolve_precision,
     parallel_ranks,
@@ -35,18 +35,15 @@ from kdnotes.core.resolve import (
     training_settings,
 )
 from ..core.streams import stream
-from kdnotes.experiment.fit import (
-    check_given_teacher,
-    check_reading,
-    check_student,
-    label_order,
+from kdnotes.experiment.compatibility import (
+    checked_models,
+    depth_of,
     make_task,
     source_of,
     teacher_depth,
     teachers_of,
-    unknown_tokens,
 )
-from kdnotes.experiment.planned import (
+from kdnotes.experiment.describe import (
     Plan,
     choose_arms,
     named,
@@ -145,19 +142,17 @@ def plan(
     # by resolved name, those that are loaded already; others are added, so that plans made together share
     # them
     corpora: dict[str, Corpus] | None = None,
+    check: bool = True,  # build the models to see whether they fit; False: nothing imports torch
 ) -> Plan:
-    "Resolve a configuration and everything its run stands on; refuses what cannot be run."
+    "Resolve a configuration and all dependencies of its run; refuses what cannot be run."
     with on_this_machine(config):
-        return _plan(config, on, {} if corpora is None else corpora)
+        return _plan(config, on, {} if corpora is None else corpora, check)
 
 
-def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> Plan:
+def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], check: bool) -> Plan:
     "The same, where its files are."
-    from kdnotes.distill.architectures import load_config
-    from kdnotes.distill.needed_positions import why_trained_whole
-    from kdnotes.distill.tokenizers import load_tokenizer, reads_as
+    from kdnotes.distill.tokenizers import reads_as
     from kdnotes.distill.weights import config_sha256, reading_sha256, vocabulary_sha256
-    from kdnotes.train.distributed import machine
 
     on = on or machine()
     dtype, code = resolve_precision(
@@ -166,13 +161,9 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
     asked = config = _as_read(config)
     config, corpus = _resolve_on_corpus(asked, on, corpora)
     task_info(config.task).check_corpus(corpus, config)
-    check_reading(config)
-    task_info(config.task).check_tokens(corpus, config, lambda: load_tokenizer(reads_as(config)))
-    if is_given(config):
-        check_given_teacher(asked, config, corpus)
-    teacher = plan(teacher_config(asked, config), on, corpora) if needs_teacher(config) else None
+    teacher = plan(teacher_config(asked, config), on, corpora, check) if needs_teacher(config) else None
     first = (
-        plan(transfer_config(config), on, corpora)
+        plan(transfer_config(config), on, corpora, check)
         if config.transfer != 'none' and _starts_pretrained(config)
         else None
     )
@@ -181,12 +172,12 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
             f'transfer={config.transfer!r} holds the same texts as corpus={config.corpus!r}; name another '
             'corpus, or transfer=none'
         )
-    student = MODES[config.mode].network == 'student'
-    left_out = check_student(config) if student else ()
-    own = reads_as(config)
-    whole = why_trained_whole(config, load_config(source_of(config)), task_info(config.task).auto_class)
     initial = _initial(config, teacher, first)
     config, teachers = teachers_of(config, corpus)
+    notes = checked_models(asked, config, corpus) if check else {}
+    if teacher and teacher.head:
+        notes['head'] = tuple(dict.fromkeys((*notes['head'], *teacher.head)))
+    own = reads_as(config)
     found = Plan(
         asked=asked,
         config=config,
@@ -197,14 +188,10 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         teacher=teacher,
         transfer=first,
         teachers=teachers,
-        loses=left_out and reason('first_layer_loses', layer=config.student_layers[0], weights=left_out),
         tokens=own != config.teacher and reason('own_tokens', student=own, teacher=config.teacher),
-        unknown=unknown_tokens(config, corpus),
-        head=_head(config, corpus, teacher),
-        last_layer=reason('all_positions', why=whole) if whole else reason('first_position'),
         config_sha256=config_sha256(source_of(config)) if 'weights_sha256' in initial else None,
-        vocabulary_sha256=vocabulary_sha256(reads_as(config)),
-        reading_sha256=reading_sha256(source_of(config), reads_as(config)),
+        vocabulary_sha256=vocabulary_sha256(own),
+        reading_sha256=reading_sha256(source_of(config), own),
         overlap=_with_rows(corpus, corpus.overlap),
         contradictions=_with_rows(corpus, corpus.contradictions),
         sizes=split_sizes(corpus, config.task),
@@ -212,22 +199,9 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus]) -> 
         left_out=corpus.left_out,
         labels=task_info(config.task).label_facts(corpus, config),
         clusters=_clusters(config, corpus),
+        **notes,
     )
     return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, NAMING))
-
-
-def _head(config: RunConfig, corpus: Corpus, teacher: Plan | None) -> tuple:  # of texts or `Reason`s
-    "What becomes of the head in a model's files, and of its teacher's in a student of its weights."
-    from kdnotes.distill.models import new_head
-
-    if is_given(config):
-        found = (label_order(config, corpus),)
-    else:
-        student = MODES[config.mode].network == 'student'
-        from_run = student and config.student_init in ('teacher_finetuned', 'transferred')
-        from_files = not from_run and config.transfer == 'none'
-        found = (new_head(make_task(config, corpus), source_of(config)),) if from_files else ()
-    return tuple(dict.fromkeys(note for note in (*found, *(teacher.head if teacher else ())) if note))
 
 
 def on_other_ranks(
@@ -311,13 +285,6 @@ def _starts_pretrained(config: RunConfig) -> bool:
     )
 
 
-def _all_layers(config: RunConfig) -> range:
-    "The layers of a teacher that a deeper student has all of."
-    from kdnotes.distill.architectures import depth, load_config
-
-    return range(depth(load_config(config.teacher)))
-
-
 def _of_files(config: RunConfig) -> dict:
     "Weights from files, and what reads them where it is not what the project's own come with."
     from kdnotes.distill.tokenizers import reads_as
@@ -331,7 +298,7 @@ def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> 
     student = MODES[config.mode].network == 'student'
     if student and config.student_init == 'hub':
         return _of_files(config)
-    layers = dict(layers=list(config.student_layers or _all_layers(config))) if student else {}
+    layers = dict(layers=list(config.student_layers or range(depth_of(config.teacher)))) if student else {}
     if student and config.student_init == 'teacher_finetuned':
         return dict(teacher_run_id=teacher.run_id) | layers
     if student and config.student_init == 'transferred':
@@ -346,8 +313,6 @@ def _with_ranks(
     given = any(taken.get('ranks', 'auto') != 'auto' for taken in own.values())
     if given or SEVERAL_RANKS not in own:
         return own
-    from kdnotes.train.distributed import machine
-
     several = dict(ranks=parallel_ranks(machine()))
     return {mode: taken | (several if MODES[mode].ranks == 'auto' else {}) for mode, taken in own.items()}
 
@@ -377,7 +342,7 @@ class _Cells:
         key = (mode, *((name, repr(value)) for name, value in cell.items()))
         if key not in self.known:
             try:
-                self.known[key] = plan(self.config(mode, cell), corpora=self.corpora).run_id
+                self.known[key] = plan(self.config(mode, cell), corpora=self.corpora, check=False).run_id
             except ConfigError:  # as where a value needs another one of the grid
                 self.known[key] = None
         return self.known[key]
@@ -385,7 +350,7 @@ class _Cells:
     def own(self, mode: str, cell: dict) -> dict[str, Any]:
         "The values of a cell without which the run of an arm would be another one."
         config = self.config(mode, cell)
-        run = plan(config, corpora=self.corpora).run_id
+        run = plan(config, corpora=self.corpora, check=False).run_id
         typed = flat(config)
         return {
             name: typed[name]
@@ -452,6 +417,7 @@ def plan_study(
     study: str = '',  # as for `named`
     # values that arms have one each of, as of `core.grid.read_grid`; None: all arms have one setting
     grid: str | Sequence[str] | Mapping[str, Any] | None = None,
+    check: bool = True,  # as for `plan`
     **common,  # fields of RunConfig that all arms share
 ) -> list[Plan]:
     "The runs of a study, in the order they are made: seeds outermost, arms shuffled inside a seed."
@@ -489,7 +455,7 @@ def plan_study(
         for seed in range(seeds)
         for mode, taken in (named_arms[i] for i in stream(seed, 'order').permutation(len(named_arms)))
     ]
-    plans = [plan(config, corpora=corpora) for config in configs]
+    plans = [plan(config, corpora=corpora, check=check) for config in configs]
     return _teachers_named(plans, of_grid.values) if grid else plans
 
 

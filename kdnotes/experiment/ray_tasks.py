@@ -59,7 +59,7 @@ def start_here(
     machines: int,  # like this one, that it stands for
 ) -> None:
     "A Ray of its own on this machine."
-    from kdnotes.train.distributed import machine
+    from kdnotes.core.resolve import machine
 
     os.environ.setdefault('RAY_AUTH_TOKEN', secrets.token_hex(32))
     for attempt in range(_START_ATTEMPTS):

@@ -235,7 +235,7 @@ def record_of(
     value = outcome.evaluation.metrics[where][metric]
     latency, unmeasured = forward_latency(model, task, rank.runtime.device)
     operations = _operations(rank.config, task, model, result)
-    measured = ('memory', 'utilisation', 'phases', 'devices', 'sampling')
+    measured = used.keys() - {'energy', 'machine', 'reasons'}  # said with what is known besides
     record = _identity(rank, outcome.start_sha256, model) | dict(
         schema=SCHEMA,
         params_total=count_parameters(model),
@@ -247,7 +247,7 @@ def record_of(
         throughput=_throughput(result, operations),
         operations=operations,
         latency=latency,
-        **{part: used[part] for part in measured},
+        **{part: used[part] for part in used if part in measured},
         energy=used['energy'] | carbon(used['energy']['device_j'], rank.config.grid_g_per_kwh),
         machine=used['machine'] | dict(jobs=rank.job.get('jobs', 1)),
         timeline=compact_timeline([r for r in rows if r['kind'] == 'telemetry']),

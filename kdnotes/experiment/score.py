@@ -138,7 +138,8 @@ def load_scorer(
     "A model with its own head, ready on the device."
     from kdnotes.distill.tokenizers import check_batches, load_tokenizer
     from kdnotes.distill.weights import config_sha256
-    from kdnotes.train.distributed import alone, machine
+    from kdnotes.core.resolve import machine
+    from kdnotes.train.distributed import alone
 
     source = find_source(name)
     folder = source.folder

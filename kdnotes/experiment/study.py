@@ -23,7 +23,7 @@ from .cluster import Cluster
 from .forecast import time_left
 from .launch import Follow, execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
-from .planned import TEMPLATE
+from .describe import TEMPLATE
 from .worker import have_floors
 from ..results.runs import RunFolder
 

@@ -5,7 +5,6 @@
 # %% ../../nbs/experiment/07_worker.ipynb #5d2e2a28
 from __future__ import annotations
 import contextlib
-import importlib
 import os
 import shutil
 import socket
@@ -26,7 +25,7 @@ from ..core.progress import ReportFile, reporting_to, silent
 from ..core.resolve import settings
 from ..core.streams import torch_seed
 from .attempt import RunError, stage_file
-from .fit import teachers_sha256
+from .compatibility import teachers_sha256
 from .plan import make_task, source_of
 from .record import Outcome, Rank, record_of
 from ..results.runs import RunFolder
@@ -39,8 +38,8 @@ from ..telemetry.summary import summarise
 from ..train.failures import STOP
 
 # %% auto #0
-__all__ = ['DRAWS', 'worker', 'bytes_before_a_model', 'encoded_task', 'task_of_teacher', 'starting_model', 'as_asked',
-           'have_floors', 'floor_keys', 'main']
+__all__ = ['DRAWS', 'worker', 'encoded_task', 'task_of_teacher', 'starting_model', 'as_asked', 'have_floors', 'floor_keys',
+           'main']
 
 # %% ../../nbs/experiment/07_worker.ipynb #3536d29d
 def _enter(config_file: str | Path) -> Rank:
@@ -166,21 +165,6 @@ def _have_everywhere(
     if runtime.rank in needed:
         RunFolder(*known[source][:2]).receive(lambda: files, locked=locked)
     runtime.barrier()
-
-# %% ../../nbs/experiment/07_worker.ipynb #c792d25b
-def bytes_before_a_model(
-    config: RunConfig,  # resolved
-) -> int:
-    "What this process holds when it has what a rank has: the libraries, the corpus and its tokens."
-    import psutil
-    from kdnotes.train import distributed as rt
-
-    importlib.import_module('kdnotes.train.loop')
-    corpus = corpus_of(config)
-    runtime = rt.start(config)
-    kept = [encoded_task(config, corpus, runtime)]
-    kept.append(task_of_teacher(config, corpus, runtime, *kept))
-    return psutil.Process().memory_info().rss
 
 # %% ../../nbs/experiment/07_worker.ipynb #0ce39b40
 def encoded_task(

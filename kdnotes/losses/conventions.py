@@ -5,13 +5,15 @@
 # %% ../../nbs/losses/02_conventions.ipynb #be3aa0b3
 from __future__ import annotations
 import math
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING
 from .targets import soft_target_kl
 
 # %% auto #0
 __all__ = ['DIALECTS', 'dialect_loss', 'translate', 'dialect_weights']
+
+# %% ../../nbs/losses/02_conventions.ipynb #b7a85f08
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # %% ../../nbs/losses/02_conventions.ipynb #49ebdae6
 DIALECTS = {  # name -> its weights: of the labels, then of the teacher
@@ -49,6 +51,8 @@ def _on_labels(
     dim: int = -1,  # where the classes are
 ) -> Tensor:  # scalar
     "Mean cross-entropy over the labelled rows; 0 if there is none."
+    import torch.nn.functional as F
+
     if labels is None:
         return student.new_zeros(())
     rows = student.movedim(dim, -1)

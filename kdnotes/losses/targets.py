@@ -5,13 +5,15 @@
 # %% ../../nbs/losses/01_targets.ipynb #0dccf0c5
 from __future__ import annotations
 import math
+from typing import TYPE_CHECKING
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 # %% auto #0
 __all__ = ['hard_target_ce', 'cut_off', 'soft_target_kl', 'masked_reduce', 'ranknet', 'margin_mse', 'pair_counts', 'weighted_sum']
+
+# %% ../../nbs/losses/01_targets.ipynb #fd00d60f
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # %% ../../nbs/losses/01_targets.ipynb #d49f017d
 def _reduce(
@@ -30,6 +32,8 @@ def hard_target_ce(
     reduction: str = 'mean',  # 'mean' over the rows | 'sum'
 ) -> Tensor:  # scalar float32, nats
     "Cross-entropy of the labels."
+    import torch.nn.functional as F
+
     rows = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), reduction='none')
     return _reduce(rows, reduction)
 
@@ -40,6 +44,8 @@ def cut_off(
     top_k: int | None,  # None: all classes
 ) -> Tensor:  # (..., classes) log-probabilities of what is kept, finite
     "Drop the classes of small probability and renormalise the rest."
+    import torch
+
     if min_probability is None and top_k is None:
         return log_p
     kept = torch.ones_like(log_p, dtype=torch.bool)
@@ -67,6 +73,8 @@ def soft_target_kl(
     top_k: int | None = None,
 ) -> Tensor:  # scalar float32, nats times T*T (Hinton et al. 2014, arXiv 1503.02531, section 2)
     "KL(teacher || student) of the tempered distributions, times `T*T`."
+    import torch.nn.functional as F
+
     if not T > 0:
         raise ValueError(f'T must be > 0, got {T}')
     if student.shape != teacher.shape:
@@ -86,6 +94,8 @@ def masked_reduce(
     reduction: str,  # 'mean' over those that count (0 if none does) | 'sum'
 ) -> Tensor:  # scalar
     "Mean or sum of the values that count."
+    import torch
+
     total = _reduce(torch.where(mask, values, 0.0), 'sum' if reduction == 'mean' else reduction)
     return total / mask.sum().clamp(min=1) if reduction == 'mean' else total
 
@@ -113,6 +123,8 @@ def ranknet(
     reduction: str = 'mean',  # 'mean' over the pairs (0 where there is none) | 'sum'
 ) -> Tensor:  # scalar float32, nats (Burges et al. 2005)
     "The cost of putting a worse row above a better one."
+    import torch.nn.functional as F
+
     _check_rows(scores=scores, groups=groups, labels=labels)
     s = scores.float()
     return masked_reduce(F.softplus(s - s[:, None]), _pairs(groups, labels), reduction)

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from ..core.resolve import cpu_has_bf16
 from .targets import cut_off, hard_target_ce, soft_target_kl
 
 # %% auto #0
-__all__ = ['PIECE', 'OpenLogits', 'rows_of', 'as_tensor', 'cpu_has_bf16', 'OpenDecoder', 'open_decoder', 'vocabulary_ce',
-           'vocabulary_nll', 'TopK', 'vocabulary_kl']
+__all__ = ['PIECE', 'OpenLogits', 'rows_of', 'as_tensor', 'OpenDecoder', 'open_decoder', 'vocabulary_ce', 'vocabulary_nll',
+           'TopK', 'vocabulary_kl']
 
 # %% ../../nbs/losses/03_vocabulary.ipynb #f8346e3b
 @dataclass(frozen=True)
@@ -58,13 +59,6 @@ def as_tensor(
     return logits.tensor() if isinstance(logits, OpenLogits) else logits.float()
 
 # %% ../../nbs/losses/03_vocabulary.ipynb #96660a39
-def cpu_has_bf16() -> bool:
-    "Does this CPU have instructions for a matmul in bf16? What torch cannot say counts as yes."
-    capabilities = getattr(torch.cpu, 'get_capabilities', dict)()
-    answers = [has for name, has in capabilities.items() if name.endswith('bf16')]
-    return any(answers) if answers else True
-
-
 class OpenDecoder(nn.Module):
     "An output layer that hands on what it is given, with its weight and bias."
 

@@ -36,6 +36,7 @@ from kdnotes.stats.tables import (
 from ..core.config import primary_name, task_info
 from ..core.render import phrase, reason, unit_of
 from .label_figure import labels_figure
+from ..telemetry.meters import METERS
 
 # %% auto #0
 __all__ = ['PHASE_COLOURS', 'FIGURES', 'accuracy_figure', 'throughput_figure', 'curves_figure', 'smoothed', 'run_curves',
@@ -240,12 +241,8 @@ def _times_axis(axes: Axes, ratios: list[float]) -> None:
     axes.set_xlim(low / margin, high * margin)
 
 # %% ../../nbs/report/03_figures.ipynb #baa14c09
-_TRACES = {  # title -> key, what it is divided by
-    'GPU busy, %': ('gpu_percent', 1),
-    'power, W': ('power_w', 1),
-    'CPU, % of a core': ('cpu_percent', 1),
-    'host memory, GiB': ('host_mib', 1024),
-}
+# title -> key, what it is divided by
+_TRACES = {m.panel: (name, m.per) for name, m in METERS.items() if m.panel}
 
 
 @pt.drawing

@@ -19,10 +19,11 @@ from pydantic import (
 )
 from ..core.arms import MODES
 from ..core.config import KdnotesError
+from ..telemetry.meters import METERS
 
 # %% auto #0
-__all__ = ['SCHEMA', 'NAMING', 'ADDED_TELEMETRY', 'ADDED', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number', 'Numbers',
-           'ROW_KEYS', 'RECORD_KEYS', 'SHARED_MASKS', 'OWN_MASKS', 'RecordError', 'of_this_schema', 'Part',
+__all__ = ['SCHEMA', 'NAMING', 'ADDED', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number', 'Numbers', 'ROW_KEYS',
+           'HARDWARE', 'RECORD_KEYS', 'SHARED_MASKS', 'OWN_MASKS', 'RecordError', 'of_this_schema', 'Part',
            'NumberPart', 'Explained', 'Point', 'first_error', 'make_row', 'Row', 'check_row', 'Factors', 'Settings',
            'Parallel', 'Environment', 'Models', 'Primary', 'Time', 'Throughput', 'Memory', 'Energy', 'Amp',
            'Utilisation', 'MachineLoad', 'Sampling', 'Latency', 'Operations', 'Gradients', 'Best', 'Record', 'keys_of',
@@ -37,8 +38,6 @@ class RecordError(KdnotesError):
 # %% ../../nbs/results/01_schema.ipynb #cd6780c3
 SCHEMA = 3
 NAMING = 2  # the rule by which `core.resolve.run_id` names a run
-# by schema 2, in rows of kind telemetry
-ADDED_TELEMETRY = ('temperature_c', 'sm_mhz', 'memory_mhz', 'throttle', 'load_average')
 ADDED = {  # by schema 2: key of a record -> the keys it holds
     'tuning_id': (),
     'phases': (),
@@ -54,7 +53,7 @@ ADDED = {  # by schema 2: key of a record -> the keys it holds
 def _from_1(old: dict) -> dict:
     "A record of schema 1 with nulls for what it did not hold, and the reason; a row or a state as it is."
     if 'run_id' not in old:
-        return dict.fromkeys(ADDED_TELEMETRY if old.get('kind') == 'telemetry' else ()) | old
+        return old
     blanks = {key: dict.fromkeys(inner) if inner else None for key, inner in ADDED.items()}
     reasons = {
         f'{key}.{name}': 'schema 1 did not record it'
@@ -171,16 +170,7 @@ ROW_KEYS = {  # kind -> its keys, besides schema, kind and at_s (unix time)
     'resume': ('step', 'path'),
     'overflow': ('step', 'scale'),
     'gradients': ('step', 'scale', 'scaled', 'layers'),
-    'telemetry': (
-        'elapsed_s',
-        'rank',
-        'cpu_percent',
-        'host_mib',
-        'gpu_percent',
-        'device_mib',
-        'power_w',
-        *ADDED_TELEMETRY,
-    ),
+    'telemetry': ('elapsed_s', 'rank', *METERS, 'load_average'),
     'end': ('step', 'train_s', 'status'),
 }
 
@@ -216,6 +206,8 @@ class Row(Part):
 def check_row(row: dict, where: str) -> dict:
     "A row as read, of this schema and with the keys of its kind."
     row = of_this_schema(row, where)
+    if row.get('kind') == 'telemetry':  # of a version with fewer meters
+        row = dict.fromkeys((*METERS, 'load_average')) | row
     why = first_error(Row, row)
     if not why and (lacks := [k for k in ROW_KEYS[row['kind']] if k not in row]):
         every = ', '.join(ROW_KEYS[row['kind']])
@@ -265,6 +257,10 @@ class Parallel(Part):
     streams: JsonValue
     graphs: JsonValue
     reason: JsonValue
+
+
+# of the environment: where one of them differs, times cannot be compared
+HARDWARE = ('device', 'cpu', 'torch')
 
 
 class Environment(Part):

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 import pandas as pd
 from ..core.arms import MODES
 from ..core.grid import arm_order
+from ..telemetry.meters import METERS
 from ..telemetry.summary import BUSY_SHARE
 
 # %% auto #0
-__all__ = ['QUANTITIES', 'RESULT_COLUMNS', 'NOT_COMPARED', 'MEASURED', 'arms_of', 'above_rest', 'quantity', 'results_table']
+__all__ = ['QUANTITIES', 'RESULT_COLUMNS', 'NOT_COMPARED', 'arms_of', 'above_rest', 'quantity', 'results_table']
 
 # %% ../../nbs/results/07_table.ipynb #1a246311
 def arms_of(
@@ -34,6 +35,12 @@ def arms_of(
     return dict(sorted(found.items(), key=lambda kv: kv[0] not in MODES))
 
 # %% ../../nbs/results/07_table.ipynb #1867c17d
+def _metered(part: str) -> dict[str, tuple[str, str, str]]:
+    "The meters of a part of a record that are shown in tables."
+    shown = [m for m in METERS.values() if m.title and m.key.startswith(f'{part}.')]
+    return {m.key.partition('.')[2]: (m.title, m.spec, part) for m in shown}
+
+
 # key -> (title, format, place in the record); all but the memory and energy of a machine without a GPU are
 # always shown
 QUANTITIES = {
@@ -42,13 +49,12 @@ QUANTITIES = {
     'examples_per_s': ('examples/s', '.1f', 'throughput'),
     'tokens_per_s': ('tokens/s', '.0f', 'throughput'),
     'peak_device_mib': ('GPU MiB', '.0f', 'memory'),
-    'peak_host_mib': ('host MiB', '.0f', 'memory'),
+    **_metered('memory'),
     'device_j': ('energy J', '.0f', 'energy'),
     'above_rest_j': ('above rest J', '.0f', 'energy'),
     'mean_w': ('power W', '.1f', 'energy'),
     'co2_g': ('CO2 g', '.3g', 'energy'),
-    'gpu_percent': ('GPU %', '.0f', 'utilisation'),
-    'cpu_percent': ('CPU % (100: a core)', '.0f', 'utilisation'),
+    **_metered('utilisation'),
 }
 
 # %% ../../nbs/results/07_table.ipynb #bcbbabcd
@@ -77,8 +83,6 @@ def quantity(
 # %% ../../nbs/results/07_table.ipynb #965f5f7e
 RESULT_COLUMNS = ('study', 'arm', 'run_id', 'seed', 'set', 'unit', 'cluster', 'metric', 'value', 'reason')
 NOT_COMPARED = 'made on another machine or beside other runs, so it is not compared'
-# parts of a record whose numbers are results
-MEASURED = ('time', 'throughput', 'memory', 'energy', 'utilisation', 'latency', 'operations')
 
 
 def _run_rows(record: dict, comparable: Callable[[dict, str], bool]) -> Iterator[dict]:
@@ -88,7 +92,8 @@ def _run_rows(record: dict, comparable: Callable[[dict, str], bool]) -> Iterator
     for where, metrics in record['metrics'].items():
         for name, value in metrics.items():
             yield about | dict(set=where, metric=name, value=value)
-    for part in MEASURED:
+    parts = dict.fromkeys((*(part for *_, part in QUANTITIES.values()), 'latency', 'operations'))
+    for part in parts:
         for name, value in (record.get(part) or {}).items():
             key = f'{part}.{name}'
             if name == 'source' or not (isinstance(value, (int, float)) or key in reasons):

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 import numpy as np
-from scipy.optimize import nnls
 from ..core.arms import MODES
 from kdnotes.core.config import (
     FIRST_TASK,
@@ -37,7 +36,7 @@ from ..tasks.sources import Corpus, corpus_of
 
 # %% auto #0
 __all__ = ['ENOUGH', 'trivial_score', 'Asked', 'search_named', 'Goal', 'resolved', 'threshold_of', 'ledger_of', 'CurveRule',
-           'gains_of', 'foreseen_seconds']
+           'gains_of']
 
 # %% ../../nbs/search/08_goal.ipynb #26a3845c
 def trivial_score(
@@ -83,7 +82,7 @@ class Asked:
     )
     budget_minutes: float | None = None  # after which no trial is begun
     max_trial_minutes: float | None = None  # that a trial may take
-    memory_mib: float | None = None  # that a trial may take; None: what is free, shared among the workers
+    memory_mib: float | None = None  # that a trial may take; None: no limit
     front_seeds: int = 3  # more seeds that the trials of the front are trained on
     give_up: bool = True  # are hopeless trials ended early?
     storage: str = ''  # a database's URL; '': a journal file beside the runs
@@ -120,7 +119,7 @@ class Asked:
 # %% ../../nbs/search/08_goal.ipynb #2e3cd415
 def _threads(asked: Asked, given: Mapping[str, Any]) -> dict[str, Any]:
     "Cores that each of several trials has."
-    from kdnotes.train.distributed import machine
+    from kdnotes.core.resolve import machine
 
     on = machine()
     if asked.workers == 1 or on.device == 'cuda':
@@ -293,20 +292,3 @@ def gains_of(
             if on_the_way and None not in (end, point['value']):
                 found.append((point['step'] / r['steps'], sign * (end - point['value'])))
     return tuple(found)
-
-# %% ../../nbs/search/08_goal.ipynb #fc03757f
-def foreseen_seconds(
-    known: Sequence[
-        tuple[float, float]
-    ],  # (parameters of the encoder times epochs, seconds) of finished trials
-    work: float,  # of the next one
-) -> float | None:  # at least so long; None: too little is known
-    "The time a trial takes at least."
-    if len(known) < 5:
-        return None
-    done, seconds = np.array(known, dtype=float).T
-    scale = done.max() or 1.0
-    features = np.stack([np.ones_like(done), done / scale], axis=1)
-    weights, _ = nnls(features, seconds)
-    too_much = max(0.0, float((features @ weights - seconds).max()))
-    return max(0.0, float(weights @ [1.0, work / scale]) - too_much)

@@ -13,14 +13,13 @@ from .intervals import Interval, difference_interval, mean_interval
 from ..core.config import primary_name, task_info
 from ..core.render import Reason, reason
 from ..core.resolve import factor_settings, training_settings
-from ..results.schema import dropout_masks
+from ..results.schema import HARDWARE, dropout_masks
 
 # %% auto #0
-__all__ = ['HARDWARE', 'SEED', 'trained', 'Timed', 'timed', 'of_one_machine', 'recorded', 'differences', 'Attribution',
-           'attribute', 'check_arm', 'commits', 'mixed', 'refusal', 'matched', 'matched_pairs', 'lacks', 'by_cluster',
-           'unit_matrix', 'units_alike', 'independent_name', 'TrivialBaseline', 'trivial_baselines', 'beside',
-           'reach_of', 'gain', 'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells',
-           'neighbours']
+__all__ = ['SEED', 'trained', 'Timed', 'timed', 'of_one_machine', 'recorded', 'differences', 'Attribution', 'attribute',
+           'check_arm', 'commits', 'mixed', 'refusal', 'matched', 'matched_pairs', 'lacks', 'by_cluster', 'unit_matrix',
+           'units_alike', 'independent_name', 'TrivialBaseline', 'trivial_baselines', 'beside', 'reach_of', 'gain',
+           'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells', 'neighbours']
 
 # %% ../../nbs/stats/04_comparable.ipynb #af490aa1
 def trained(record: dict) -> bool:
@@ -28,10 +27,6 @@ def trained(record: dict) -> bool:
     return record['factors'].get('init') != 'given'
 
 # %% ../../nbs/stats/04_comparable.ipynb #2f9c6de2
-# of a record's environment: where one of them differs, times cannot be compared
-HARDWARE = ('device', 'cpu', 'torch')
-
-
 @dataclass(frozen=True)
 class Timed:
     "Runs whose times, memory and energy can stand side by side."

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 import numpy as np
-from .comparable import HARDWARE
 from ..core.config import RunConfig
 from ..core.resolve import settings
+from ..results.schema import HARDWARE
 
 # %% auto #0
 __all__ = ['Work', 'work_of', 'work_planned', 'seconds_of', 'Estimate', 'estimate']

@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, TYPE_CHECKING
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, parameter
 from ..core.render import reason
@@ -29,6 +27,10 @@ from .ranking_metrics import evaluate_split, in_any_order, shared_words
 
 # %% auto #0
 __all__ = ['DEFAULTS', 'USE', 'TASK', 'AnswerSelectionSettings', 'two_logits', 'AnswerSelection', 'worst', 'ranked']
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #84b7ac34
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #02f06ace
 class AnswerSelectionSettings(TaskSettings):
@@ -124,6 +126,8 @@ def two_logits(
     logits: Tensor,  # (n, 2), or (n, 1) of a model with one output, as cross-encoders have
 ) -> Tensor:  # (n, 2)
     "The logits of wrong and right; of one output z they are 0 and z, whose softmax is its sigmoid."
+    import torch
+
     return torch.cat([torch.zeros_like(logits), logits], dim=1) if logits.shape[1] == 1 else logits
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #8efb052c
@@ -170,6 +174,8 @@ class AnswerSelection(Task):
 
     def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
         "Pairs of a split, and their questions where a loss compares candidates."
+        import torch
+
         found = super().batch(split, index, epoch)
         if not self.compares:
             return found

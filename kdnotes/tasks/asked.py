@@ -6,9 +6,8 @@
 from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TYPE_CHECKING
 import numpy as np
-import torch
 from ..core.config import KdnotesError
 from ..core.render import Reason, reason, render
 from .base import Forward
@@ -16,6 +15,10 @@ from .batching import Batch, Ragged, encode_pairs, micro_batches, pad_pairs
 
 # %% auto #0
 __all__ = ['INPUTS', 'AskError', 'Reader', 'Answer', 'Use', 'cut_notes']
+
+# %% ../../nbs/tasks/07_asked.ipynb #2ab7befc
+if TYPE_CHECKING:
+    import torch
 
 # %% ../../nbs/tasks/07_asked.ipynb #cedde78b
 class AskError(KdnotesError):
@@ -64,6 +67,8 @@ class Reader:
         most: int = _BATCH_TOKENS,  # tokens of a batch, padding included
     ) -> Iterator[tuple[Batch, Any]]:  # batches on the device, and what the model gives for them
         "Forwards over all rows, those of like length together."
+        import torch
+
         pad_id = self.tokenizer.pad_token_id or 0
         for index in micro_batches(np.arange(len(ids)), ids.lengths, most):
             inputs, tokens = pad_pairs(ids, second, index, pad_id)

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from itertools import product
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TYPE_CHECKING
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, task_info
 from ..core.files import sha256_text
@@ -28,6 +26,10 @@ __all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'Embed', 'FLOOR_COLUMNS', 'SignalSpec', 
            'SoftTargets', 'soft_targets', 'free_weights', 'check_free_weights', 'labels_config', 'sequence_head_flops',
            'worst_units', 'lower_words', 'floors_key', 'encoder_key', 'cosines', 'some_rows', 'floor_table', 'Forward',
            'Task', 'setting', 'TaskInfo', 'split_sizes', 'TaskView']
+
+# %% ../../nbs/tasks/05_base.ipynb #766e11bd
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # %% ../../nbs/tasks/05_base.ipynb #a3434a53
 @dataclass(frozen=True)
@@ -372,6 +374,8 @@ class Task:
 
     def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
         "Examples of a split, padded to the longest; the same in every epoch."
+        import torch
+
         index = np.asarray(index, dtype=np.int64)
         inputs, tokens = self.pairs.inputs(split, index)
         return Batch(index, inputs, torch.from_numpy(self.labels[split][index]), tokens)

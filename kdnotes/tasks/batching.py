@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 import numpy as np
-import torch
-from torch import Tensor
 from ..core.appended import Appended, made_once
 from ..core.progress import stage
 from ..core.files import check_room, sha256_texts
@@ -21,6 +20,11 @@ from ..core.files import check_room, sha256_texts
 __all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'second_begins', 'tells_two_texts',
            'groups_of', 'token_dtype', 'flat_ids', 'pad_pairs', 'EncodedPairs', 'all_apart', 'epoch_steps',
            'mixed_steps', 'micro_batches']
+
+# %% ../../nbs/tasks/01_batching.ipynb #02ecf72d
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 # %% ../../nbs/tasks/01_batching.ipynb #09dd3ef5
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ def to_device(
     device: torch.device | str,
 ) -> Tensor:
     "A tensor on a device, without waiting for what a GPU still computes: copied from pinned memory."
+    import torch
+
     return (
         tensor.pin_memory().to(device, non_blocking=True)
         if tensor.device.type == 'cpu' and torch.device(device).type == 'cuda'
@@ -273,6 +279,8 @@ def pad_pairs(
     # input_ids, attention_mask, token_type_ids (k, longest row) int64; real tokens
 ) -> tuple[dict[str, Tensor], int]:
     "Rows as rectangular tensors, padded to the longest of them."
+    import torch
+
     lengths = ids.lengths[index]
     place = np.arange(max(int(lengths.max()), 1))
     mask = place < lengths[:, None]

@@ -8,11 +8,9 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TYPE_CHECKING
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 from ..core.config import RunConfig, TaskSettings, parameter
 from ..core.render import reason
 from ..losses.targets import hard_target_ce
@@ -30,6 +28,10 @@ from .sources import SPLITS, Corpus, CorpusError, Rows
 # %% auto #0
 __all__ = ['USE', 'DEFAULTS', 'TASK', 'ExtractiveQASettings', 'usual', 'check', 'check_tokens', 'answerable', 'span_logits',
            'best_spans', 'window_scores', 'ExtractiveQA', 'worst', 'found_answer']
+
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #a63c652b
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #eacb6a1d
 class ExtractiveQASettings(TaskSettings):
@@ -111,6 +113,8 @@ def answerable(
     batch: Batch,  # its `positions` (n, 2) are where contexts begin and end
 ) -> Tensor:  # (n, length) bool
     "The tokens that can begin or end an answer: those of the context, and [CLS], which is none."
+    import torch
+
     place = torch.arange(batch.inputs['input_ids'].shape[1], device=batch.positions.device)
     inside = (place >= batch.positions[:, :1]) & (place < batch.positions[:, 1:])
     return inside | (place == 0)
@@ -134,6 +138,8 @@ def best_spans(
     longest: int,  # tokens
 ) -> tuple[Tensor, Tensor, Tensor]:  # (n,) each: the score of the best span, its first and its last token
     "For each window the span with the largest sum of logits, [CLS] left out."
+    import torch
+
     start = start.clone()
     start[:, 0] = 2 * _NEVER
     ends = torch.nn.functional.pad(end, (0, longest - 1), value=_NEVER).unfold(1, longest, 1)
@@ -148,6 +154,8 @@ def window_scores(
     longest: int,  # tokens of an answer
 ) -> Tensor:  # (n, 4) float32: the score of no answer, that of the best span, its first and its last token
     "What is kept of each window."
+    import torch
+
     start, end = span_logits(outputs, batch)
     none = start[:, 0] + end[:, 0]
     return torch.stack([none, *(of.float() for of in best_spans(start, end, longest))], 1)
@@ -192,6 +200,8 @@ class ExtractiveQA(Task):
 
     def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
         "Windows of a split, with the ends of their contexts."
+        import torch
+
         found = super().batch(split, index, epoch)
         context = self.windows[split].context[found.index].astype(np.int64)
         return replace(found, positions=torch.from_numpy(context))
@@ -202,6 +212,8 @@ class ExtractiveQA(Task):
         batch: Batch,
     ) -> dict[str, Tensor]:
         "The teacher's two logits of each token, (tokens, 2) float32."
+        import torch
+
         both = torch.stack([outputs.start_logits, outputs.end_logits], dim=-1).detach().float()
         return {'logits': both[batch.inputs['attention_mask'].bool()]}
 

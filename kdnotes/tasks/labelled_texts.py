@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 import numpy as np
-import torch
 from ..core.config import RunConfig, counted, shown
 from ..core.files import sha256_text
 from .base import lower_words
@@ -157,7 +156,7 @@ def class_names(
         return sorted(names)
 
 
-_LARGEST = torch.finfo(torch.float32).max
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def number_of(text: str) -> float | None:

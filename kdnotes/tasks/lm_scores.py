@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 import numpy as np
 import pandas as pd
-import torch
 from ..core.appended import Appended, made_once
 from ..core.progress import followed
 from ..core.streams import stream
-from ..losses.vocabulary import OpenLogits, rows_of, vocabulary_nll
 from .base import Forward, unit_table
 from .batching import Batch, micro_batches
 from .text_blocks import Asked, Masking, Rows, TokenStream, block_ends, mask_blocks
@@ -72,6 +70,8 @@ def masked_batch(
     labels: np.ndarray,  # (n, k) int64, the true tokens
 ) -> Batch:
     "Blocks with hidden tokens."
+    import torch
+
     tokens = torch.from_numpy(ids)
     inputs = dict(input_ids=tokens, attention_mask=torch.ones_like(tokens))
     places = torch.from_numpy(positions)
@@ -117,6 +117,9 @@ def hidden_scores(
 
 def _of_batch(forward: Forward, text: TextSet, index: np.ndarray, batch: Batch) -> np.ndarray:
     "Rows of `found` in `hidden_scores`."
+    import torch
+    from kdnotes.losses.vocabulary import OpenLogits, rows_of, vocabulary_nll
+
     blocks = text.chosen[index]
     truth = torch.from_numpy(text.blocks.ids(blocks))
     asked = torch.from_numpy(text.blocks.maskable(blocks))
@@ -199,6 +202,8 @@ def alone_nll(
     what: str | None = None,  # is said to be done while it lasts; None: nothing is said
 ) -> np.ndarray:  # (n,) float64 nats, on every rank
     "What each token costs that is hidden by itself."
+    from kdnotes.losses.vocabulary import vocabulary_nll
+
     nll = np.zeros(len(asked.rows))
     lengths = rows.lengths()[asked.rows]
     # rows of one length together: to some architectures padding is not invisible

@@ -7,14 +7,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TYPE_CHECKING
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 from ..core.arms import MODES
 from ..core.config import RunConfig
-from ..losses.vocabulary import OpenLogits, TopK, as_tensor, rows_of, vocabulary_ce, vocabulary_kl
 from . import base
 from .asked import Answer, AskError, Reader, Use
 from .base import Evaluation, Forward, SignalSpec, SoftTargets, Task, setting
@@ -28,6 +25,11 @@ from .text_blocks import block_ends, mask_blocks, n_masked, rare_token_weights, 
 
 # %% auto #0
 __all__ = ['USE', 'DEFAULTS', 'TASK', 'MaskedLM', 'worst', 'filled']
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #588323dd
+if TYPE_CHECKING:
+    from torch import Tensor
+    from kdnotes.losses.vocabulary import OpenLogits, TopK
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #1e5cd1ee
 class MaskedLM(Task):
@@ -149,6 +151,9 @@ class MaskedLM(Task):
         """What the teacher says of the tokens whose soft targets are learnt:
         its likeliest pieces where they are enough, else the two sides of its output layer.
         """
+        from torch import Tensor
+        from kdnotes.losses.vocabulary import TopK, rows_of
+
         logits = rows_of(outputs.logits, self._soft_rows(batch))
         n = len(batch.labels)
         if self.likeliest_alone:
@@ -163,6 +168,8 @@ class MaskedLM(Task):
 
     def _teacher(self, signal: dict[str, Tensor]) -> Tensor | OpenLogits | TopK:
         "The teacher's logits of the rows of `_soft_rows`."
+        from kdnotes.losses.vocabulary import OpenLogits, TopK
+
         if 'index' in signal:
             return TopK(signal['index'].flatten(0, -2), signal['logits'].float().flatten(0, -2))
         if 'features' in signal:
@@ -171,6 +178,8 @@ class MaskedLM(Task):
 
     def _masked_rows(self, batch: Batch) -> Tensor:  # (n * masked,) int64
         "Where the hidden tokens are, counted through the batch."
+        import torch
+
         length = batch.inputs['input_ids'].shape[1]
         first = torch.arange(len(batch.labels), device=batch.positions.device)[:, None] * length
         return (first + batch.positions).flatten()
@@ -199,6 +208,8 @@ class MaskedLM(Task):
         signal: dict[str, Tensor] | None,
     ) -> dict[str, Tensor]:
         "`hard` over the hidden tokens, `soft` over those of `soft_on`."
+        from kdnotes.losses.vocabulary import rows_of, vocabulary_ce, vocabulary_kl
+
         hidden = rows_of(outputs.logits, self._masked_rows(batch))
         losses = {'hard': vocabulary_ce(hidden, batch.labels.flatten())}
         if signal is not None:
@@ -311,6 +322,9 @@ def filled(
     asked: Sequence[dict[str, Any]],  # text
 ) -> list[Answer]:
     "The likeliest pieces of each gap."
+    import torch
+    from kdnotes.losses.vocabulary import as_tensor, rows_of
+
     tokenizer = reader.tokenizer
     rows = [_with_gaps(reader, of['text'], i) for i, of in enumerate(asked)]
     ids = Ragged.from_rows(rows)

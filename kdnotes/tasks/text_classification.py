@@ -6,11 +6,9 @@
 from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TYPE_CHECKING
 import numpy as np
 import pandas as pd
-import torch
-from torch import Tensor
 from ..core.config import RunConfig, TaskSettings, parameter
 from ..core.render import Reason, reason
 from . import base
@@ -35,6 +33,10 @@ from .sources import SPLITS, Corpus, Rows
 # %% auto #0
 __all__ = ['DEFAULTS', 'ONLY_CLASSES', 'USE', 'TASK', 'TextClassificationSettings', 'LabelledTexts', 'TextClassification',
            'TextRegression', 'worst', 'classified', 'predicted_columns']
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #9504d243
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #00f0d806
 class TextClassificationSettings(TaskSettings):
@@ -260,6 +262,8 @@ def classified(
     asked: Sequence[dict[str, Any]],  # text, and pair where there is a second one: in all of them, or in none
 ) -> list[Answer]:
     "The classes of each text, likeliest first, or its number."
+    import torch
+
     pairs = [of['pair'] for of in asked] if 'pair' in asked[0] else None
     ids, second, lengths = reader.encode([of['text'] for of in asked], pairs)
     logits = np.zeros((len(asked), reader.config.num_labels))

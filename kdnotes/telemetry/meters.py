@@ -8,27 +8,17 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+import psutil
+from ..core.resolve import cpu_facts
 
 # %% auto #0
-__all__ = ['MOST_W', 'THROTTLES', 'READINGS', 'PASSING', 'TRIES', 'SPARING', 'APART_S', 'integrate_power', 'counted',
-           'counter_growth', 'visible_gpu', 'gpu_handle', 'throttle_names', 'GpuMeter', 'cpu_name', 'CpuMeter',
-           'NoMeter', 'open_meter', 'Metered', 'mean_power']
-
-# %% ../../nbs/telemetry/01_meters.ipynb #3f603615
-def integrate_power(
-    t_s: Sequence[float],  # times of the samples, increasing, s
-    watts: Sequence[float],  # power at these times, W
-) -> float:  # J; 0.0 for fewer than two samples
-    "Energy of a sampled power trace, by the trapezoid rule."
-    if len(t_s) != len(watts):
-        raise ValueError(f'{len(t_s)} times for {len(watts)} powers; give one power a time')
-    steps = [b - a for a, b in zip(t_s, t_s[1:])]
-    if any(step < 0 for step in steps):
-        raise ValueError('times must increase; sort the samples by time')
-    return sum((p + q) / 2 * step for p, q, step in zip(watts, watts[1:], steps))
+__all__ = ['MOST_W', 'THROTTLES', 'METERS', 'READINGS', 'PASSING', 'TRIES', 'counted', 'counter_growth', 'visible_gpu',
+           'gpu_handle', 'throttle_names', 'Meter', 'meter', 'read_meters', 'gpu_percent', 'device_mib', 'power_w',
+           'temperature_c', 'sm_mhz', 'memory_mhz', 'throttle', 'cpu_percent', 'host_mib', 'GpuMeter', 'cpu_name',
+           'CpuMeter', 'NoMeter', 'open_meter']
 
 # %% ../../nbs/telemetry/01_meters.ipynb #3c29cfc5
 def counted(
@@ -134,8 +124,139 @@ def throttle_names(
         THROTTLES[i] if i < len(THROTTLES) else f'bit {i}' for i in range(bits.bit_length()) if bits >> i & 1
     ]
 
+# %% ../../nbs/telemetry/01_meters.ipynb #ff48e8a6
+@dataclass(frozen=True)
+class Meter:
+    "A quantity that is sampled beside a training."
+
+    name: str  # of its column in traces, rows and timelines
+    about: str
+    read: Callable[[Any], float | None]  # of the device or of the process; None: the device says why
+    source: str  # where it is read
+    unit: str
+    of_device: bool  # else of this process
+    over_time: str = 'mean'  # 'mean', 'max', or 'rate': the growth a second of a counter
+    over_ranks: str = 'sum'  # 'sum', 'mean' or 'max'
+    key: str = ''  # its place in a record, part.name; '': among the devices alone, or nowhere
+    title: str = ''  # of its column in tables of results; '': it has none
+    spec: str = '.0f'  # its format there
+    timeline: bool = True
+    panel: str = ''  # the title of its panel in the figure of timelines
+    per: float = 1.0  # what it is divided by there
+
+
+METERS: dict[str, Meter] = {}
+
+
+def meter(
+    source: str,  # where the number comes from
+    unit: str,
+    of_device: bool = False,
+    **more: Any,  # other fields of `Meter`
+) -> Callable:
+    "Declare a function as the meter of its name."
+
+    def declare(read: Callable) -> Callable:
+        METERS[read.__name__] = Meter(read.__name__, read.__doc__, read, source, unit, of_device, **more)
+        return read
+
+    return declare
+
+
+def read_meters(
+    of: Any,  # a device or a process
+    of_device: bool,
+    reasons: dict[str, str],  # of the device; a meter that fails adds its own
+) -> dict[str, float | None]:  # meter -> number; None: `reasons` says why
+    "What all meters of a device, or of a process, show now."
+    found = {}
+    for name, declared in METERS.items():
+        if declared.of_device != of_device:
+            continue
+        try:
+            found[name] = None if name in reasons else declared.read(of)
+        except Exception as e:  # of any kind: a number is worth a line in the record, not a run
+            reasons[name] = f'{type(e).__name__}: {e}'
+            found[name] = None
+    return found
+
+# %% ../../nbs/telemetry/01_meters.ipynb #f1f84fcd
+_GPU = dict(source='NVML', of_device=True)
+
+
+@meter(**_GPU, unit='%', over_ranks='mean', key='utilisation.gpu_percent', title='GPU %', panel='GPU busy, %')
+def gpu_percent(gpu: Any) -> float | None:
+    "Share of the last moments in which a kernel ran, on one multiprocessor or on all."
+    return gpu.ask('gpu_percent', 'nvmlDeviceGetUtilizationRates', take=lambda rates: rates.gpu)
+
+
+@meter(**_GPU, unit='MiB', over_time='max')
+def device_mib(gpu: Any) -> float | None:
+    "Memory used on the device, by any process, without what the driver reserves."
+    return gpu.ask('device_mib', *gpu.memory, take=lambda memory: memory.used / 2**20)
+
+
+@meter(**_GPU, unit='W', panel='power, W')
+def power_w(gpu: Any) -> float | None:
+    "Power of the board: now where the driver tells it, else its mean over the last second."
+    return gpu.ask('power_w', *gpu.power, take=lambda answer: gpu.milliwatts(answer) / 1e3)
+
+
+@meter(**_GPU, unit='degrees Celsius', over_time='max', timeline=False)
+def temperature_c(gpu: Any) -> float | None:
+    "Temperature of the chip."
+    return gpu.ask('temperature_c', 'nvmlDeviceGetTemperature', gpu.nvml.NVML_TEMPERATURE_GPU)
+
+
+@meter(**_GPU, unit='MHz', timeline=False)
+def sm_mhz(gpu: Any) -> float | None:
+    "Clock of the multiprocessors."
+    return gpu.ask('sm_mhz', 'nvmlDeviceGetClockInfo', gpu.nvml.NVML_CLOCK_SM)
+
+
+@meter(**_GPU, unit='MHz', timeline=False)
+def memory_mhz(gpu: Any) -> float | None:
+    "Clock of the memory."
+    return gpu.ask('memory_mhz', 'nvmlDeviceGetClockInfo', gpu.nvml.NVML_CLOCK_MEM)
+
+
+@meter(**_GPU, unit='bits', timeline=False)
+def throttle(gpu: Any) -> int | None:
+    "Why the clock is lower than it could be, as bits of NVML: `throttle_names`."
+    return gpu.ask('throttle', 'nvmlDeviceGetCurrentClocksEventReasons')
+
+
+READINGS = tuple(METERS)  # those of a device
+
+
+@meter(
+    'CPU time of the process',
+    '% of a core',
+    over_time='rate',
+    key='utilisation.cpu_percent',
+    title='CPU % (100: a core)',
+    panel='CPU, % of a core',
+)
+def cpu_percent(process: psutil.Process) -> float:
+    "CPU time, on all cores, per time; 100 is one core."
+    times = process.cpu_times()
+    return 100 * (times.user + times.system)
+
+
+@meter(
+    'resident memory of the process',
+    'MiB',
+    over_time='max',
+    key='memory.peak_host_mib',
+    title='host MiB',
+    panel='host memory, GiB',
+    per=1024,
+)
+def host_mib(process: psutil.Process) -> float:
+    "Memory of the process."
+    return process.memory_info().rss / 2**20
+
 # %% ../../nbs/telemetry/01_meters.ipynb #ca00a1b5
-READINGS = ('gpu_percent', 'device_mib', 'power_w', 'temperature_c', 'sm_mhz', 'memory_mhz', 'throttle')
 # NVML's codes of timeout, in use, no data, not ready, unknown; failures in a row of which the last is final
 PASSING = (10, 19, 21, 27, 999)
 TRIES = 5
@@ -143,22 +264,15 @@ TRIES = 5
 _MEMORY_V2 = 0x2000028
 _POWER_INSTANT = 186
 
-# who looks sparingly asks a question again after so many times what its answer took: none takes more than
-# 0.05 % of the time
-SPARING = 2000.0
-
 # %% ../../nbs/telemetry/01_meters.ipynb #5266ee7c
 class _Driver:
     "A device of NVML that is asked one question after another."
 
     def __init__(self, nvml: Any, handle: Any):
-        # kept: when to ask again, the answer; held: how often that was given for a new one
         self.nvml = nvml
         self.handle = handle
         self.reasons = {}
         self.failures = {}
-        self.kept = {}
-        self.held = {}
 
     def _newer(self, new: tuple, old: tuple, take: Callable = lambda answer: answer) -> tuple:
         "The newer form of a question where the driver knows it."
@@ -168,32 +282,23 @@ class _Driver:
             return old  # TypeError: a pynvml whose function takes no version
         return new
 
-    def _milliwatts(self, answer: Any) -> int:
+    def milliwatts(self, answer: Any) -> int:
         if isinstance(answer, int):
             return answer
         if answer[0].nvmlReturn:
             raise self.nvml.NVMLError(answer[0].nvmlReturn)  # each field has its own
         return answer[0].value.uiVal
 
-    def _holds(self, key: str) -> bool:
-        "Is the last answer given once more, since a new one would cost too much?"
-        holds = key in self.kept and time.perf_counter() < self.kept[key][0]
-        self.held[key] = self.held.get(key, 0) + holds
-        return holds
-
-    def _ask(
+    def ask(
         self,
-        key: str,
-        question: str,
-        *more: Any,
-        take: Callable = lambda answer: answer,
-        sparing: bool = False,
-    ) -> Any:
+        key: str,  # the reading that it is for
+        question: str,  # a function of pynvml
+        *more: Any,  # its arguments behind the handle
+        take: Callable = lambda answer: answer,  # what of the answer is wanted
+    ) -> Any:  # None: no answer, for good if `reasons` says why
+        "What the driver answers."
         if key in self.reasons:
             return None
-        if sparing and self._holds(key):
-            return self.kept[key][1]
-        begin = time.thread_time()
         try:
             answer = take(getattr(self.nvml, question)(self.handle, *more))
         except (self.nvml.NVMLError, AttributeError) as e:
@@ -202,7 +307,6 @@ class _Driver:
                 self.reasons[key] = f'{question}: {e}'
             return None
         self.failures.pop(key, None)
-        self.kept[key] = time.perf_counter() + SPARING * (time.thread_time() - begin), answer
         return answer
 
 # %% ../../nbs/telemetry/01_meters.ipynb #5f23a19f
@@ -217,7 +321,7 @@ class GpuMeter(_Driver):
         self.last = None
         self.memory = self._newer(('nvmlDeviceGetMemoryInfo', _MEMORY_V2), ('nvmlDeviceGetMemoryInfo',))
         self.power = self._newer(
-            ('nvmlDeviceGetFieldValues', [_POWER_INSTANT]), ('nvmlDeviceGetPowerUsage',), self._milliwatts
+            ('nvmlDeviceGetFieldValues', [_POWER_INSTANT]), ('nvmlDeviceGetPowerUsage',), self.milliwatts
         )
         if self._in_mig():
             why = 'a MIG instance shares its GPU, whose readings include the work of others'
@@ -240,29 +344,17 @@ class GpuMeter(_Driver):
     def identity(self) -> dict:
         "Its uuid and name, as NVML gives them; None: not read."
         return dict(
-            uuid=self._ask('uuid', 'nvmlDeviceGetUUID', take=_text),
-            name=self._ask('name', 'nvmlDeviceGetName', take=_text),
+            uuid=self.ask('uuid', 'nvmlDeviceGetUUID', take=_text),
+            name=self.ask('name', 'nvmlDeviceGetName', take=_text),
         )
 
-    def read(self, sparing: bool = False) -> dict:
-        "The READINGS now, in the units of their names, `throttle` as bits of NVML; None: not read."
-        ask = partial(self._ask, sparing=sparing)
-        nvml = self.nvml
-        return dict(
-            gpu_percent=ask('gpu_percent', 'nvmlDeviceGetUtilizationRates', take=lambda rates: rates.gpu),
-            device_mib=ask('device_mib', *self.memory, take=lambda memory: memory.used / 2**20),
-            power_w=ask('power_w', *self.power, take=lambda answer: self._milliwatts(answer) / 1e3),
-            temperature_c=ask('temperature_c', 'nvmlDeviceGetTemperature', nvml.NVML_TEMPERATURE_GPU),
-            sm_mhz=ask('sm_mhz', 'nvmlDeviceGetClockInfo', nvml.NVML_CLOCK_SM),
-            memory_mhz=ask('memory_mhz', 'nvmlDeviceGetClockInfo', nvml.NVML_CLOCK_MEM),
-            throttle=ask('throttle', 'nvmlDeviceGetCurrentClocksEventReasons'),
-        )
+    def read(self) -> dict:
+        "The READINGS now; None: not read."
+        return read_meters(self, True, self.reasons)
 
-    def joules(self, sparing: bool = False) -> float | None:
+    def joules(self) -> float | None:
         "What the GPU has used since the first call; None: not read, for good if `reasons` says why."
-        if sparing and 'joules' not in self.reasons and self._holds('joules'):
-            return self.millijoules / 1e3
-        now = self._ask('joules', 'nvmlDeviceGetTotalEnergyConsumption')
+        now = self.ask('joules', 'nvmlDeviceGetTotalEnergyConsumption')
         at = time.monotonic()
         if now is None:
             return None
@@ -276,25 +368,14 @@ class GpuMeter(_Driver):
 
 # %% ../../nbs/telemetry/01_meters.ipynb #5f110dad
 def cpu_name() -> str:
-    "The processor's name, as Linux gives it."
-    info = Path('/proc/cpuinfo')
-    names = (
-        [
-            line.partition(':')[2].strip()
-            for line in info.read_text().splitlines()
-            if line.startswith('model name')
-        ]
-        if info.exists()
-        else []
-    )
-    return names[0] if names else platform.processor() or platform.machine()
+    "The processor's name."
+    return cpu_facts().get('model name') or platform.processor() or platform.machine()
 
 
 class CpuMeter:
     "The machine's CPU packages, read through RAPL."
 
     source = 'RAPL counters of all CPU packages, other processes included'
-    held = {}
 
     # raises OSError where there is no readable counter
     def __init__(self, folder: str | Path = '/sys/class/powercap'):
@@ -314,14 +395,14 @@ class CpuMeter:
         "The processor's name; there is no uuid."
         return dict(uuid=None, name=cpu_name())
 
-    def read(self, sparing: bool = False) -> dict:
+    def read(self) -> dict:
         "READINGS -> None: they are of a GPU."
         return dict.fromkeys(READINGS)
 
     def _reading(self, package: Path, name: str = 'energy_uj') -> int:
         return int((package / name).read_text())
 
-    def joules(self, sparing: bool = False) -> float | None:
+    def joules(self) -> float | None:
         "What all packages have used since the meter was made; None: `reasons` says why."
         if 'joules' in self.reasons:
             return None
@@ -341,7 +422,6 @@ class NoMeter:
     "No device that could be read, and why."
 
     source = None
-    held = {}
 
     def __init__(
         self,
@@ -355,11 +435,11 @@ class NoMeter:
         "The processor's name where no GPU was used; there is no uuid."
         return dict(uuid=None, name=cpu_name() if self.gpu else None)
 
-    def read(self, sparing: bool = False) -> dict:
+    def read(self) -> dict:
         "READINGS -> None."
         return dict.fromkeys(READINGS)
 
-    def joules(self, sparing: bool = False) -> None:
+    def joules(self) -> None:
         "Nothing is known of the energy."
         return None
 
@@ -369,26 +449,19 @@ def open_meter(
     gpu_index: int = 0,  # torch's number of the GPU
 ) -> GpuMeter | CpuMeter | NoMeter:
     "The best meter there is for a device; never an error."
+    no_gpu = '' if device == 'cuda' else 'no GPU was used'
     try:
-        if device != 'cuda':
+        if no_gpu:
             return CpuMeter()
         import pynvml
 
         pynvml.nvmlInit()
-        return GpuMeter(
-            pynvml,
-            gpu_handle(
-                pynvml, visible_gpu(gpu_index, os.environ.get('CUDA_VISIBLE_DEVICES'), _cuda_uuid(gpu_index))
-            ),
-        )
+        name = visible_gpu(gpu_index, os.environ.get('CUDA_VISIBLE_DEVICES'), _cuda_uuid(gpu_index))
+        return GpuMeter(pynvml, gpu_handle(pynvml, name))
     except PermissionError:
-        return NoMeter('the RAPL counters can be read by the superuser only', gpu='no GPU was used')
+        return NoMeter('the RAPL counters can be read by the superuser only', no_gpu)
     except Exception as e:
-        return (
-            NoMeter(f'NVML cannot read the GPU: {e}')
-            if device == 'cuda'
-            else NoMeter(f'{e}', gpu='no GPU was used')
-        )
+        return NoMeter(f'{e}' if no_gpu else f'NVML cannot read the GPU: {e}', no_gpu)
 
 
 def _cuda_uuid(gpu_index: int) -> str | None:
@@ -396,42 +469,3 @@ def _cuda_uuid(gpu_index: int) -> str | None:
     import torch
 
     return str(torch.cuda.get_device_properties(gpu_index).uuid) if torch.cuda.is_available() else None
-
-# %% ../../nbs/telemetry/01_meters.ipynb #9796f945
-APART_S = 0.5  # between two readings: asking takes up to three milliseconds of the training's time
-
-
-class Metered:
-    "A runtime whose clock notes down the energy, too."
-
-    def __init__(
-        self,
-        runtime: Any,  # a `Runtime`
-        meter: GpuMeter | CpuMeter | NoMeter,
-    ):
-        self.runtime = runtime
-        self.meter = meter
-        self.readings = []  # (seconds, joules or None)
-
-    def __getattr__(self, name: str):
-        return getattr(self.runtime, name)
-
-    def clock(self) -> float:
-        "The runtime's time; the energy is read too, unless it was less than APART_S ago."
-        now = self.runtime.clock()
-        if not self.readings or now - self.readings[-1][0] > APART_S:
-            self.readings.append((now, self.meter.joules()))
-        return now
-
-
-def mean_power(
-    readings: list[tuple[float, float | None]],  # seconds, joules; in order
-    seconds: float,  # the last ones that count
-    least: float = 0.3,  # readings that are nearer to each other say little: a counter moves in steps
-) -> float | None:  # watts; None: the meter says nothing, or too little
-    "The power over the end of a turn."
-    if not readings:
-        return None
-    end, after = readings[-1]
-    begin, before = min(readings, key=lambda reading: abs(end - seconds - reading[0]))
-    return None if None in (before, after) or end - begin < least else (after - before) / (end - begin)

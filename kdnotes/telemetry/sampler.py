@@ -16,21 +16,22 @@ from operator import or_
 import numpy as np
 import psutil
 from kdnotes.telemetry.meters import (
+    METERS,
     READINGS,
     CpuMeter,
     GpuMeter,
     NoMeter,
-    integrate_power,
     open_meter,
+    read_meters,
     throttle_names,
 )
 
 # %% auto #0
-__all__ = ['COLUMNS', 'DEVICE_TIMEOUT_S', 'MOST_SHARE', 'SAMPLE_KEYS', 'column_values', 'column_mean', 'energy_of', 'Telemetry']
+__all__ = ['COLUMNS', 'DEVICE_TIMEOUT_S', 'MOST_SHARE', 'SAMPLE_KEYS', 'column_values', 'reduced', 'energy_of', 'Telemetry']
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #08068548
-# cpu_s: of this process so far; joules: of the device's counter so far
-COLUMNS = ('elapsed_s', 'cpu_s', 'host_mib', *READINGS, 'joules')
+# joules: of the device's counter so far
+COLUMNS = ('elapsed_s', *METERS, 'joules')
 
 
 def column_values(
@@ -43,15 +44,22 @@ def column_values(
     return np.array(trace[key][first:end], dtype=float)
 
 
-def column_mean(
+def reduced(
     trace: dict,  # of COLUMNS
-    key: str,  # one of COLUMNS
+    key: str,  # of METERS
     first: int = 0,  # sample that the part begins with
     end: int | None = None,  # sample before which it ends; None: after the last
+    how: str = '',  # as `over_time` of a meter; '': the meter's
 ) -> float | None:
-    "The mean of a reading; None unless it was read every time."
+    "A part of a column as one number; None unless it was read every time."
     values = column_values(trace, key, first, end)
-    return float(values.mean()) if len(values) and np.isfinite(values).all() else None
+    if not len(values) or not np.isfinite(values).all():
+        return None
+    how = how or METERS[key].over_time
+    if how == 'rate':
+        took = trace['elapsed_s'][first:end][-1] - trace['elapsed_s'][first:end][0]
+        return float(values[-1] - values[0]) / took if took > 0.01 else None
+    return float(values.max() if how == 'max' else values.mean())
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #660c39f0
 def energy_of(
@@ -67,7 +75,7 @@ def energy_of(
     if np.isfinite(joules).all():
         return float(joules[-1] - joules[0]), 'counter'
     if np.isfinite(watts).all():
-        return integrate_power(times.tolist(), watts.tolist()), 'power'
+        return float(np.trapezoid(watts, times)), 'power'
     return None, None
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #e6f91b83
@@ -143,7 +151,7 @@ def _begin(telemetry: Telemetry) -> None:
     telemetry.begin_s = time.perf_counter()
     telemetry.begin_cpu_s = _cpu_s(telemetry.process)
     telemetry.begin_machine = psutil.cpu_times()
-    _sample(telemetry, exact=True)
+    _sample(telemetry)
     telemetry.loads.append(os.getloadavg()[0])
     telemetry._thread.start()
 
@@ -152,7 +160,7 @@ def _end(telemetry: Telemetry) -> None:
     "Stop sampling, and read what is read once."
     telemetry._stop.set()
     telemetry._thread.join(timeout=DEVICE_TIMEOUT_S)
-    _sample(telemetry, exact=True)
+    _sample(telemetry)
     telemetry.loads.append(os.getloadavg()[0])
     telemetry.wall_s = time.perf_counter() - telemetry.begin_s
     telemetry.cpu_s = _cpu_s(telemetry.process) - telemetry.begin_cpu_s
@@ -163,7 +171,7 @@ def _end(telemetry: Telemetry) -> None:
 # %% ../../nbs/telemetry/02_sampler.ipynb #a55544a2
 def _change(telemetry: Telemetry, name: str | None) -> None:
     "End a phase, and begin another one or none."
-    mark = time.perf_counter(), _cpu_s(telemetry.process), _sample(telemetry, exact=True)
+    mark = time.perf_counter(), _cpu_s(telemetry.process), _sample(telemetry)
     if telemetry._now:
         telemetry.pieces.append((*telemetry._now, mark))
     telemetry._now = name and (name, mark)
@@ -214,7 +222,6 @@ def _spend(
 # %% ../../nbs/telemetry/02_sampler.ipynb #f01052f8
 def _sample(
     telemetry: Telemetry,
-    exact: bool = False,  # read the counter now, whatever that costs
 ) -> int | None:  # its place in the trace; None: there is none
     "One sample, by the thread or at a change of phases."
     begin = time.thread_time()
@@ -224,7 +231,7 @@ def _sample(
         telemetry.reasons.setdefault('samples', f'the device did not answer for {DEVICE_TIMEOUT_S:g} s')
         return None
     try:
-        return _append(telemetry, exact)
+        return _append(telemetry)
     except Exception as e:
         telemetry.reasons.setdefault('samples', f'a sample failed: {type(e).__name__}: {e}')
     finally:
@@ -232,15 +239,12 @@ def _sample(
         telemetry._lock.release()
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #a178d12a
-def _append(telemetry: Telemetry, exact: bool) -> int:
+def _append(telemetry: Telemetry) -> int:
     "Add what the machine shows now to the trace."
-    seen = telemetry.meter.read(sparing=True)
-    seen |= dict(
-        joules=telemetry.meter.joules(sparing=not exact and seen['power_w'] is not None),
-        elapsed_s=time.perf_counter() - telemetry.begin_s,
-        cpu_s=_cpu_s(telemetry.process) - telemetry.begin_cpu_s,
-        host_mib=telemetry.process.memory_info().rss / 2**20,
-    )
+    seen = dict.fromkeys(METERS) | telemetry.meter.read()
+    seen |= read_meters(telemetry.process, False, telemetry.meter.reasons)
+    seen['joules'] = telemetry.meter.joules()
+    seen['elapsed_s'] = time.perf_counter() - telemetry.begin_s
     if seen['power_w'] is None and seen['joules'] is not None:
         seen['power_w'] = _counted_power(telemetry, seen)
     for key, column in telemetry.trace.items():
@@ -333,7 +337,7 @@ def _idle(meter: GpuMeter | CpuMeter | NoMeter, seconds: float) -> tuple[float |
         return None, None
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #aec26a3f
-SAMPLE_KEYS = ('elapsed_s', 'cpu_percent', 'host_mib', *READINGS, 'load_average')
+SAMPLE_KEYS = ('elapsed_s', *METERS, 'load_average')
 
 
 def _report(telemetry: Telemetry) -> None:
@@ -355,14 +359,12 @@ def _report(telemetry: Telemetry) -> None:
 
 def _row(telemetry: Telemetry, first: int, end: int) -> dict:  # SAMPLE_KEYS
     "The samples from `first` to before `end` as one."
-    before = max(0, first - 1)
-    took, cpu_s = (telemetry.trace[k][end - 1] - telemetry.trace[k][before] for k in ('elapsed_s', 'cpu_s'))
-    means = {key: column_mean(telemetry.trace, key, first, end) for key in ('host_mib', *READINGS)}
-    if means['throttle'] is not None:
-        means['throttle'] = throttle_names(reduce(or_, map(int, telemetry.trace['throttle'][first:end])))
-    return dict(
-        elapsed_s=telemetry.trace['elapsed_s'][end - 1],
-        cpu_percent=100 * cpu_s / took if took > 0.01 else None,
-        **means,
-        load_average=telemetry.loads[-1],
-    )
+    found = {}
+    for name, declared in METERS.items():
+        if declared.over_time == 'rate':
+            found[name] = reduced(telemetry.trace, name, max(0, first - 1), end)
+        else:
+            found[name] = reduced(telemetry.trace, name, first, end, 'mean')
+    if found['throttle'] is not None:
+        found['throttle'] = throttle_names(reduce(or_, map(int, telemetry.trace['throttle'][first:end])))
+    return dict(elapsed_s=telemetry.trace['elapsed_s'][end - 1], **found, load_average=telemetry.loads[-1])

@@ -15,8 +15,9 @@ import numpy as np
 import psutil
 from ..core.files import root
 from ..core.render import reason
-from .meters import cpu_name, throttle_names
-from .sampler import MOST_SHARE, Telemetry, column_mean, column_values, energy_of
+from ..core.resolve import machine
+from .meters import METERS, cpu_name, throttle_names
+from .sampler import MOST_SHARE, Telemetry, column_values, energy_of, reduced
 
 # %% auto #0
 __all__ = ['BUSY_SHARE', 'is_busy', 'summarise', 'together', 'without_sums', 'carbon', 'environment', 'git_commit']
@@ -97,7 +98,7 @@ def _phases(telemetry: Telemetry) -> dict[str, dict]:
     def percent(pieces):
         return _weighted(
             [
-                (column_mean(telemetry.trace, 'gpu_percent', b[2], e[2] + 1), e[0] - b[0])
+                (reduced(telemetry.trace, 'gpu_percent', b[2], e[2] + 1), e[0] - b[0])
                 for b, e in pieces
                 if None not in (b[2], e[2])
             ]
@@ -125,26 +126,23 @@ def _weighted(pairs: list[tuple[float | None, float]]) -> float | None:
     return sum(value * weight for value, weight in pairs) / (sum(weight for _, weight in pairs) or 1.0)
 
 # %% ../../nbs/telemetry/03_summary.ipynb #284cc8bf
-def _device(telemetry: Telemetry, energy: dict, gpu_percent: float | None) -> dict:
+def _device(telemetry: Telemetry, energy: dict) -> dict:
     "A device and how it was used."
-    most = {key: column_values(telemetry.trace, key) for key in ('temperature_c', 'device_mib')}
+    read = [name for name, m in METERS.items() if m.of_device and name not in ('power_w', 'throttle')]
     return dict(
         rank=0,
         **telemetry.identity,
         device_j=energy['device_j'],
         mean_w=energy['mean_w'],
         idle_w=energy['idle_w'],
-        gpu_percent=gpu_percent,
-        **{key: float(v.max()) if len(v) and np.isfinite(v).all() else None for key, v in most.items()},
-        sm_mhz=column_mean(telemetry.trace, 'sm_mhz'),
-        memory_mhz=column_mean(telemetry.trace, 'memory_mhz'),
+        **{name: reduced(telemetry.trace, name) for name in read},
         throttle=_throttled(telemetry),
     )
 
 
 def _throttled(telemetry: Telemetry) -> dict[str, float] | None:  # name -> share of the samples
     "What held the clock back, and how often."
-    if column_mean(telemetry.trace, 'throttle') is None:
+    if reduced(telemetry.trace, 'throttle') is None:
         return None
     samples = [throttle_names(int(bits)) for bits in telemetry.trace['throttle']]
     return {
@@ -153,6 +151,19 @@ def _throttled(telemetry: Telemetry) -> dict[str, float] | None:  # name -> shar
     }
 
 # %% ../../nbs/telemetry/03_summary.ipynb #3a2c8350
+def _metered(telemetry: Telemetry) -> dict[str, dict]:
+    "The meters that have a place in a record, by its parts."
+    found: dict[str, dict] = {'memory': {}, 'utilisation': {}}
+    for name, declared in METERS.items():
+        part, _, key = declared.key.partition('.')
+        if part:
+            found.setdefault(part, {})[key] = reduced(telemetry.trace, name)
+    # exact, whatever the samples hit
+    found['utilisation']['cpu_percent'] = 100 * telemetry.cpu_s / telemetry.wall_s
+    found['memory']['peak_device_mib'] = telemetry.peak_device_mib
+    return found
+
+
 def summarise(
     telemetry: Telemetry,  # after its `with` block
 ) -> dict:  # memory, energy, utilisation, phases, machine, devices, sampling, reasons
@@ -160,7 +171,6 @@ def summarise(
     joules, how = energy_of(telemetry.trace)
     samples = len(telemetry.trace['elapsed_s'])
     sources = dict(counter=telemetry.meter.source, power=f'power integrated over {samples} samples')
-    host = column_values(telemetry.trace, 'host_mib')
     gaps = np.diff(column_values(telemetry.trace, 'elapsed_s'))
     energy = dict(
         device_j=joules,
@@ -168,16 +178,11 @@ def summarise(
         idle_w=telemetry.idle_w,
         source=sources.get(how),
     )
-    gpu_percent = column_mean(telemetry.trace, 'gpu_percent')
-    result = dict(
-        memory=dict(
-            peak_device_mib=telemetry.peak_device_mib, peak_host_mib=float(host.max()) if len(host) else None
-        ),
+    result = _metered(telemetry) | dict(
         energy=energy,
-        utilisation=dict(cpu_percent=100 * telemetry.cpu_s / telemetry.wall_s, gpu_percent=gpu_percent),
         phases=_phases(telemetry),
         machine=_machine(telemetry),
-        devices=[_device(telemetry, energy, gpu_percent)],
+        devices=[_device(telemetry, energy)],
         sampling=dict(
             interval_s=telemetry.interval_s,
             widest_interval_s=telemetry.widest_s,
@@ -194,12 +199,10 @@ def summarise(
 
 # %% ../../nbs/telemetry/03_summary.ipynb #85eedfe0
 def _notes(telemetry: Telemetry) -> dict[str, str]:
-    "What was interpolated, repeated or read less often than asked for."
+    "What was interpolated, or read less often than planned."
     notes = {}
     if telemetry.bridged:
         notes['bridged'] = reason('readings_bridged', readings=tuple(telemetry.bridged.items()))
-    if held := tuple(of for of in telemetry.meter.held.items() if of[1]):
-        notes['held'] = reason('readings_held', samples=len(telemetry.trace['elapsed_s']), readings=held)
     if telemetry.widest_s > 2 * telemetry.interval_s:
         known = dict(share=MOST_SHARE, widest_s=telemetry.widest_s, interval_s=telemetry.interval_s)
         notes['paced'] = reason('sampling_paced', **known)
@@ -208,6 +211,7 @@ def _notes(telemetry: Telemetry) -> dict[str, str]:
 # %% ../../nbs/telemetry/03_summary.ipynb #96f4a5d3
 _CAUSES = {  # the last part of a null's name -> the meter's reasons that explain it
     'peak_device_mib': ('device_mib',),
+    **{m.key.partition('.')[2]: (name,) for name, m in METERS.items() if m.key},
     'device_j': ('power_w', 'joules'),
     'mean_w': ('power_w', 'joules'),
     'source': ('power_w', 'joules'),
@@ -261,8 +265,12 @@ def together(
     def combine(part, **how):
         return {key: _known([s[part][key] for s in summaries], rule) for key, rule in how.items()}
 
-    result = dict(
-        memory=combine('memory', peak_device_mib=sum, peak_host_mib=sum),
+    rules: dict[str, dict] = {'memory': dict(peak_device_mib=sum)}
+    for declared in METERS.values():
+        part, _, key = declared.key.partition('.')
+        if part:
+            rules.setdefault(part, {})[key] = _OVER_RANKS[declared.over_ranks]
+    result = {part: combine(part, **how) for part, how in rules.items()} | dict(
         energy=combine(
             'energy',
             device_j=once,
@@ -270,7 +278,6 @@ def together(
             idle_w=lambda values: once(values, min),
             source=lambda values: values[0],
         ),
-        utilisation=combine('utilisation', cpu_percent=sum, gpu_percent=_average),
         phases=_phases_together(summaries, owner),
         machine=_machine_together([s['machine'] for s in summaries]),
         devices=[s['devices'][0] | dict(rank=rank) for rank, s in enumerate(summaries)],
@@ -303,6 +310,9 @@ def without_sums(
 # %% ../../nbs/telemetry/03_summary.ipynb #c28680da
 def _average(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+_OVER_RANKS = {'sum': sum, 'mean': _average, 'max': max}
 
 
 def _known(values: list, how: Callable) -> Any:
@@ -364,7 +374,7 @@ def _reasons_together(result: dict, summaries: Sequence[dict]) -> dict[str, str]
     ]
     reasons = {}
     for name in dict.fromkeys(
-        [*_nulls(result), *(n for r in local for n in r if n in ('samples', 'on_sample', 'bridged', 'held'))]
+        [*_nulls(result), *(n for r in local for n in r if n in ('samples', 'on_sample', 'bridged'))]
     ):
         said = {rank: r[name] for rank, r in enumerate(local) if name in r}
         same = len(said) == len(summaries) and len(set(said.values())) == 1 or name.startswith('devices.')
@@ -398,20 +408,23 @@ def environment(
     device: str | None = None,  # 'cpu' or 'cuda'; None: cuda where torch sees a GPU
 ) -> dict:  # torch, transformers, python, device, cpu, git, load_average, cpu_steal (%)
     "The software and the machine a run ran on."
-    import torch
-
-    on_gpu = torch.cuda.is_available() if device is None else device == 'cuda'
     cpu = f'{cpu_name()}, {psutil.cpu_count()} cores'
     return dict(
-        torch=torch.__version__,
+        torch=_version('torch'),
         transformers=_version('transformers'),
         python=platform.python_version(),
-        device=torch.cuda.get_device_name() if on_gpu else cpu,
+        device=_gpu_name() if (device or machine().device) == 'cuda' else cpu,
         cpu=cpu,
         git=git_commit(),
         load_average=list(os.getloadavg()),
         cpu_steal=_steal_percent(_CPU_TIMES_AT_IMPORT, psutil.cpu_times()),
     )
+
+
+def _gpu_name() -> str:
+    import torch
+
+    return torch.cuda.get_device_name()
 
 
 def _version(package: str) -> str | None:

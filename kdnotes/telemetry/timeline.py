@@ -6,19 +6,15 @@
 from __future__ import annotations
 from collections.abc import Iterable
 import numpy as np
+from .meters import METERS
 
 # %% auto #0
 __all__ = ['POINTS', 'TRACE', 'compact_timeline', 'compact_gradients']
 
 # %% ../../nbs/telemetry/04_timeline.ipynb #4a4d7132
 POINTS = 60  # of a timeline, at most: enough for a figure
-TRACE = {  # what a timeline shows -> how a stretch of samples becomes one number
-    'cpu_percent': np.mean,  # 100: one core is busy
-    'host_mib': np.max,
-    'gpu_percent': np.mean,
-    'device_mib': np.max,
-    'power_w': np.mean,
-}
+# what a timeline shows -> how a stretch of rows becomes one number
+TRACE = {name: np.max if m.over_time == 'max' else np.mean for name, m in METERS.items() if m.timeline}
 
 
 def _short(value, digits: int) -> float:

@@ -10,17 +10,20 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 import numpy as np
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 from ..core.config import KdnotesError
 from ..core.files import FileError, read_signed, sha256_file, sync, write_signed
 
 # %% auto #0
 __all__ = ['SCHEMA', 'MANIFEST', 'CheckpointError', 'checkpoints', 'save_checkpoint', 'Checkpoint', 'read_checkpoint',
            'newest_checkpoint', 'random_states', 'set_random_states', 'training_tensors', 'restore_training']
+
+# %% ../../nbs/train/06_checkpoint.ipynb #57a5e3db
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
 
 # %% ../../nbs/train/06_checkpoint.ipynb #b94d0534
 class CheckpointError(KdnotesError):
@@ -39,6 +42,8 @@ def _clear(path: Path) -> None:
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     "A safetensors file, on the disk when this returns."
+    from safetensors.torch import save_file
+
     try:
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
     except SafetensorError as e:
@@ -103,6 +108,8 @@ def read_checkpoint(
     key: str = '',  # whose it must be
 ) -> Checkpoint:
     "A checkpoint, or a `CheckpointError` that names the file that is not what was written."
+    from safetensors.torch import load_file
+
     path = Path(path)
 
     def refuse(name, why):
@@ -161,6 +168,8 @@ def newest_checkpoint(
 # %% ../../nbs/train/06_checkpoint.ipynb #b7b7533f
 def random_states() -> dict[str, Tensor]:  # of this process: name -> uint8 or int64 tensor
     "The states of all generators a training may draw from: torch's, its CUDA device's, numpy's, Python's."
+    import torch
+
     version, words, gauss = random.getstate()
     name, keys, pos, has_gauss, cached = np.random.get_state()
     states = {
@@ -177,6 +186,8 @@ def random_states() -> dict[str, Tensor]:  # of this process: name -> uint8 or i
 
 def set_random_states(states: dict[str, Tensor]) -> None:  # from `random_states`
     "Put every generator back."
+    import torch
+
     torch.set_rng_state(states['torch'])
     if 'cuda' in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states['cuda'])
@@ -195,6 +206,8 @@ def training_tensors(
     states: list[dict[str, Tensor]],  # `random_states` by rank
 ) -> dict[str, dict[str, Tensor]]:  # for `save_checkpoint`
     "The tensors of a training: weights and buffers, the optimizer's moments, random states."
+    import torch
+
     weights = {name: p.detach() for name, p in model.named_parameters()} | dict(model.named_buffers())
     moments = {
         f'{name}.{key}': torch.as_tensor(value)
@@ -215,6 +228,8 @@ def restore_training(
     rank: int = 0,
 ) -> None:
     "Put a training back to where a checkpoint was written, this process' random states included."
+    import torch
+
     weights = checkpoint.tensors['model']
     moments = checkpoint.tensors['optimizer']
     states = checkpoint.tensors['random']

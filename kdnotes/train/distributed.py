@@ -19,24 +19,12 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from ..core.config import KdnotesError, RunConfig
 from ..core.processes import EXPECTED, FIRST, STORE
-from ..core.resolve import Machine, resolve_precision
-from ..losses.vocabulary import cpu_has_bf16
+from ..core.resolve import cpu_has_bf16, resolve_precision
 from .emulated_bf16 import widened_autocast
 from .precision import set_matmul_precision
 
 # %% auto #0
-__all__ = ['RANK_TIMEOUT', 'machine', 'Runtime', 'wrap_ddp', 'Agreement', 'Waits', 'Met', 'RankError', 'meet', 'start', 'alone',
-           'stop']
-
-# %% ../../nbs/train/03_distributed.ipynb #11e286e8
-def machine() -> Machine:
-    "What this machine offers: the CPU cores this process may use, and the visible GPUs."
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
-    if torch.cuda.is_available():
-        return Machine(
-            'cuda', cores, torch.cuda.device_count(), torch.cuda.is_bf16_supported(including_emulation=False)
-        )
-    return Machine('cpu', cores, bf16=cpu_has_bf16())
+__all__ = ['RANK_TIMEOUT', 'Runtime', 'wrap_ddp', 'Agreement', 'Waits', 'Met', 'RankError', 'meet', 'start', 'alone', 'stop']
 
 # %% ../../nbs/train/03_distributed.ipynb #8fe4c416
 @dataclass(frozen=True)

@@ -9,14 +9,16 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
-import torch
-from torch import Tensor, nn
+from typing import Any, TYPE_CHECKING
 from ..core.config import KdnotesError
 from ..core.processes import EXIT_STOPPED
 
 # %% auto #0
 __all__ = ['STOP', 'TrainingError', 'StopSignal', 'finite', 'first_non_finite', 'is_out_of_memory', 'out_of_memory']
+
+# %% ../../nbs/train/05_failures.ipynb #6364601f
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 # %% ../../nbs/train/05_failures.ipynb #f63141a4
 class TrainingError(KdnotesError):
@@ -67,6 +69,8 @@ def finite(
     x: Any,  # a tensor, or an output with tensors; what is neither counts as finite
 ) -> bool:
     "Whether all floating-point numbers in a tensor, or in the tensors of a model's output, are finite."
+    from torch import Tensor
+
     if isinstance(x, Tensor):
         return not x.is_floating_point() or bool(x.detach().isfinite().all())
     if isinstance(x, dict):
@@ -121,6 +125,8 @@ def _first_gradient(model: nn.Module, value: Tensor) -> str | None:
 # %% ../../nbs/train/05_failures.ipynb #f7744214
 def is_out_of_memory(error: BaseException) -> bool:
     "Does an error say that memory ran out, on a GPU or on the CPU?"
+    import torch
+
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     if not isinstance(error, RuntimeError):
