@@ -11,12 +11,9 @@ from ..core.config import ConfigError, KdnotesError
 from ..core.processes import EXIT_STOPPED
 
 # %% auto #0
-__all__ = ['NOTEBOOKS', 'run_notebook']
+__all__ = ['run_notebook']
 
 # %% ../../nbs/commands/02_notebooks.ipynb #6178eaf9
-NOTEBOOKS = Path(__file__).resolve().parents[2] / 'nbs' if '__file__' in globals() else Path('..').resolve()
-
-
 def run_notebook(
     name: str,  # of a notebook in nbs/
     output: Path,  # where the executed notebook is saved
@@ -26,8 +23,9 @@ def run_notebook(
     import logging
     import papermill
     from traitlets.config import Config
+    from kdnotes.experiment import shown
 
-    source = NOTEBOOKS / f'{name}.ipynb'
+    source = shown.NOTEBOOKS / f'{name}.ipynb'
     if not source.is_file():
         raise ConfigError(f'--notebook needs a clone of the repository, with nbs/{name}.ipynb')
     output.parent.mkdir(parents=True, exist_ok=True)
