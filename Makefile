@@ -16,7 +16,7 @@ $(foreach name,$(GIVEN),$(eval override export $(name) := $$(value $(name))))
 given = $(if $(filter $(1),$(GIVEN)),$($(1)))
 override P := $(strip $(call given,P) $(patsubst %,student_init=%,$(call given,INIT)) $(patsubst %,gradient_stats=%,$(call given,GRADIENT_STATS)))
 PASSED := $(filter-out PYTHON KDNOTES_% P INIT GRADIENT_STATS,$(GIVEN)) $(if $(P),P)
-$(foreach name,$(PASSED),$(eval export KDNOTES_MAKE_$(patsubst TUNED_%,%,$(name)) := $$($(name))))
+$(foreach name,$(PASSED),$(eval study tune search report bench scaling doctor: export KDNOTES_MAKE_$(patsubst TUNED_%,%,$(name)) := $$($(name))))
 export KDNOTES_DATA ?= $(abspath $(wildcard ../shared/data))
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export WORKERS SHARE MODULE SAMPLE

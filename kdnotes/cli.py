@@ -110,7 +110,7 @@ def main(
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at the end
         text, code = 'stopped, because standard output was closed', EXIT_STOPPED
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         text, code = 'stopped; what is done is kept, and the same command makes the rest', EXIT_STOPPED
     tell(f'kdnotes: {text}')
     return code
