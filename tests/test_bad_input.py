@@ -142,7 +142,7 @@ def test_a_long_value_is_not_repeated_in_full(home, parameters):
 def test_a_long_value_of_a_study_or_a_command_is_not_repeated_in_full(home):
     for given in (dict(arms=LONG), dict(seeds=LONG)):
         sentence(lambda given=given: plan_study(**given, corpus='embedded'), '...')
-    sentence(lambda: parse_parameters([LONG]), 'xxx...', 'write -p name=value')
+    sentence(lambda: parse_parameters([LONG]), 'xxx...', 'expected name=value')
 
 
 @pytest.mark.parametrize(
