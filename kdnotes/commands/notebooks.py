@@ -29,9 +29,9 @@ def run_notebook(
     if not source.is_file():
         raise ConfigError(f'--notebook needs a clone of the repository, with nbs/{name}.ipynb')
     output.parent.mkdir(parents=True, exist_ok=True)
-    logging.getLogger('papermill').setLevel(
-        logging.ERROR
-    )  # it warns of parameters that the cell does not name
+    # papermill warns of parameters that the cell does not name, asyncio of the task of an interrupted cell
+    for logger in ('papermill', 'asyncio'):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
     try:
         papermill.execute_notebook(
             source,
