@@ -36,7 +36,7 @@ def described(name: str, command: Any) -> str:
     parts = [
         f'### kdnotes {name}',
         paragraphs(command.help or ''),
-        fenced(command.epilog, 'sh'),
+        fenced('\n'.join(line.strip() for line in command.epilog.splitlines()[2:]), 'sh'),
         parameter_table(command),
         about_parameters(command),
     ]
@@ -45,7 +45,7 @@ def described(name: str, command: Any) -> str:
 
 def exit_codes() -> str:
     "What a command's exit code says."
-    from kdnotes.commands.refusals import EXIT_CODES
+    from kdnotes.cli import EXIT_CODES
 
     rows = [(str(value), comment(said)) for value, said in EXIT_CODES.items()]
     return table(('exit code', 'meaning'), rows, 'parameters')
@@ -54,17 +54,15 @@ def exit_codes() -> str:
 def commands_page() -> str:
     "Every command, under the heading that it has in `kdnotes --help`."
     import typer
-    from kdnotes.cli import COMMANDS, make_app
+    from kdnotes.cli import make_app
 
-    commands = typer.main.get_command(make_app()).commands
+    app = make_app()
+    commands = typer.main.get_command(app).commands
     parts = [
         '# Commands',
         '`kdnotes --help` lists the commands, and `kdnotes COMMAND --help` describes one of them.',
     ]
-    heading = ''
-    for listed in COMMANDS:
-        if listed.group != heading:
-            heading = listed.group
-            parts.append(f'## {escaped(heading.capitalize())}')
-        parts.append(described(listed.name, commands[listed.name]))
+    for panel in dict.fromkeys(command.rich_help_panel for command in app.registered_commands):
+        parts.append(f'## {escaped(panel.capitalize())}')
+        parts += [described(name, of) for name, of in commands.items() if of.rich_help_panel == panel]
     return '\n\n'.join([*parts, '## Exit codes', exit_codes()]) + '\n'

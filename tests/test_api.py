@@ -507,8 +507,6 @@ def test_a_model_without_a_folder_is_refused_in_a_sentence():
 @pytest.mark.parametrize(
     ('name', 'said'),
     [
-        ('callbacks', 'on_row='),
-        ('tokenizer', 'in the folder of the teacher'),
         ('temp', "is it 'temperature'"),
         ('warmup', "is it 'warmup_fraction'"),
         ('collator', '`kdnotes parameters` lists them all'),

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 import pytest
+import typer
 from docutils.utils.math import MathError
 from markdown_it import MarkdownIt
 from mdit_py_plugins.dollarmath import dollarmath_plugin
@@ -20,7 +21,7 @@ from docs.conf import mathml  # noqa: E402
 from docs.links import dead_links, loaded_from_elsewhere  # noqa: E402
 from docs.parameters import parameters_page  # noqa: E402
 from docs.reference import typed  # noqa: E402
-from kdnotes.cli import COMMANDS  # noqa: E402
+from kdnotes.cli import make_app  # noqa: E402
 from kdnotes.commands.parameters import as_typed  # noqa: E402
 from docs.symbols import DocsError, read_module  # noqa: E402
 
@@ -260,10 +261,12 @@ def test_what_the_site_shows_of_a_notebook_is_of_its_code_now(kept):
 
 def test_every_command_has_its_examples_its_options_and_its_place():
     page = commands_page()
-    for listed in COMMANDS:
-        own = page.split(f'### kdnotes {listed.name}\n')[1].split('\n### ')[0]
-        assert all(f'kdnotes {example}' in own for example in listed.run.examples)
-        assert page.index(f'## {listed.group.capitalize()}') < page.index(f'### kdnotes {listed.name}\n')
+    commands = typer.main.get_command(make_app()).commands
+    for name, command in commands.items():
+        own = page.split(f'### kdnotes {name}\n')[1].split('\n### ')[0]
+        examples = [line.strip() for line in command.epilog.splitlines() if 'kdnotes ' in line]
+        assert examples and all(example in own for example in examples)
+        assert page.index(f'## {command.rich_help_panel.capitalize()}') < page.index(f'### kdnotes {name}\n')
     assert '`--to FOLDER`' in page.split('### kdnotes report\n')[1].split('\n### ')[0]
     assert '`STUDY`' in page and '*(required)*' in page
 

@@ -291,8 +291,8 @@ def test_a_search_that_cannot_be(trials, workers, durations, told):
 @pytest.mark.parametrize(
     'typed, told',
     [
-        ([], 'name one finished run or study with --run'),
-        (['--run', 'wikiqa', '--measured', 'Tesla T4=2'], 'name one finished run or study with --run'),
+        ([], 'give one of them'),
+        (['--run', 'wikiqa', '--measured', 'Tesla T4=2'], 'give one of them'),
         (['--run', 'nobody'], "there is no run 'nobody'"),
         (['--run', 'wikiqa', '--arm', 'none'], "'wikiqa' has no arm 'none'; it has baseline"),
         (['--run', ALONE, '--device', 'Tesla T5'], "a device 'Tesla T5'; is it Tesla T4?"),
@@ -300,14 +300,14 @@ def test_a_search_that_cannot_be(trials, workers, durations, told):
         (['--run', ALONE, '--epochs', 'inf'], 'epochs=inf must be above 0'),
         (
             ['--run', ALONE, '--trials', '4', '--workers', '0'],
-            "--workers: '0' must be a whole number, at least 1",
+            "'--workers': Input should be greater than or equal to 1",
         ),
         (['--run', ALONE, '--prices', 'none.csv'], 'none.csv cannot be read'),
         (['--measured', 'Tesla T4'], "'Tesla T4' is no time of an epoch"),
         (['--measured', 'Tesla T4=-1'], "'Tesla T4=-1' is no time of an epoch"),
         (
             ['--measured', 'Tesla T4=1', '--precision', 'fp8'],
-            "precision='fp8' is not one of fp32, fp16, bf16",
+            "'fp8' is not one of 'fp32', 'fp16', 'bf16'",
         ),
         (['--run', 'squad2-preset', '--arm', 'baseline'], 'nothing was trained'),
     ],

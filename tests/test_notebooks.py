@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
+from kdnotes import cli
 from kdnotes.core.arms import MODES, USUAL
 from kdnotes.core.config import ConfigError, flat
 from kdnotes.core.given import make_config
@@ -152,11 +153,11 @@ def test_a_study_hands_each_run_what_it_was_given(home, monkeypatch):
     assert (kd.hidden_loss, kd.student_layers, kd.study) == ('mse', (1, 3), 'embedded-smoke')
 
 
-def make(*given, **surroundings) -> subprocess.CompletedProcess:
-    "What make would do."
+def make(*given, makefile=None, **surroundings) -> subprocess.CompletedProcess:
+    "What make would do; with a Makefile, what it does."
     usual = {k: v for k, v in os.environ.items() if not k.startswith('MAKE')} | {'COLUMNS': '80'}
     return subprocess.run(
-        ['make', '-n', '-o', 'setup', *given],
+        ['make', *(['-f', makefile] if makefile else ['-n']), '-o', 'setup', *given],
         cwd=ROOT,
         text=True,
         capture_output=True,
@@ -164,66 +165,39 @@ def make(*given, **surroundings) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize(
-    'asked, told',
-    [
-        ((), "study=$(kdnotes name -p 'task=answer_selection' -p 'corpus=embedded'"),
-        (('TASK=text_classification',), "-r task 'text_classification' -r corpus 'embedded'  -r profile"),
-        (("CORPUS=/it's/a b",), "-r corpus '/it'\\''s/a b'"),
-        (
-            ('P=columns=text=review,label=stars epochs=1',),
-            "-r 'columns' 'text=review,label=stars' -r 'epochs' '1'",
-        ),
-        (
-            ('P=alpha=.3 student_layers=1,3', 'SMOKE=1', 'CORPUS=/a/b'),
-            "-p 'corpus=/a/b' -p 'study=' -p smoke=true -p 'alpha=.3' -p 'student_layers=1,3'",
-        ),
-        (('P=alpha=.3', 'STUDY=mine'), "-p 'study=mine'"),
-    ],
-)
-@pytest.mark.parametrize('target', ['study', 'tune'])
-def test_make_hands_on_what_it_is_given(target, asked, told):
-    done = make(target, *asked)
-    assert "columns '80'" not in done.stdout, 'the width of the terminal'
-    assert done.returncode == 0 and told in done.stdout, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    'goal, asked, words',
-    [
-        ('study', 'epochs=2', "has no variable epochs: .* a parameter of a run is given as P='name=value'"),
-        ('bench', 'TASK=text_classification', '`make bench` has no variable TASK: it takes ALTERNATIONS'),
-        ('study', 'CORPUS=a\nb', 'CORPUS holds a line break; leave it out'),
-    ],
-)
-def test_make_refuses_what_it_cannot_read(goal, asked, words):
-    done = make(goal, asked)
-    assert done.returncode and re.search(words, done.stderr), done.stderr
-
-
-@pytest.mark.parametrize('name', ['CORPUS', 'P', 'COLUMNS', 'KDNOTES_HOME'])
+@pytest.mark.parametrize('name', ['CORPUS', 'P', 'COLUMNS', 'INIT', 'KDNOTES_HOME'])
 def test_make_executes_nothing_that_it_is_given(tmp_path, name):
     executed = tmp_path / 'executed'
-    text = f'alpha=$(shell touch {executed})'
+    text = f'alpha=$(shell touch {executed}) `touch {executed}` \'"'
     for done in (make('study', f'{name}={text}'), make('study', **{name: text})):
-        assert done.returncode == 0 and not executed.exists(), done.stderr
+        assert done.stdout == 'kdnotes study --notebook\n' and not executed.exists(), done.stderr
 
 
-def test_make_refuses_a_study_before_its_notebook_is_touched(tmp_path):
-    home = tmp_path / 'runs/reviews'
-    home.mkdir(parents=True)
-    (home / 'study.ipynb').write_text('of a finished study')
-    asked = ['TASK=text_classification', 'STUDY=reviews', "P=lerning_rate=1"]
-    done = subprocess.run(
-        ['make', '-o', 'setup', 'study', *asked],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        env=surroundings(tmp_path),
+def test_make_passes_its_variables_on_as_they_are(tmp_path):
+    "To a `kdnotes` that prints its environment."
+    (tmp_path / 'kdnotes').write_text('#!/bin/sh\nenv -0\n')
+    (tmp_path / 'kdnotes').chmod(0o755)
+    makefile = (ROOT / 'Makefile').read_text().replace('$(CURDIR)/.venv/bin', str(tmp_path))
+    (tmp_path / 'Makefile').write_text(makefile)
+    text = "it's \"a\" $(shell echo bad) $HOME `b`"
+    given = dict(CORPUS=text, COLUMNS='text=review,label=stars', P='alpha=.3 layers=2', INIT='hub', SMOKE='1')
+    done = make(
+        'study', *(f'{name}={value}' for name, value in given.items()), makefile=tmp_path / 'Makefile'
     )
-    said = [line for line in done.stderr.splitlines() if not line.startswith('make')]
-    assert done.returncode and len(said) == 1 and "is it 'learning_rate'" in said[0], done.stderr
-    assert (home / 'study.ipynb').read_text() == 'of a finished study'
+    passed = dict(line.split('=', 1) for line in done.stdout.split('\0') if line.startswith('KDNOTES_MAKE'))
+    expected = given | dict(P='alpha=.3 layers=2 student_init=hub')
+    del expected['INIT']
+    assert passed == {f'KDNOTES_MAKE_{name}': value for name, value in expected.items()}, done.stderr
+    assert '\0COLUMNS=' not in done.stdout, 'the width of the terminal'
+
+
+def test_a_study_is_refused_before_its_notebook_is_touched(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    notebook = tmp_path / 'runs/reviews/study.ipynb'
+    notebook.parent.mkdir(parents=True)
+    notebook.write_text('of a finished study')
+    assert cli.main(['study', '--notebook', '--study', 'reviews', '-p', 'learning_rate=7']) == 2
+    assert 'learning_rate' in capsys.readouterr().err and notebook.read_text() == 'of a finished study'
 
 
 def test_a_run_is_shown_without_the_values_that_its_notebook_was_saved_with(tmp_path):
@@ -700,5 +674,5 @@ def test_ctrl_c_in_make_says_that_the_same_command_makes_the_rest(tmp_path):
             time.sleep(0.2)
         os.killpg(made.pid, signal.SIGINT)
         assert made.wait() != 0
-    assert 'stopped: what is done is kept, and the same command makes the rest' in said.read_text()
+    assert 'stopped' in said.read_text() and 'the same command makes the rest' in said.read_text()
     assert 'Traceback' not in said.read_text()

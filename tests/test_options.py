@@ -1,80 +1,87 @@
-"""An option is taken for no other: what a command does not have is refused in a sentence that names the
-nearest, and so is a value that an option cannot have.
+"""What a command does not take is an error of one line, in the words of Typer or pydantic, with the name of
+the option or parameter; nothing is done.
 """
 
 import sys
 import pytest
+import typer
+from kdnotes import cli
 from kdnotes.core.config import ConfigError
 from kdnotes.core.given import make_config
-
-from kdnotes import cli
 from bench import gpu_check
 
-# what is typed, and what the one sentence must hold
+COMMANDS = typer.main.get_command(cli.make_app()).commands
+
+# what is typed, and a part of the message
 WRONG = [
-    ('study --seed 3', '`kdnotes study` has no option --seed; is it --seeds?'),
-    ('study --seed=3 -p epochs=1', 'no option --seed; is it --seeds?'),
-    ('tune --trial 2', '`kdnotes tune` has no option --trial; is it --trials?'),
-    ('gpu-check --smok --device cpu', '`kdnotes gpu-check` has no option --smok; is it --smoke?'),
-    (
-        'name --xyzzy',
-        '--arms, --corpus, --grid, --help, --json, --search, --seeds, --smoke, --study, --task, -p',
-    ),
-    ('study 3', "does not take '3'; `kdnotes study --help` says what it takes"),
-    ('study --learning-rate 1e-4', 'as a parameter of the run: write -p learning_rate=<value>'),
-    ('study --lr 1e-4', 'learning_rate is a parameter of the run: write -p learning_rate=<value>'),
+    ('study --seed 3', 'No such option: --seed (Possible options: --seeds, '),
+    ('study --xyzzy', 'No such option: --xyzzy'),
+    ('study --learning-rate 1e-4', 'parameters of a run are given as -p name=value'),
+    ('study 3', 'unexpected extra argument(s) (3)'),
+    ('study corpus=wikiqa', 'unexpected extra argument(s) (corpus=wikiqa)'),
+    ('stduy', "No such command 'stduy'. Did you mean 'study'?"),
+    ('', 'Missing command'),
+    ('study --seeds', "Option '--seeds' requires an argument"),
+    ('forget mine', "Missing argument 'RUN_ID'"),
+    ('study --seeds 0', "'--seeds': Input should be greater than or equal to 1"),
+    ('study --seeds 1e400', "'--seeds': Input should be a valid integer"),
+    ('run --seed 1,2', "'--seed': Input should be a valid integer"),
+    ('run --seed 99999999999999999999', "seed='99999999999999999999' is refused: input should be less than"),
+    ('doctor --timeout nan', "'--timeout': Input should be greater than or equal to 1"),
+    ('score a b --by page', "'--by': Value error, 'page' is not one of 'block', 'line'"),
+    ('run -p alpha=2', "alpha='2' is refused: input should be less than or equal to 1"),
+    ('run -p seed', "-p 'seed': expected name=value"),
     ('study -p lr=1e-4', "there is no parameter 'lr'; is it 'learning_rate'?"),
-    ('study -p bs=8', "there is no parameter 'bs'; is it 'batch_size'?"),
-    ('study --seeds 1 --seeds 2', '--seeds is given twice; `kdnotes study` takes it once'),
-    (
-        'study --corpus wikiqa -p corpus=embedded',
-        'with --corpus wikiqa and with -p corpus=embedded; leave one',
-    ),
-    ('study -p jobs=2', 'jobs is no parameter of a run; write --jobs 2 instead of -p jobs=2'),
-    ('tune -p mode=full_kd', 'write --mode full_kd instead of -p mode=full_kd'),
-    ('run --seed 1 -p seed=2', 'seed is given twice, with --seed 1 and with -p seed=2; leave one out'),
-    ('run --seed 1,2', "argument --seed: '1,2' must be a whole number, at least 0; `kdnotes run --help`"),
-    ('score a b --by page', "argument --by: 'page' is not one of 'block', 'line'; `kdnotes score --help`"),
-    ('--xyzzy', '`kdnotes` has no option --xyzzy; its options are --help, --install-completion, '),
-    ('stduy', "there is no command 'stduy'; is it study?"),
-    ('show full_kd-s0-0123456789ab', "there is no run 'full_kd-s0-0123456789ab'; `kdnotes list` names those"),
-    ('list mine', "there is no study 'mine'; there is none yet: `kdnotes study` makes one"),
-    ('study --seeds', "option '--seeds' requires an argument; `kdnotes study --help` says what it takes"),
-    ('', 'missing command; `kdnotes --help` says what it takes'),
-    ('tune --target=number', 'takes target as a parameter of the run: write -p target=number'),
-    ('study corpus=wikiqa', '`kdnotes study` takes corpus as a parameter of the run: write --corpus wikiqa'),
-    ('study --mode full_kd', '`kdnotes study` has no option --mode; its options are --arms, --columns, '),
-    ('doctor --timeout nan', "argument --timeout: 'nan' must be a number, at least 1"),
-    ('forget mine', 'the following arguments are required: RUN_ID; `kdnotes forget --help`'),
-]
+    ('study -p jobs=2', "there is no parameter 'jobs'"),
+    ('tune -p mode=full_kd', 'mode is an option of this command: --mode'),
+    ('study -p mode=full_kd', 'mode cannot be given to a whole study'),
+    ('study --corpus wikiqa -p corpus=embedded', 'corpus has two values: --corpus wikiqa and -p '),
+    ('show full_kd-s0-0123456789ab', "there is no run 'full_kd-s0-0123456789ab'"),
+    ('list mine', "there is no study 'mine'"),
+    ('predict x --out a.csv', "'--out': is for the rows of --file"),
+    ('predict x --file a.csv', '--out: the output table of --file is missing'),
+    ('hardware', "'--run' / '--measured': give one of them"),
+]  # fmt: skip
 
 
-def exit_code(main, typed: str) -> int:
-    "Of a command, whose parser may end it."
-    try:
-        return main(typed.split())
-    except SystemExit as e:
-        return e.code
-
-
-@pytest.mark.parametrize('typed, refused', WRONG, ids=[typed for typed, _ in WRONG])
-def test_what_a_command_does_not_take_is_refused_in_one_sentence(
-    typed, refused, capsys, monkeypatch, tmp_path
-):
+@pytest.fixture
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
-    assert exit_code(cli.main, typed) == 2
-    said = capsys.readouterr().err
-    assert said.startswith('kdnotes: ') and refused in said and said.count('\n') == 1
-    assert list(tmp_path.iterdir()) == []
+    return tmp_path
+
+
+@pytest.mark.parametrize('typed, message', WRONG, ids=[typed for typed, _ in WRONG])
+def test_an_error_is_one_line_and_nothing_is_done(typed, message, capsys, home):
+    assert cli.main(typed.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('kdnotes: ') and message in error and error.count('\n') == 1
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize('name', ["it's", 'a "b" c', '$(touch bad)', 'a;b', '-'])
+def test_a_corpus_with_quotes_is_a_name(name, capsys, home):
+    assert cli.main(['name', '--corpus', name]) == 2
+    assert 'there is no corpus' in capsys.readouterr().err and list(home.iterdir()) == []
+
+
+def test_the_last_of_two_equal_options_is_used(capsys):
+    assert cli.main(['name', '--study', 'one', '--study', 'two']) == 0
+    assert capsys.readouterr().out == 'two\n'
+
+
+def test_several_words_after_grid_are_its_values(home, capsys):
+    typed = 'study --arms full_kd --seeds 1 --dry-run --json --corpus embedded --grid alpha=.3,.5'
+    assert cli.main([*typed.split(), 'temperature=2,4', '--smoke']) == 0
+    assert capsys.readouterr().out.count('"run_id": "full_kd') == 4
 
 
 @pytest.mark.parametrize(
     'typed', ['--smok --device cpu', '--steps 9', '--minutes 0', '--alternations one', '--device tpu']
 )
-def test_the_check_of_a_gpu_machine_says_in_one_line_what_is_wrong(typed, capsys):
-    assert exit_code(gpu_check.main, typed) == 2
-    said = capsys.readouterr().err
-    assert said.startswith('kdnotes: ') and typed.split()[0] in said and said.count('\n') == 1
+def test_the_check_of_a_gpu_machine_has_the_same_errors(typed, capsys):
+    assert gpu_check.main(typed.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('kdnotes: ') and typed.split()[0] in error and error.count('\n') == 1
 
 
 @pytest.mark.parametrize('command', ['bench', 'scaling', 'gpu-check'])
@@ -82,23 +89,23 @@ def test_what_measures_kdnotes_itself_needs_a_clone(command, capsys, monkeypatch
     monkeypatch.setitem(sys.modules, 'bench', None)  # as where a package is installed
     for name in [name for name in sys.modules if name.startswith('bench.')]:
         monkeypatch.delitem(sys.modules, name)
-    assert exit_code(cli.main, command) == 2
-    said = capsys.readouterr().err
-    assert said.startswith('kdnotes: ') and 'clone' in said and said.count('\n') == 1
+    assert cli.main([command]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('kdnotes: ') and 'clone' in error and error.count('\n') == 1
 
 
-@pytest.mark.parametrize('command', cli.COMMANDS, ids=lambda c: c.name)
-def test_help_fits_a_screen_and_says_typed_values(command, capsys):
-    assert exit_code(cli.main, f'{command.name} --help') == 0
+@pytest.mark.parametrize('name', COMMANDS)
+def test_help_fits_a_screen_and_has_examples_and_json(name, capsys):
+    assert cli.main([name, '--help']) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100 and not any('None' in line for line in lines)
-    assert lines[:2] == ['examples:', f'  kdnotes {command.run.examples[0]}']
+    assert any(line.startswith(f'    kdnotes {name}') for line in lines)
+    assert any(line.split()[:1] == ['--json'] for line in lines)
 
 
-def test_parameters_say_which_defaults_are_a_tasks_own(capsys):
+def test_parameters_show_the_defaults_of_a_task(capsys):
     assert cli.main(['parameters']) == 0
-    said = ' '.join(capsys.readouterr().out.split())
-    assert 'its own defaults: max_length=384' in said.partition('task=extractive_qa alone:')[2]
+    assert 'task=extractive_qa alone, with other defaults: max_length=384' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('typed', ['name', 'name -p corpus=embedded', 'name -pcorpus=embedded'])
@@ -106,6 +113,29 @@ def test_what_a_command_has_is_taken(typed, capsys):
     assert cli.main(typed.split()) == 0 and capsys.readouterr().out == 'embedded\n'
 
 
-def test_a_task_that_is_no_text_is_refused():
+def test_a_task_that_is_no_text_is_an_error():
     with pytest.raises(ConfigError, match='is refused: the tasks are'):
         make_config(task=['answer_selection'])
+
+
+# ---- variables of make, which Typer reads from the environment ----
+
+
+def test_variables_of_make_are_options(home, capsys, monkeypatch):
+    for name, value in dict(
+        CORPUS='embedded', SEEDS='1', ARMS='full_kd', GRID='alpha=.3,.5 temperature=2,4'
+    ).items():
+        monkeypatch.setenv(f'KDNOTES_MAKE_{name}', value)
+    monkeypatch.setenv('KDNOTES_MAKE_P', 'max_length=64 epochs=1')
+    monkeypatch.setenv('KDNOTES_MAKE_SMOKE', '1')
+    assert cli.main(['study', '--dry-run', '--json']) == 0
+    assert capsys.readouterr().out.count('"run_id": "full_kd') == 4
+    monkeypatch.setenv('KDNOTES_MAKE_EPOCHS', '3')
+    assert cli.main(['study', '--dry-run']) == 2
+    assert '`make study` has no variable EPOCHS; use P=epochs=...' in capsys.readouterr().err
+
+
+def test_text_from_make_means_itself(home, capsys, monkeypatch):
+    monkeypatch.setenv('KDNOTES_MAKE_CORPUS', 'a \'b\' "$(touch bad)" c')
+    assert cli.main(['study', '--dry-run']) == 2
+    assert '"$(touch bad)" c' in capsys.readouterr().err.replace('\\', '')

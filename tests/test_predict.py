@@ -377,7 +377,7 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(tmp_path, home, language_
             '--candidates',
             str(tmp_path / 'empty.txt'),
         ],
-        'is no file; give one with a candidate a line': [model, '--candidates', str(nothing)],
+        'does not exist': [model, '--candidates', str(nothing)],
         'passage is not read': [model, '--question', 'a', '--passage', 'b'],
         'candidates is missing': [model, '--question', 'a'],
         'the model has 3 outputs': [three, '--question', 'a', '--candidate', 'b'],

@@ -312,11 +312,20 @@ def test_files_that_cannot_be_read_or_written_are_refused(model, tmp_path, capsy
         'is there already; name another one': ['--file', good, '--out', there],
         'is the file that is read': ['--file', good, '--out', good, '--overwrite'],
         'name a file in a folder that exists': ['--file', good, '--out', str(tmp_path / 'none' / 'out.csv')],
-        '--file needs --out': ['--file', good],
-        '--out is for the rows of --file': ['--text', 'iron', '--out', out],
-        '--overwrite is for the rows of --file': ['--text', 'iron', '--overwrite'],
-        'leave --text and --beside out': ['--file', good, '--out', out, '--text', 'a', '--beside', 'none'],
-        'leave --candidate out': ['--file', good, '--out', out, '--candidate', 'a'],
+        'the output table of --file is missing': ['--file', good],
+        "'--out': is for the rows of --file": ['--text', 'iron', '--out', out],
+        "'--overwrite': is for the rows of --file": ['--text', 'iron', '--overwrite'],
+        "'--text' / '--beside': cannot be combined with --file": [
+            '--file',
+            good,
+            '--out',
+            out,
+            '--text',
+            'a',
+            '--beside',
+            'none',
+        ],
+        "'--candidate': cannot be combined with --file": ['--file', good, '--out', out, '--candidate', 'a'],
     }
     for words, typed in cases.items():
         said = refused(capsys, model, *typed)

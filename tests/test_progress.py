@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import pytest
+from rich.console import Console
 from kdnotes.core import progress as P
 from kdnotes.experiment import attempt
 from kdnotes.experiment.attempt import stage_file
@@ -54,24 +55,16 @@ def test_a_log_gets_two_lines_a_stage(clock):
     assert said[1] == 'reading: 100 rows in 100.0 s'
 
 
-def test_a_notebook_gets_one_output_a_stage_whose_first_state_is_a_sentence(clock, monkeypatch):
-    shown = []
-
-    class Handle:
-        def update(self, text, raw):
-            shown.append(text['text/plain'])
-
-    def display(text, raw, display_id):
-        shown.append(text['text/plain'])
-        return Handle()
-
-    monkeypatch.setattr('IPython.display.display', display)
-    with reporting_to(P.Output()), stage('reading', 100, 'rows') as advance:
+def test_a_terminal_gets_a_bar_per_stage_and_a_line_at_its_end(clock):
+    screen = io.StringIO()
+    bars = P.Bars(Console(file=screen, force_terminal=True, width=100))
+    with reporting_to(bars), stage('reading', 100, 'rows') as advance:
         for _ in range(100):
             clock[0] += 1.0
             advance()
-    assert shown[0] == 'reading: 5 of 100 rows in 5.0 s, about 2 minutes left'
-    assert shown[1].startswith('reading:   6%|') and shown[-1] == 'reading: 100 rows in 100.0 s'
+        [task] = bars.progress.tasks
+        assert (task.description, task.total) == ('reading', 100) and task.completed >= 99
+    assert bars.progress.tasks == [] and 'reading: 100 rows in 100.0 s\n' in screen.getvalue()
 
 
 def test_a_place_that_cannot_be_told_ends_no_work(clock, tmp_path):
@@ -79,7 +72,7 @@ def test_a_place_that_cannot_be_told_ends_no_work(clock, tmp_path):
         def write(self, text):
             raise BrokenPipeError
 
-    for sink in (P.Bar(Closed()), ReportFile(tmp_path / 'no folder' / 'stage.json')):
+    for sink in (P.Bars(Console(file=Closed())), ReportFile(tmp_path / 'no folder' / 'stage.json')):
         with reporting_to(sink), stage('reading', 3, 'rows') as advance:
             clock[0] += 5
             advance()

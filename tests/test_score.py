@@ -340,7 +340,7 @@ def test_what_cannot_be_scored_is_refused_in_a_sentence(model, tmp_path, capsys)
         'use length=32 or less': [str(model), str(texts), '--length', '33'],
         'dtype=fp16 needs a GPU': [str(model), str(texts), '--length', '16', '--dtype', 'fp16'],
         'cannot be written': [str(model), str(texts), '--out', str(nothing / 'a' / 'b.csv.gz')],
-        'end its name in .csv.gz': [str(model), str(texts), '--out', str(texts / 'book0.txt')],
+        'must end in .csv.gz': [str(model), str(texts), '--out', str(texts / 'book0.txt')],
         "there is no text '~nobody/text.txt'": [str(model), '~nobody/text.txt'],
         "there is no text 'xxx": [str(model), 'x' * 300],
         'the name of the text is empty': [str(model), ''],
@@ -365,7 +365,7 @@ def test_a_device_is_not_replaced_by_a_file(model, tmp_path, capsys):
     (tmp_path / 'folder.csv.gz').mkdir()
     for out in (pipe, tmp_path / 'folder.csv.gz', tmp_path / 'nowhere' / 'a.csv.gz'):
         said = refused(capsys, str(model), str(texts), '--length', '16', '--out', str(out))
-        assert said.endswith('cannot be written; name a file in a folder that exists')
+        assert said.endswith('cannot be written')
     assert pipe.is_fifo()
 
 

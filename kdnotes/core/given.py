@@ -31,7 +31,7 @@ from kdnotes.core.config import (
 )
 
 # %% auto #0
-__all__ = ['NEED_TEACHER', 'ALIASES', 'ELSEWHERE', 'check_weights', 'nearest', 'no_parameter', 'preset_values', 'make_config']
+__all__ = ['NEED_TEACHER', 'ALIASES', 'check_weights', 'nearest', 'no_parameter', 'preset_values', 'make_config']
 
 # %% ../../nbs/core/02_given.ipynb #81568868
 def _refuse_given(
@@ -421,27 +421,6 @@ ALIASES = {
     'wd': 'weight_decay',
     'world_size': 'ranks',
 }
-# what other libraries are given, and how it is here
-ELSEWHERE = {
-    'callback': 'on_row= of kdnotes.finetune and its kin is given every row that a run writes',
-    'tokenizer': 'the tokenizer is the one in the folder of the teacher',
-    'fp16': 'a mixed mode (mixed=True in Python) trains in the format that amp_dtype names',
-    'output_dir': 'results lie in a folder of runs/ that is called as study says',
-    'train_dataset': 'corpus names a folder that holds train, dev and test',
-}
-_WEIGHTS = (
-    'rows weigh alike, and there are no weights of classes: repeat the rows of a rare class in train; macro '
-    'F1 is measured beside accuracy, and a new head starts at the share of each class (head_bias=prior)'
-)
-_SMOOTHING = (
-    "labels are not smoothed by a constant: a teacher's soft targets do it row by row, as temperature and "
-    'alpha say'
-)
-ELSEWHERE |= dict.fromkeys(('class_weight', 'class_weights', 'pos_weight', 'loss_weights'), _WEIGHTS)
-ELSEWHERE |= dict.fromkeys(('sample_weight', 'sample_weights'), _WEIGHTS)
-ELSEWHERE |= dict.fromkeys(('label_smoothing', 'label_smoothing_factor', 'smoothing'), _SMOOTHING)
-ELSEWHERE |= dict(callbacks=ELSEWHERE['callback'], processing_class=ELSEWHERE['tokenizer'])
-ELSEWHERE |= dict(bf16=ELSEWHERE['fp16'], eval_dataset=ELSEWHERE['train_dataset'])
 
 
 def nearest(
@@ -460,8 +439,6 @@ def nearest(
 def no_parameter(name: str, allowed: Iterable[str]) -> str:
     "What to say of a name that is none: the nearest ones, else all if they are few."
     allowed = sorted(allowed)
-    if name in ELSEWHERE:
-        return f'there is no parameter {name!r}; {ELSEWHERE[name]}'
     near = ' or '.join(map(repr, nearest(name, allowed)))
     if near:
         return f'there is no parameter {name!r}; is it {near}?'

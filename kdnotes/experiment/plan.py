@@ -440,9 +440,9 @@ def plan_study(
         )
     common = named(study=study, **common)
     own = [_taken(modes, common | cell) for cell in cells(grid)]
-    if idle := sorted(
-        (common.keys() | grid.keys()) - {name for of in own for its in of.values() for name in its}
-    ):
+    unused = (common.keys() | grid.keys()) - {name for of in own for its in of.values() for name in its}
+    # a notebook gives defaults, too
+    if idle := sorted(unused - {name for name in unused if common.get(name) == 'auto'}):
         raise ConfigError(
             f"{' and '.join(idle)} would play no part in arms={shown(arms)}; leave it out, "
             "or add arms that have this factor"

@@ -69,13 +69,12 @@ def _nearest(
         and metric_on(r['primary'], r['task']) == metric_on(record['primary'], record['task'])
         and all(r.get(name) == record.get(name) for name in alike)
     ]
-    return min(others, key=lambda r: (len(differences(r, record)), -_finished(r)), default=None)
 
+    def distance(other: dict) -> tuple[int, float]:
+        path = RunFolder(other['study'], other['run_id']).path / 'record.json'
+        return len(differences(other, record)), -path.stat().st_mtime if path.is_file() else 0.0
 
-def _finished(record: dict) -> float:
-    "When a run's record was written; 0 where that is not known."
-    path = RunFolder(record['study'], record['run_id']).path / 'record.json'
-    return path.stat().st_mtime if path.is_file() else 0.0
+    return min(others, key=distance, default=None)
 
 # %% ../../nbs/experiment/15_shown.ipynb #e3573ab9
 def run_box(
@@ -132,7 +131,9 @@ def make_here(
         have_floors(planned.config, planned.corpus_sha256)
         return record
     except KeyboardInterrupt:
-        stopped = _in_work(planned)
+        stopped = planned
+        while first := missing(stopped):  # what a run needs comes before it
+            stopped = first[0]
         then = goes_on(RunFolder(stopped.config.study, stopped.run_id), stopped.config.nodes)
         raise Stopped(f'{stopped.run_id} was stopped before its end; this cell, run again, {then}') from None
 
@@ -147,12 +148,6 @@ def example_of(
     pairs = ((row['text'], row['second']) for row in rows if row['second'].strip())
     first, second = next(pairs, ('', ''))
     return dict(text=first, pair=second) if second else use.example
-
-
-def _in_work(planned: Plan) -> Plan:
-    "The run that is being made: what a run stands on comes before it."
-    first = missing(planned)
-    return _in_work(first[0]) if first else planned
 
 # %% ../../nbs/experiment/15_shown.ipynb #daa0f595
 NOTEBOOKS = Path(__file__).resolve().parents[2] / 'nbs' if '__file__' in globals() else Path('..').resolve()
