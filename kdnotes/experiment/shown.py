@@ -133,7 +133,7 @@ def make_here(
         return record
     except KeyboardInterrupt:
         stopped = _in_work(planned)
-        then = goes_on(RunFolder(stopped.config.study, stopped.run_id), stopped.config.nodes)
+        then = goes_on(RunFolder(stopped.config.study, stopped.run_id))
         raise Stopped(f'{stopped.run_id} was stopped before its end; this cell, run again, {then}') from None
 
 

@@ -8,13 +8,12 @@ import fcntl
 import gzip
 import io
 import json
-import math
 import os
 import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -368,17 +367,6 @@ class RunFolder:
                 path.unlink()
         for name in sorted(files, key=lambda name: (name in _LAST, name)):
             atomic_write(self.path / name, files[name])
-
-    def receive(
-        self,
-        files: Callable[[], dict[str, bytes]],  # of `files` where it was made
-        record_sha256: str = '',  # of the record that it is to have; '': of any
-        locked: bool = False,  # is the folder locked by this process, or by who has started it?
-    ) -> None:
-        "Have a finished run that another machine has made; of several processes one puts it down."
-        with nullcontext() if locked else lock_run(self.create(), math.inf):
-            if not self.done or record_sha256 not in ('', sha256_file(self.path / 'record.json')):
-                self.put_down(files())
 
     def check(self) -> None:
         "Refuse a finished run whose tables or model are not what it wrote."
