@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,16 +21,16 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 import psutil
 from .config import KdnotesError, shown
 from .files import file_errors, lock, own_folder, root
 
 # %% auto #0
 __all__ = ['SPINS', 'STORE', 'PLACES', 'JOIN_TIMEOUT_S', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S', 'UNANSWERED_TIMEOUT_S',
-           'ONE_STOP_S', 'STAGE', 'STAGE_READ_S', 'process_environment', 'rank_environment', 'RendezvousError',
-           'Rendezvous', 'die_with_parent', 'Stopped', 'interruptible', 'held_back', 'stoppable', 'stop_all',
-           'kill_all', 'Ranks', 'how_ended', 'StageError', 'staged']
+           'ONE_STOP_S', 'STAGE', 'process_environment', 'rank_environment', 'RendezvousError', 'Rendezvous',
+           'die_with_parent', 'Stopped', 'interruptible', 'held_back', 'stoppable', 'stop_all', 'kill_all', 'Ranks',
+           'how_ended', 'StageError', 'staged']
 
 # %% ../../nbs/core/05_processes.ipynb #a27d40eb
 SPINS = 10_000  # turns a thread waits before it sleeps
@@ -434,7 +435,7 @@ def how_ended(
 
 # %% ../../nbs/core/05_processes.ipynb #d1422963
 STAGE = 'KDNOTES_STAGE'  # names the folder that a user's command fills
-STAGE_READ_S = 2.0  # for its last words, when it has ended
+_LAST_BYTES = 1000  # of the output of a command that fails
 
 
 class StageError(KdnotesError):
@@ -449,43 +450,30 @@ def staged(
     command: str,  # in the shell's language
     folder: Path,  # it is made when missing
 ) -> None:
-    "Have a user's command fill a folder, once in this process; if it fails, its last words are told."
+    "Have a user's command fill a folder, once in this process; if it fails, the error has its last line."
     folder.mkdir(parents=True, exist_ok=True)
-    with lock(folder.with_name(f'{folder.name}.lock')):
+    with lock(folder.with_name(f'{folder.name}.lock')), tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command,
             shell=True,
             env=process_environment(None) | {STAGE: str(folder)},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # with all that it starts it is ended as one
             preexec_fn=die_with_parent,
         )
-        said = bytearray()
-        reader = threading.Thread(target=_read_end, args=(process.stdout, said), daemon=True)
-        reader.start()
         try:
             code = process.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            reader.join(STAGE_READ_S)  # a process of a session of its own may keep it open
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_BYTES))
+        lines = output.read().decode(errors='replace').splitlines()
     if code:
-        lines = bytes(said).decode(errors='replace').split('\n')
-        last = next((line.strip() for line in reversed(lines) if line.strip()), 'it said nothing')
+        last = next((line.strip() for line in reversed(lines) if line.strip()), 'it printed nothing')
         raise StageError(
             f'stage={shown(command)} {how_ended(code)}: {last}; put that right and start the same command '
             'again'
         )
-
-
-def _read_end(
-    stream: IO[bytes],
-    said: bytearray,  # holds the last bytes that came
-) -> None:
-    with stream:
-        while block := stream.read1(2**16):
-            said += block
-            del said[:-1000]

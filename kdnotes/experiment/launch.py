@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from ..core.config import KdnotesError, RunConfig, counted, is_given
-from ..core.files import BusyError, file_errors
+from ..core.files import BusyError, file_errors, write_json
 from kdnotes.core.processes import (
     EXIT_STOPPED,
     Ranks,
@@ -139,8 +139,10 @@ def _take_part(plan: Plan, rendezvous: Rendezvous, say: Callable[[str], None]) -
     "Start ranks here of a run that another process has locked."
     folder = RunFolder(plan.config.study, plan.run_id).create()
     say(f'{plan.run_id}: this process takes part and waits half an hour for {rendezvous.address}')
+    name = f'-{socket.gethostname()}-{os.getpid()}'
+    _write_job(plan, folder, 1, name)
     with on_this_machine(plan.config):
-        _run_ranks(plan, folder, rendezvous, f'log-{socket.gethostname()}-{os.getpid()}.txt')
+        _run_ranks(plan, folder, rendezvous, name)
     if not wait_for_file(lambda: folder.done):
         raise RunError(
             f'{plan.run_id} left no record in {folder.path}: see the log of the first machine there, and '
@@ -392,15 +394,19 @@ def _launch(
     if not checkpoints(folder.path / 'checkpoints'):
         (folder.path / 'rows.jsonl').unlink(missing_ok=True)  # else the rows go on too
     folder.write_state('running')
-    _run_ranks(
-        plan, folder, rendezvous, 'log.txt', lambda row: on_row(with_run(row, plan)), jobs == 1, limits, held
-    )
+    _run_ranks(plan, folder, rendezvous, '', lambda row: on_row(with_run(row, plan)), jobs == 1, limits, held)
     folder.write_state('done')
 
 
-def _write_job(plan: Plan, folder: RunFolder, jobs: int) -> None:
+def _write_job(
+    plan: Plan,
+    folder: RunFolder,
+    jobs: int,
+    name: str = '',  # of a machine, whose corpora may lie elsewhere; '': of the one that locked the run
+) -> None:
     "Say in a run's folder what its ranks are to do."
-    folder.write_config(
+    write_json(
+        folder.path / f'config{name}.json',
         dict(
             config=plan.config.model_dump(mode='json'),
             run_id=plan.run_id,
@@ -416,7 +422,7 @@ def _write_job(plan: Plan, folder: RunFolder, jobs: int) -> None:
             teacher_run_id=plan.teacher.run_id if plan.teacher else None,
             teachers=plan.teachers,
             jobs=jobs,
-        )
+        ),
     )
 
 # %% ../../nbs/experiment/06_launch.ipynb #6543d7ae
@@ -424,20 +430,21 @@ def _run_ranks(
     plan: Plan,
     folder: RunFolder,
     rendezvous: Rendezvous | None,
-    log: str,  # the file in the folder that has what they print
+    name: str = '',  # as of `_write_job`; what they print is in a log of this name
     on_row: Callable[[dict], None] = lambda row: None,
     alone: bool = False,  # is no other run made meanwhile?
     limits: Limits = NO_LIMITS,
     held: int | None = None,  # of `lock_run`; None: another process has locked the run
 ) -> None:
     "Start the ranks of a run, and wait for their end."
+    log = folder.path / f'log{name}.txt'
     ranks = Ranks(
         'kdnotes.experiment.worker',
-        folder.path / 'config.json',
+        folder.path / f'config{name}.json',
         ranks=plan.config.ranks,
         threads=plan.config.threads_per_rank,
         restarts=RESTARTS if plan.config.ranks > 1 and rendezvous is None else 0,
-        log=folder.path / log,
+        log=log,
         finished=lambda: _complete(folder),
         holds=[] if held is None else [held],
         rendezvous=rendezvous,
@@ -460,7 +467,7 @@ def _run_ranks(
         raise
     # a process that dies after its record was written has done its work
     if code and not _complete(folder):
-        _refuse(folder, code, rendezvous, folder.path / log)
+        _refuse(folder, code, rendezvous, log)
 
 # %% ../../nbs/experiment/06_launch.ipynb #2323e954
 def _say_interrupted(folder: RunFolder, reason: str) -> None:

@@ -19,7 +19,7 @@ from .. import __version__
 from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, is_given, reads_scores, task_info
 from ..core.given import make_config
-from ..core.files import cache_path, file_errors
+from ..core.files import cache_path, file_errors, read_json
 from ..core.tables import reason
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.progress import ReportFile, reporting_to, silent
@@ -50,12 +50,12 @@ def _enter(config_file: str | Path) -> Rank:
 
     die_with_parent()
     folder = _folder_of(config_file)
-    # before the file is read, which another machine may not have written yet
     env = rt.join(f'{folder.run_id} by kdnotes {__version__} and torch {torch_version}')
-    there = wait_for_file(lambda: folder.config() is not None)
+    there = wait_for_file((folder.path / 'config.json').is_file)  # of the process that has locked the run
     if without := env.exchange('home', '' if there else socket.gethostname()) - {''}:
         raise RunError(f'{", ".join(without)} does not see {folder.path}; all machines share one home folder')
-    job = folder.config()
+    # what another machine could not know before the run was locked
+    job = read_json(config_file) | {name: folder.config()[name] for name in ('times', 'jobs')}
     config = make_config(**job['config'])
     runtime = rt.start(config, env)
     corpus = corpus_of(config)
