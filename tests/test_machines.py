@@ -196,7 +196,7 @@ def test_ranks_that_torchrun_has_started_train_the_same_run(machines, tmp_path, 
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize('machines', ['localhost'], indirect=True)
+@pytest.mark.parametrize('machines', ['apart'], indirect=True)
 @pytest.mark.parametrize('differs', ['seed', 'corpus', 'ranks', 'torch'])
 def test_machines_that_would_train_another_run_say_so(machines, tmp_path, differs):
     own = dict(seed=[('seed=1',), ('seed=2',)], ranks=[('ranks=2',), ('ranks=4',)]).get(differs, ((), ()))
@@ -208,12 +208,12 @@ def test_machines_that_would_train_another_run_say_so(machines, tmp_path, differ
     if differs == 'torch':
         site = tmp_path / 'site'
         site.mkdir()
-        (site / 'sitecustomize.py').write_text("import torch\n\ntorch.__version__ = '1.0'\n")
-        machines.prefix[1] = ['env', f'PYTHONPATH={site}{os.pathsep}{ROOT}']
+        (site / 'sitecustomize.py').write_text("import torch\n\ntorch.__version__ = '2.12.0'\n")
+        machines.prefix[1] = [*machines.prefix[1], 'env', f'PYTHONPATH={site}{os.pathsep}{ROOT}']
     machines.start(*STUDENT, own=own, mode='mixed_student')
     for code, said in machines.ends():
         assert code == 1 and 'the machines cannot train together: mixed_student-s' in said, said
-        assert 'give all the same command' in said and (differs != 'torch' or 'torch 1.0' in said), said
+        assert 'give all the same command' in said and (differs != 'torch' or 'torch 2.12.0' in said), said
     assert not any(machines.homes[0].glob('runs/machines/*/record.json'))
 
 

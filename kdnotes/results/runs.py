@@ -344,7 +344,7 @@ class RunFolder:
         return self._read('record.json', partial(check_read, **home))
 
     def files(self) -> dict[str, bytes]:  # path in the folder -> content; {} when there is no folder
-        "What a run has left, to be put down on another machine; what only helps to go on stays here."
+        "The files of a run, to be copied into another study, without those that only help to resume it."
         found = {path.relative_to(self.path): path for path in self.path.rglob('*') if path.is_file()}
         return {
             name.as_posix(): path.read_bytes()
