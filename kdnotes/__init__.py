@@ -12,7 +12,19 @@
 
 __version__ = "0.1.0"
 
-_API = ('Data', 'Run', 'compare', 'distil', 'doctor', 'finetune', 'load_data', 'load_results', 'load_run', 'search', 'study')
+_API = (
+    'Data',
+    'Run',
+    'compare',
+    'distil',
+    'doctor',
+    'finetune',
+    'load_data',
+    'load_results',
+    'load_run',
+    'search',
+    'study',
+)
 
 
 def __getattr__(name):

@@ -25,7 +25,7 @@ def test_one_notebook_trains_on_two_machines_pauses_goes_on_and_leaves_nothing(t
     outputs = [o for c in nbformat.read(output, 4).cells if c.cell_type == 'code' for o in c.outputs]
     printed = ''.join(o.text for o in outputs if o.output_type == 'stream')
     assert 'paused: no machine trains, and the state is saved' in printed
-    assert ', machine 1' in printed and ', machine 2' in printed
+    assert 'log.txt: ' in printed and 'log-' in printed, 'one log per machine'
     assert printed.endswith('none\n'), 'no process is left'
     tables = ''.join(o.data.get('text/html', '') for o in outputs if 'data' in o)
     assert '<td>dev</td>' in tables, 'the validation so far'

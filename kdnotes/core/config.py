@@ -485,20 +485,19 @@ class RunConfig(BaseModel):
     # machines and launchers: no effect on results
 
     # number of machines that train together. Each has an equal share of the ranks, and the same command is
-    # given on each. With launcher=slurm or inherit: the number reported by the scheduler
+    # given on each. With launcher=inherit: the number reported by torchrun
     nodes: int = _place(1, ge=1, le=1024)
-    # what starts the ranks. local: kdnotes, on one machine; torchrun: on each of several machines; slurm:
-    # torchrun on each machine on which srun has started kdnotes; inherit: every kdnotes process started by
-    # torchrun or srun is a rank; ray: a Ray cluster, with one command
-    launcher: Literal['local', 'torchrun', 'slurm', 'inherit', 'ray'] = _place('local')
+    # what starts the ranks. local: kdnotes, on one machine; torchrun: on each of several machines; inherit:
+    # every kdnotes process started by torchrun is a rank; ray: a Ray cluster, with one command
+    launcher: Literal['local', 'torchrun', 'inherit', 'ray'] = _place('local')
     # host:port at which several machines connect. The host is one of them; it also trains the runs that this
-    # run needs. Not needed with launcher=slurm or inherit. With launcher=ray: the address of the cluster
+    # run needs. Not needed with launcher=inherit. With launcher=ray: the address of the cluster
     # (local, auto, host:port or ray://host:port)
     rendezvous: str | None = _place(None)
-    # set it if all machines share one home folder on disk; then only the first rank's machine writes there
+    # no effect: several machines always share one home folder on disk
     shared_storage: bool = _place(False)
     # folder on this machine's own disk for tokens, columns and teacher outputs. None: runs/.cache, or, with
-    # shared_storage, a folder in the machine's temporary directory
+    # several machines, a folder in the machine's temporary directory
     node_cache: str | None = _place(None)
     # a shell command that runs once on each machine before planning, for example to copy a corpus to a local
     # disk. The environment variable KDNOTES_STAGE holds the folder for its files: `staged` in node_cache or

@@ -31,8 +31,7 @@ __all__ = ['MORE_MEMORY', 'CACHE', 'FileError', 'BusyError', 'lacks_memory', 'fi
            'check_room', 'free_memory', 'sha256_file', 'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json',
            'read_json', 'write_signed', 'read_signed', 'lock', 'is_named', 'root', 'checkout', 'runs_path',
            'cache_path', 'figures_path', 'evidence_path', 'OwnFolder', 'own_folder', 'at_home', 'cached_at',
-           'with_evidence', 'own_home', 'own_disk', 'home_beside', 'link_folder', 'file_state', 'sha256_big_file',
-           'without_password']
+           'with_evidence', 'own_home', 'own_disk', 'file_state', 'sha256_big_file', 'without_password']
 
 # %% ../../nbs/core/04_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -532,27 +531,6 @@ def own_disk(
     if path.stat().st_uid != os.getuid():
         raise FileError(f'{path} on {socket.gethostname()} belongs to another user; move it away')
     return path
-
-
-def home_beside(
-    folder: Path,  # it is made when missing
-    home: str | Path,  # of another machine, or of several
-) -> Path:  # the folder
-    "A home of this machine's own, with the data of another home."
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    link_folder(folder / 'data', Path(home) / 'data')
-    return folder
-
-
-def link_folder(
-    path: Path,
-    target: Path,
-) -> None:
-    "Have a folder here by another name, where it is there."
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if target.is_dir():
-        with suppress(FileExistsError):  # another process was quicker
-            path.symlink_to(target)
 
 # %% ../../nbs/core/04_files.ipynb #26282c0c
 def file_state(

@@ -85,13 +85,8 @@ def _check_place(config: RunConfig) -> None:
         )
     if config.nodes > 1 and config.launcher == 'local':
         raise ConfigError(
-            f'nodes={config.nodes} needs launcher=torchrun, slurm, inherit or ray, since kdnotes itself '
+            f'nodes={config.nodes} needs launcher=torchrun, inherit or ray, since kdnotes itself '
             'starts ranks on one machine'
-        )
-    if config.shared_storage and config.launcher in ('local', 'ray'):
-        raise ConfigError(
-            'shared_storage=True is for launcher=torchrun, slurm and inherit, and '
-            f'launcher={config.launcher} shares no home; leave it out'
         )
     if config.stage and config.launcher == 'inherit':
         raise ConfigError(

@@ -7,10 +7,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from .arms import FACTORS, MODES, PROFILES, SEVERAL_RANKS, spread_layers
 from kdnotes.core.config import (
     About,
@@ -33,8 +33,8 @@ from .given import make_config
 
 # %% auto #0
 __all__ = ['Machine', 'resolve_precision', 'check_forward', 'cpu_facts', 'cpu_flags', 'cpu_has_bf16', 'machine', 'parallel_ranks',
-           'resolve_ranks', 'Place', 'place_of', 'rank_variables', 'first_host', 'resolve', 'factors', 'resolved_dtype',
-           'factor_settings', 'training_settings', 'settings', 'run_id', 'changed_settings']
+           'resolve_ranks', 'inherited', 'resolve', 'factors', 'resolved_dtype', 'factor_settings', 'training_settings',
+           'settings', 'run_id', 'changed_settings']
 
 # %% ../../nbs/core/03_resolve.ipynb #915ed64a
 @dataclass(frozen=True)
@@ -171,119 +171,24 @@ def resolve_ranks(
 _RANK = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')
 
 
-@dataclass(frozen=True)
-class Place:
-    "What a scheduler has told a process of where it is."
-
-    nodes: int  # machines
-    node: int  # the number of this one, from 0
-    address: str  # <host>:<port>, of the first
-    ranks: int | None = None  # of all machines; None: kdnotes starts them
-    local_rank: int = 0  # of this process, among those of its machine
-
-
-def place_of(
-    launcher: str,  # of `RunConfig`
-    env: Mapping[str, str],  # of the process
-) -> Place | None:  # None: nobody has told
-    "Where a process is that a scheduler has started; a `ConfigError` where none has."
-    if launcher == 'slurm':
-        step = _step(env)
-        nodes = _number(step, 'nodes')
-        if (tasks := _number(step, 'tasks')) != nodes:
-            raise ConfigError(
-                f'srun has started {counted(tasks, "task")} on {counted(nodes, "machine")}, and '
-                'launcher=slurm takes one on each; add --ntasks-per-node=1, or give launcher=inherit, where '
-                'each task is a rank'
-            )
-        if (node := _number(step, 'SLURM_NODEID')) >= nodes:
-            raise ConfigError(
-                f'SLURM_NODEID={node} is none of {counted(nodes, "machine")}; start this with srun'
-            )
-        return Place(nodes, node, f'{step["host"]}:{step["port"]}')
-    if launcher != 'inherit':
-        return None
-    told = rank_variables(env)
-    rank, ranks, local_rank, here = (_number(told, name) for name in _RANK[:4])
-    if not (0 <= rank < ranks and 1 <= here):
+def inherited(
+    env: Mapping[str, str],  # of a process that torchrun has started as a rank
+) -> dict[str, Any]:  # ranks, nodes, rendezvous
+    "How many ranks and machines there are and where they connect, of a run whose ranks torchrun starts."
+    try:
+        rank, ranks, local_rank, here = (int(env[name]) for name in _RANK[:4])
+        address = f'{env["MASTER_ADDR"]}:{env["MASTER_PORT"]}'
+    except (KeyError, ValueError) as e:
         raise ConfigError(
-            f'RANK={rank} is none of WORLD_SIZE={ranks} ranks, {here} on each machine; start them with '
-            'torchrun or srun, which number them'
-        )
-    if ranks % here or rank % here != local_rank:
+            f'launcher=inherit reads {", ".join(_RANK)}, and {e} is not set or no number; start the ranks '
+            'with torchrun --nproc-per-node=<ranks> -m kdnotes run ...'
+        ) from None
+    if not (0 <= rank < ranks and here >= 1 and ranks % here == 0 and rank % here == local_rank):
         raise ConfigError(
-            f'rank {rank} of {ranks} is number {local_rank} of the {here} on its machine, and ranks are to '
-            'be dealt out in equal blocks; start as many on each machine, with srun --distribution=block'
+            f'RANK={rank} WORLD_SIZE={ranks} LOCAL_RANK={local_rank} LOCAL_WORLD_SIZE={here} are not equal '
+            'blocks of ranks; start as many on each machine with torchrun'
         )
-    address = f'{told["MASTER_ADDR"]}:{told["MASTER_PORT"]}'
-    return Place(ranks // here, rank // here, address, ranks, local_rank)
-
-
-def rank_variables(
-    env: Mapping[str, str],  # of a process that torchrun or srun has started as a rank
-) -> dict[str, str]:  # by torch's names
-    "What tells a rank its place."
-    if 'RANK' in env:
-        if missing := [name for name in _RANK if name not in env]:
-            raise ConfigError(
-                f'launcher=inherit reads {", ".join(missing)}, and RANK alone is set; start the ranks with '
-                'torchrun or srun'
-            )
-        return {name: env[name] for name in _RANK}
-    if not _in_step(env):
-        raise ConfigError(
-            'launcher=inherit is for ranks that torchrun or srun has started, and neither RANK nor '
-            'SLURM_STEP_ID is set here; start them with torchrun --nproc-per-node=<ranks> -m kdnotes run ...'
-        )
-    step = _step(env)
-    here = str(_number(step, 'tasks') // max(1, _number(step, 'nodes')))
-    own = (step.get('SLURM_PROCID', ''), step['tasks'], step.get('SLURM_LOCALID', ''), here)
-    return dict(zip(_RANK, (*own, step['host'], step['port'])))
-
-
-def _in_step(env: Mapping[str, str]) -> bool:
-    return 'SLURM_STEP_ID' in env or 'SLURM_STEPID' in env  # the second is its older name
-
-
-def _step(env: Mapping[str, str]) -> dict[str, str]:
-    "What srun tells a task, with `nodes`, `tasks`, `host` and `port`."
-    if not _in_step(env):
-        raise ConfigError(
-            'launcher=slurm is for a task that srun has started, and SLURM_STEP_ID is not set here; write '
-            'srun --ntasks-per-node=1 kdnotes run ... in the sbatch script'
-        )
-    job = _number(env, 'SLURM_JOB_ID')
-    step = _number({'step': env.get('SLURM_STEP_ID') or env.get('SLURM_STEPID', '')}, 'step')
-    host = first_host(env.get('SLURM_STEP_NODELIST') or env.get('SLURM_JOB_NODELIST', ''))
-    if not host:
-        raise ConfigError(
-            'SLURM_STEP_NODELIST of the scheduler names no machine to meet at; start this with srun, which '
-            'says it'
-        )
-    return dict(env) | dict(
-        nodes=env.get('SLURM_STEP_NUM_NODES') or env.get('SLURM_NNODES', ''),
-        tasks=env.get('SLURM_STEP_NUM_TASKS') or env.get('SLURM_NTASKS', ''),
-        host=host,
-        port=str(20_000 + (job + 97 * step) % 10_000),  # steps of a job run side by side
-    )
-
-
-def _number(env: Mapping[str, str], name: str) -> int:
-    "A number that a scheduler has told."
-    value = env.get(name, '')
-    if not value.isdecimal():
-        raise ConfigError(
-            f'{name}={value!r} of the scheduler is no number; start this with srun or torchrun, which say it'
-        )
-    return int(value)
-
-
-def first_host(
-    names: str,  # as SLURM writes them: 'gpu[03-07,12],login1'
-) -> str:  # 'gpu03'
-    "The first machine of a list."
-    first = re.split(r',(?![^\[]*\])', names)[0]  # at commas outside brackets
-    return re.sub(r'\[([^],-]*)[^]]*\]', r'\1', first)
+    return dict(ranks=ranks, nodes=ranks // here, rendezvous=address)
 
 # %% ../../nbs/core/03_resolve.ipynb #2a298240
 def resolve(
@@ -342,21 +247,20 @@ def resolve(
 
 
 def _where(config: RunConfig) -> dict:  # ranks, nodes, rendezvous
-    "How many ranks and machines there are and where they meet: as given, or as a scheduler has told."
+    "How many ranks and machines there are and where they connect: as given, or as torchrun has started them."
     if MODES[config.mode].ranks == '1':
         return dict(ranks=1, nodes=1, rendezvous=None)
     given = {name: getattr(config, name) for name in ('ranks', 'nodes', 'rendezvous')}
-    place = place_of(config.launcher, os.environ)
-    if place is None:
+    if config.launcher != 'inherit':
         return given
-    told = dict(ranks=place.ranks or config.ranks, nodes=place.nodes)
-    for name, value in told.items():
-        if given[name] not in (RunConfig.model_fields[name].default, value):
+    place = inherited(os.environ)
+    for name in ('ranks', 'nodes'):
+        if given[name] not in (RunConfig.model_fields[name].default, place[name]):
             raise ConfigError(
-                f'{name}={given[name]} is not what launcher={config.launcher} has been told, {value}; leave '
-                f'{name} out, or start as many'
+                f'{name}={given[name]} contradicts launcher=inherit, since torchrun has started '
+                f'{place[name]}; leave {name} out, or start as many'
             )
-    return told | dict(rendezvous=config.rendezvous or place.address)
+    return place
 
 
 def _several_ranks(config: RunConfig) -> bool:

@@ -45,11 +45,11 @@ __all__ = ['TEMPLATE', 'on_this_machine', 'study_name', 'smoke_name', 'Plan', 't
 # %% ../../nbs/experiment/02_describe.ipynb #075cc945
 @contextmanager
 def on_this_machine(
-    config: RunConfig,  # node_cache, shared_storage, stage
+    config: RunConfig,  # nodes, node_cache, stage
 ) -> Iterator[None]:
     "Inside, what this machine makes for itself lies where it is to lie, and the user's command has been run."
     folder = Path(config.node_cache).expanduser().absolute() if config.node_cache else None
-    if config.shared_storage and folder is None:
+    if config.nodes > 1 and folder is None:
         folder = own_disk(f'node-{sha256_text(str(root()))[:16]}')
     with cached_at(folder):
         if config.stage:

@@ -5,20 +5,20 @@
 # %% ../../nbs/experiment/06_launch.ipynb #0f8778b6
 from __future__ import annotations
 import math
+import os
 import signal
-import time
+import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from ..core.config import KdnotesError, RunConfig, counted, is_given
-from ..core.files import at_home, cache_path, file_errors, home_beside, root
+from ..core.files import BusyError, file_errors, write_json
 from kdnotes.core.processes import (
-    STOP_TIMEOUT_S,
     EXIT_STOPPED,
-    Meeting,
     Ranks,
+    Rendezvous,
     Stopped,
     held_back,
     how_ended,
@@ -34,12 +34,12 @@ from kdnotes.experiment.attempt import (
     failures,
     follow_ranks,
     goes_on,
-    is_apart,
     lock_for,
-    meeting_of,
     outcome,
+    rendezvous_of,
     saved_step,
     spared,
+    wait_for_file,
     why_ended,
 )
 from .plan import Plan, on_this_machine, plan, plan_study
@@ -86,27 +86,22 @@ def execute(
         say(f'{plan.run_id} is done already')
         leave_card(folder)
         return folder.record()
-    meeting = meeting_of(plan.config)
-    if meeting and (is_apart(plan.config, meeting) or meeting.local_rank):
-        return _take_part(plan, meeting, say)
+    rendezvous = rendezvous_of(plan.config)
+    if rendezvous and not rendezvous.is_host:
+        return _take_part(plan, rendezvous, say)
     if _adopt(plan, folder, say):
         return folder.record()
     with on_this_machine(plan.config):
-        _make_foundations(plan, meeting, on_row, say, jobs)
-        _make_run(plan, meeting, spared(on_row, folder.run_id, say), say, jobs, limits, wait_s)
+        _make_foundations(plan, on_row, say, jobs)
+        _make_run(plan, rendezvous, spared(on_row, folder.run_id, say), say, jobs, limits, wait_s)
     leave_card(folder)
     return folder.record()
 
 # %% ../../nbs/experiment/06_launch.ipynb #c9963f8e
-def _make_foundations(
-    plan: Plan, meeting: Meeting | None, on_row: Callable, say: Callable, jobs: int
-) -> None:
-    "Make what a run stands on, where the first of its ranks will be."
+def _make_foundations(plan: Plan, on_row: Callable, say: Callable, jobs: int) -> None:
+    "Make what a run needs."
     for name, first in (('teacher', plan.teacher), ('start', plan.transfer)):
         if first and find_run_model(first.run_id) is None:
-            if meeting and not meeting.is_first:
-                say(f'{plan.run_id} is given its {name} by {meeting.address}')
-                continue
             needed = f'the scores of its given {name}' if is_given(first.config) else f'its {name}'
             say(f'{plan.run_id} needs {needed} first: {first.run_id}')
             execute(first, on_row, say, jobs, wait_s=math.inf)
@@ -114,7 +109,7 @@ def _make_foundations(
 # %% ../../nbs/experiment/06_launch.ipynb #428b02a1
 def _make_run(
     plan: Plan,
-    meeting: Meeting | None,
+    rendezvous: Rendezvous | None,
     on_row: Callable[[dict], None],
     say: Callable[[str], None],
     jobs: int,
@@ -124,34 +119,35 @@ def _make_run(
     "Lock the folder of a run and start its ranks, unless another process makes it meanwhile."
     folder = RunFolder(plan.config.study, plan.run_id).create()
     with ExitStack() as stack:
-        held = lock_for(stack, folder, meeting, say, wait_s)
+        try:
+            held = lock_for(stack, folder, say, wait_s)
+        except BusyError:
+            if rendezvous is None or rendezvous.nodes == 1:
+                raise
+            _take_part(plan, rendezvous, say)  # another process on this machine has the lock
+            return
         if not _complete(folder):
             doing = _doing(plan, folder)
             say(f'{doing} {plan.run_id}: {counted(plan.config.ranks, "rank")}, {resolved_dtype(plan.config)}')
-            if meeting and meeting.nodes > 1:
-                machines = counted(meeting.nodes, 'machine')
-                say(f'{machines} meet at {meeting.address}; each waits half an hour for the others')
-            _launch(plan, folder, meeting, on_row, jobs, held, limits)
+            if rendezvous and rendezvous.nodes > 1:
+                machines = counted(rendezvous.nodes, 'machine')
+                say(f'{machines} connect at {rendezvous.address}; each waits half an hour for the others')
+            _launch(plan, folder, rendezvous, on_row, jobs, held, limits)
 
 # %% ../../nbs/experiment/06_launch.ipynb #8d8bd42f
-def _take_part(plan: Plan, meeting: Meeting, say: Callable[[str], None]) -> dict:  # the record
-    "Have ranks of a run here whose results another process writes, on another machine or this one."
-    if made := _made(plan.run_id):
-        return made[0]
+def _take_part(plan: Plan, rendezvous: Rendezvous, say: Callable[[str], None]) -> dict:  # the record
+    "Start ranks here of a run that another process has locked."
+    folder = RunFolder(plan.config.study, plan.run_id).create()
+    say(f'{plan.run_id}: this process takes part and waits half an hour for {rendezvous.address}')
+    name = f'-{socket.gethostname()}-{os.getpid()}'
+    _write_job(plan, folder, 1, name)
     with on_this_machine(plan.config):
-        home = home_beside(cache_path() / 'home', root()) if is_apart(plan.config, meeting) else root()
-        with at_home(home):
-            if meeting.local_rank:
-                folder = RunFolder(plan.config.study, plan.run_id).create()
-                _run_ranks(plan, folder, meeting, f'log-{meeting.local_rank}.txt')
-            else:
-                _make_run(plan, meeting, lambda row: None, say, 1, NO_LIMITS)
-    folder = RunFolder(plan.config.study, plan.run_id)
-    deadline = time.monotonic() + STOP_TIMEOUT_S  # a network file system shows a new file late
-    while not folder.done and time.monotonic() < deadline:
-        time.sleep(0.2)
-    if not folder.done:
-        raise RunError(f'{folder.run_id} left no record in {folder.path}; see the log of its first rank')
+        _run_ranks(plan, folder, rendezvous, name)
+    if not wait_for_file(lambda: folder.done):
+        raise RunError(
+            f'{plan.run_id} left no record in {folder.path}: see the log of the first machine there, and '
+            'have all machines share one home folder'
+        )
     return folder.record()
 
 # %% ../../nbs/experiment/06_launch.ipynb #2ab40aa6
@@ -385,7 +381,7 @@ def _times_before(plan: Plan) -> dict[str, float | None]:  # seconds
 def _launch(
     plan: Plan,
     folder: RunFolder,
-    meeting: Meeting | None,
+    rendezvous: Rendezvous | None,
     on_row: Callable[[dict], None],
     jobs: int,
     held: int,  # of `lock_run`
@@ -393,22 +389,24 @@ def _launch(
 ) -> None:
     "Start a run's processes, pass its rows on, and wait; a failure becomes one sentence."
     _write_job(plan, folder, jobs)
-    if meeting:
-        meeting.wait()
     # of a run whose model is gone; what is there now is what ends this one
     (folder.path / 'record.json').unlink(missing_ok=True)
     if not checkpoints(folder.path / 'checkpoints'):
         (folder.path / 'rows.jsonl').unlink(missing_ok=True)  # else the rows go on too
     folder.write_state('running')
-    _run_ranks(
-        plan, folder, meeting, 'log.txt', lambda row: on_row(with_run(row, plan)), jobs == 1, limits, [held]
-    )
+    _run_ranks(plan, folder, rendezvous, '', lambda row: on_row(with_run(row, plan)), jobs == 1, limits, held)
     folder.write_state('done')
 
 
-def _write_job(plan: Plan, folder: RunFolder, jobs: int) -> None:
+def _write_job(
+    plan: Plan,
+    folder: RunFolder,
+    jobs: int,
+    name: str = '',  # of a machine, whose corpora may lie elsewhere; '': of the one that locked the run
+) -> None:
     "Say in a run's folder what its ranks are to do."
-    folder.write_config(
+    write_json(
+        folder.path / f'config{name}.json',
         dict(
             config=plan.config.model_dump(mode='json'),
             run_id=plan.run_id,
@@ -424,31 +422,33 @@ def _write_job(plan: Plan, folder: RunFolder, jobs: int) -> None:
             teacher_run_id=plan.teacher.run_id if plan.teacher else None,
             teachers=plan.teachers,
             jobs=jobs,
-        )
+        ),
     )
 
 # %% ../../nbs/experiment/06_launch.ipynb #6543d7ae
 def _run_ranks(
     plan: Plan,
     folder: RunFolder,
-    meeting: Meeting | None,
-    log: str,  # the file in the folder that has what they print
+    rendezvous: Rendezvous | None,
+    name: str = '',  # as of `_write_job`; what they print is in a log of this name
     on_row: Callable[[dict], None] = lambda row: None,
     alone: bool = False,  # is no other run made meanwhile?
     limits: Limits = NO_LIMITS,
-    holds: Sequence[int] = (),  # descriptors of `lock_run`
+    held: int | None = None,  # of `lock_run`; None: another process has locked the run
 ) -> None:
     "Start the ranks of a run, and wait for their end."
+    log = folder.path / f'log{name}.txt'
     ranks = Ranks(
         'kdnotes.experiment.worker',
-        folder.path / 'config.json',
+        folder.path / f'config{name}.json',
         ranks=plan.config.ranks,
         threads=plan.config.threads_per_rank,
-        restarts=RESTARTS if plan.config.ranks > 1 and meeting is None else 0,
-        log=folder.path / log,
+        restarts=RESTARTS if plan.config.ranks > 1 and rendezvous is None else 0,
+        log=log,
         finished=lambda: _complete(folder),
-        holds=holds,
-        meeting=meeting,
+        holds=[] if held is None else [held],
+        rendezvous=rendezvous,
+        serves=held is not None,
     )
     try:
         code = follow_ranks(ranks, folder, on_row, alone, limits)
@@ -467,7 +467,7 @@ def _run_ranks(
         raise
     # a process that dies after its record was written has done its work
     if code and not _complete(folder):
-        _refuse(folder, code, meeting, folder.path / log)
+        _refuse(folder, code, rendezvous, log)
 
 # %% ../../nbs/experiment/06_launch.ipynb #2323e954
 def _say_interrupted(folder: RunFolder, reason: str) -> None:
@@ -484,15 +484,13 @@ def _fail(folder: RunFolder, why: str, cause: str) -> None:
     raise RunError(f'{folder.run_id}: {why}', cause=cause)
 
 
-def _refuse(folder: RunFolder, code: int, meeting: Meeting | None, log: Path) -> None:
+def _refuse(folder: RunFolder, code: int, rendezvous: Rendezvous | None, log: Path) -> None:
     "Say why a run's ranks ended early."
     said = folder.state() or {}
     lines = [line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()]
-    machines = 1
-    if meeting:
-        code = meeting.first_code(lines, code)
-        machines = meeting.nodes
-    then = goes_on(folder, machines)
+    if rendezvous:
+        code = rendezvous.first_code(lines, code)
+    then = goes_on(folder)
     if code == EXIT_STOPPED:
         folder.write_state('interrupted', exit_code=code, reason='a signal')
         raise Stopped(

@@ -18,19 +18,19 @@ from .. import __version__
 from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, is_given, reads_scores, task_info
 from ..core.given import make_config
-from ..core.files import cache_path, file_errors
+from ..core.files import cache_path, file_errors, read_json
 from ..core.tables import reason
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.progress import ReportFile, reporting_to, silent
 from ..core.resolve import settings
 from ..core.streams import torch_seed
-from .attempt import RunError, stage_file
+from .attempt import RunError, stage_file, wait_for_file
 from .compatibility import teachers_sha256
 from .plan import make_task, source_of
 from .record import Outcome, Rank, record_of
 from ..results.runs import RunFolder
 from ..results.starts import profile_start, start_names, start_text
-from ..results.store import checked_run_model, find_run_model, floors, keep_floors
+from ..results.store import checked_run_model, floors, keep_floors
 from ..tasks.base import encoder_key, floor_table, floors_key
 from ..tasks.sources import Corpus, corpus_of
 from ..telemetry.sampler import Telemetry
@@ -44,20 +44,19 @@ __all__ = ['DRAWS', 'worker', 'encoded_task', 'task_of_teacher', 'starting_model
 # %% ../../nbs/experiment/07_worker.ipynb #3536d29d
 def _enter(config_file: str | Path) -> Rank:
     "Start the runtime and read what the plan was made of."
+    from torch import __version__ as torch_version
     from kdnotes.train import distributed as rt
 
     die_with_parent()
     folder = _folder_of(config_file)
-    met = (
-        rt.meet()
-    )  # before the file is read: ranks that others have started may be quicker than who writes it
-    job = folder.config()
+    env = rt.join(f'{folder.run_id} by kdnotes {__version__} and torch {torch_version}')
+    there = wait_for_file((folder.path / 'config.json').is_file)  # of the process that has locked the run
+    if without := env.exchange('home', '' if there else socket.gethostname()) - {''}:
+        raise RunError(f'{", ".join(without)} does not see {folder.path}; all machines share one home folder')
+    # what another machine could not know before the run was locked
+    job = read_json(config_file) | {name: folder.config()[name] for name in ('times', 'jobs')}
     config = make_config(**job['config'])
-    runtime = rt.start(config, met)
-    if runtime.machines > 1:
-        _agree(runtime, job)
-        _share_times(runtime, job)
-        _have_foundations(runtime, job)
+    runtime = rt.start(config, env)
     corpus = corpus_of(config)
     if (corpus.sha256, corpus.unlabelled_id) != (job['corpus_sha256'], config.unlabelled_id):
         raise RunError(
@@ -93,78 +92,10 @@ def worker(
     summaries = runtime.gather(summarise(telemetry))
     if runtime.main:
         _write(rank, task, model, Outcome(start_sha256, teacher_s, result, evaluation, summaries, begin))
-    if runtime.machines > 1 and not rank.config.shared_storage:
-        _have_everywhere(runtime, rank.folder, locked=True)
     runtime.barrier()
     rt.stop(runtime)
     if runtime.main:  # no other rank waits for it
         _score_baselines(rank)
-
-# %% ../../nbs/experiment/07_worker.ipynb #abefb44d
-def _agree(
-    runtime,  # a `train.distributed.Runtime`
-    job: dict,  # of this machine
-) -> None:
-    "Refuse machines that would not train the same run."
-    import torch
-
-    own = {
-        'the corpus': job['corpus_sha256'],
-        'the version of kdnotes': __version__,
-        'the version of torch': torch.__version__,
-        "the run's name, which tells all settings, models and threads": job['run_id'],
-    }
-    hosts, found = zip(*runtime.gather((socket.gethostname(), own)))
-    for rank, of in enumerate(found):
-        for what, value in of.items():
-            if value != found[0][what]:
-                raise RunError(
-                    f'{hosts[0]} and {hosts[rank]} cannot train together, since {what} differs: '
-                    f'{found[0][what]} and {value}; give both the same and start the run again'
-                )
-
-
-def _share_times(runtime, job: dict) -> None:
-    "Fill in what earlier runs took, which is known where they are."
-    times = runtime.gather(job['times'])
-    for name in job['times']:
-        job['times'][name] = next((t[name] for t in times if t[name] is not None), None)
-
-
-def _have_foundations(runtime, job: dict) -> None:
-    "Have the models that a run stands on, on all machines."
-    for run_id in (job['teacher_run_id'], job['initial'].get('transfer_run_id')):
-        if run_id is None:
-            continue
-        model = find_run_model(run_id) if runtime.local_main else None
-        folder = RunFolder(model.parent.parent.name, run_id) if model else None
-        _have_everywhere(runtime, folder, f'the weights runs/*/{run_id}/model')
-
-
-def _have_everywhere(
-    runtime,
-    folder: RunFolder | None,  # of a run, None or not done where it is not
-    what: str = 'the record',
-    locked: bool = False,  # is the folder locked by who started this rank?
-) -> None:
-    "Bring a finished run to the machines that do not have it."
-    has = folder is not None and folder.done
-    known = runtime.gather((folder.study, folder.run_id, folder.record()['model_sha256']) if has else None)
-    if len({sha256 for *_, sha256 in filter(None, known)}) > 1:
-        raise RunError(
-            f'{what} differ between the machines, each of which has trained its own; have one machine keep '
-            'its run, and the others forget theirs: kdnotes forget'
-        )
-    source = next((rank for rank, name in enumerate(known) if name), None)
-    if source is None:
-        raise RunError(f'{what} is on none of the machines; start the run again and it is made first')
-    needed = [rank for rank, name in enumerate(known) if name is None and rank % runtime.local_ranks == 0]
-    if not needed:
-        return
-    files = runtime.share(folder.files() if runtime.rank == source else None, source)
-    if runtime.rank in needed:
-        RunFolder(*known[source][:2]).receive(lambda: files, locked=locked)
-    runtime.barrier()
 
 # %% ../../nbs/experiment/07_worker.ipynb #0ce39b40
 def encoded_task(
@@ -344,15 +275,17 @@ def _cached_signal(rank: Rank, task, teacher):
     parts = te.key_parts(task, config, teacher, load_tokenizer(config.teacher), rank.corpus.sha256)
     key = te.signal_key(**parts)
     folder = cache_path() / 'signals' / key
-    made = not runtime.local_main or te.open_signal(folder, key) is not None
-    if not all(runtime.gather(made)):  # each machine makes its own
+    # each machine computes its own, unless they share the folder
+    here = (socket.gethostname(), str(folder))
+    sharing = [rank for rank, place in enumerate(runtime.gather(here)) if place == here]
+    if not all(runtime.gather(te.open_signal(folder, key) is not None)):
         te.make_signal(
             task,
             teacher,
             folder,
             parts,
             device=runtime.device,
-            workers=te.Workers(runtime.local_rank, runtime.local_ranks or runtime.ranks, runtime.barrier),
+            workers=te.Workers(sharing.index(runtime.rank), len(sharing), runtime.barrier),
             say=lambda text: print(text, flush=True),  # into the run's log
         )
     runtime.barrier()
@@ -643,8 +576,7 @@ def main() -> None:
         raise SystemExit(EXIT_FAILED)
 
     STOP.install(last_words=lambda: stopped('a signal before or after the training'))
-    # one rank of each machine speaks for its own
-    sink = ReportFile(stage_file(folder)) if os.environ.get('LOCAL_RANK', '0') == '0' else silent
+    sink = ReportFile(stage_file(folder)) if os.environ.get('RANK', '0') == '0' else silent
     try:
         with file_errors(), reporting_to(sink):
             worker(sys.argv[1])

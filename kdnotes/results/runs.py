@@ -8,13 +8,12 @@ import fcntl
 import gzip
 import io
 import json
-import math
 import os
 import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -345,7 +344,7 @@ class RunFolder:
         return self._read('record.json', partial(check_read, **home))
 
     def files(self) -> dict[str, bytes]:  # path in the folder -> content; {} when there is no folder
-        "What a run has left, to be put down on another machine; what only helps to go on stays here."
+        "The files of a run, to be copied into another study, without those that only help to resume it."
         found = {path.relative_to(self.path): path for path in self.path.rglob('*') if path.is_file()}
         return {
             name.as_posix(): path.read_bytes()
@@ -368,17 +367,6 @@ class RunFolder:
                 path.unlink()
         for name in sorted(files, key=lambda name: (name in _LAST, name)):
             atomic_write(self.path / name, files[name])
-
-    def receive(
-        self,
-        files: Callable[[], dict[str, bytes]],  # of `files` where it was made
-        record_sha256: str = '',  # of the record that it is to have; '': of any
-        locked: bool = False,  # is the folder locked by this process, or by who has started it?
-    ) -> None:
-        "Have a finished run that another machine has made; of several processes one puts it down."
-        with nullcontext() if locked else lock_run(self.create(), math.inf):
-            if not self.done or record_sha256 not in ('', sha256_file(self.path / 'record.json')):
-                self.put_down(files())
 
     def check(self) -> None:
         "Refuse a finished run whose tables or model are not what it wrote."

@@ -18,13 +18,14 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from ..core.config import KdnotesError, RunConfig
-from ..core.processes import EXPECTED, FIRST, STORE
+from ..core.processes import STORE
 from ..core.resolve import cpu_has_bf16, resolve_precision
 from .emulated_bf16 import widened_autocast
 from .precision import set_matmul_precision
 
 # %% auto #0
-__all__ = ['RANK_TIMEOUT', 'Runtime', 'wrap_ddp', 'Agreement', 'Waits', 'Met', 'RankError', 'meet', 'start', 'alone', 'stop']
+__all__ = ['RANK_TIMEOUT', 'Runtime', 'wrap_ddp', 'Agreement', 'Waits', 'RankError', 'DistributedEnv', 'join', 'start', 'alone',
+           'stop']
 
 # %% ../../nbs/train/03_distributed.ipynb #8fe4c416
 @dataclass(frozen=True)
@@ -226,8 +227,12 @@ class Waits:
 RANK_TIMEOUT = datetime.timedelta(minutes=30)  # of ranks with each other
 
 
+class RankError(KdnotesError):
+    "Ranks that cannot train together."
+
+
 def _store(ranks: int) -> dist.Store:
-    "Where the ranks meet: at the file their launcher names, or at the address that torchrun gives."
+    "Where the ranks connect: at the file their launcher names, or at the address that torchrun gives."
     if file := os.environ.get(STORE):
         return dist.FileStore(file, ranks)
     # torchrun starts ranks again beside the same store, so that each attempt needs keys of its own:
@@ -235,49 +240,43 @@ def _store(ranks: int) -> dist.Store:
     store = next(rendezvous('env://', timeout=RANK_TIMEOUT))[0]
     return dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
-
-def _wait_for_all(store: dist.Store, rank: int, ranks: int) -> None:
-    "Until every rank is there; here a signal is answered, and inside PyTorch's own waiting it is not."
-    store.set(f'rank {rank}', 'is here')
-    deadline = time.monotonic() + RANK_TIMEOUT.total_seconds()
-    while not store.check([f'rank {other}' for other in range(ranks)]):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f'rank {rank} waited {RANK_TIMEOUT} for the other ranks')
-        time.sleep(0.02)
-
 # %% ../../nbs/train/03_distributed.ipynb #2e7b7624
 @dataclass(frozen=True)
-class Met:
-    "What a rank knows when it has met the others."
+class DistributedEnv:
+    "The place of a rank among the others."
 
     rank: int = 0
     ranks: int = 1
-    store: dist.Store | None = None  # where they have met; None: it is alone
+    store: dist.Store | None = None  # where they connect; None: it is alone
+
+    def exchange(self, what: str, value: str) -> set[str]:
+        "The different values of all ranks, once all are there; PyTorch's own waiting would answer no signal."
+        if self.store is None:
+            return {value}
+        keys = [f'{what} {rank}' for rank in range(self.ranks)]
+        self.store.set(keys[self.rank], value)
+        deadline = time.monotonic() + RANK_TIMEOUT.total_seconds()
+        while not self.store.check(keys):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f'rank {self.rank} waited {RANK_TIMEOUT} for the other ranks')
+            time.sleep(0.02)
+        return {self.store.get(key).decode() for key in keys}
 
 
-class RankError(KdnotesError):
-    "Ranks that cannot train together."
-
-
-def meet() -> Met:
-    "Wait for the other ranks, each of which has been told its place by its environment."
+def join(
+    task: str = '',  # what this rank is about to do, the same for all
+) -> DistributedEnv:
+    "Wait for the other ranks; environment variables tell each its place."
     rank = int(os.environ.get('RANK', 0))
     ranks = int(os.environ.get('WORLD_SIZE', 1))
-    if ranks == 1:
-        return Met()
-    expected = int(os.environ.get(EXPECTED, ranks))
-    if expected != ranks:
+    env = DistributedEnv(rank, ranks, _store(ranks) if ranks > 1 else None)
+    tasks = env.exchange('task', task)
+    if len(tasks) > 1:
         raise RankError(
-            f'{ranks} ranks have met, and this machine was told of {expected}; give all machines the same '
-            'ranks'
+            f'the machines cannot train together: {" | ".join(sorted(tasks))}; give all the same command, '
+            'corpus, models and versions'
         )
-    store = _store(ranks)
-    first = os.environ.get(FIRST)
-    if first == '1':
-        store.set('first', str(rank - int(os.environ['LOCAL_RANK'])))
-    _wait_for_all(store, rank, ranks)
-    # torchrun numbers machines by their addresses; the host is to have the first rank
-    return Met(rank if first is None else (rank - int(store.get('first'))) % ranks, ranks, store)
+    return env
 
 # %% ../../nbs/train/03_distributed.ipynb #d20cd6f8
 def _device(local: int, threads: int | None) -> torch.device:
@@ -307,27 +306,27 @@ def _runtime(device: torch.device, dtype: str, **place) -> Runtime:
 # %% ../../nbs/train/03_distributed.ipynb #12e90f59
 def start(
     config: RunConfig,  # resolved
-    met: Met | None = None,  # None: the other ranks have not been met yet
+    env: DistributedEnv | None = None,  # None: not joined yet
 ) -> Runtime:
     "Set up this process as a rank: threads, device, number format, process group."
-    met = met or meet()
+    env = env or join()
     local_rank = int(os.environ.get('LOCAL_RANK', 0))
-    local_ranks = int(os.environ.get('LOCAL_WORLD_SIZE', met.ranks))
+    local_ranks = int(os.environ.get('LOCAL_WORLD_SIZE', env.ranks))
     device = _device(local_rank, config.threads_per_rank)
     cuda = device.type == 'cuda'
     dtype = resolve_precision(config.precision, config.amp_dtype, device.type)[0]
     backend = None
-    if met.ranks > 1:
+    if env.ranks > 1:
         backend = 'nccl' if cuda else 'gloo'
         dist.init_process_group(
             backend,
-            store=met.store,
-            rank=met.rank,
-            world_size=met.ranks,
+            store=env.store,
+            rank=env.rank,
+            world_size=env.ranks,
             timeout=RANK_TIMEOUT,
             device_id=device if cuda else None,
         )
-    place = dict(rank=met.rank, ranks=met.ranks, local_rank=local_rank, local_ranks=local_ranks)
+    place = dict(rank=env.rank, ranks=env.ranks, local_rank=local_rank, local_ranks=local_ranks)
     return _runtime(device, dtype, backend=backend, **place)
 
 

@@ -297,14 +297,11 @@ def resume_training(
     if state.folder is None:
         return 0
     runtime = state.runtime
-    found = newest_checkpoint(state.folder, state.key, warnings.warn) if runtime.local_main else None
-    steps = runtime.gather(found.step if found else 0)
-    done = max(steps)
+    found = newest_checkpoint(state.folder, state.key, warnings.warn) if runtime.main else None
+    done = runtime.share(found.step if found else 0)
     if not done:
         return 0
-    if runtime.machines > 1:  # one of them has it
-        found = runtime.share(found, steps.index(done))
-    elif found is None:
+    if found is None:
         found = read_checkpoint(state.folder / f'step-{done:08d}', state.key)
     restore_training(found, state.trainable, state.optimizer, state.runtime.rank)
     state.result = TrainResult(**found.state['result'])
