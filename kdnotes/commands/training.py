@@ -157,7 +157,7 @@ def name(
     from kdnotes.experiment.plan import named, plan_study
 
     if search:
-        from kdnotes.search.goal import search_named as named
+        from kdnotes.search.config import search_named as named
 
     found = named(**_CORPUS | given)
     if arms:
@@ -184,13 +184,14 @@ def tune(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> int:
-    """Tune one arm by random search on the development set.
+    """Tune one arm: a search with one objective, the score on the development set.
 
     The same as `make tune`, without notebooks. The trials are runs of the study NAME-tuning; finished trials
     are skipped."""
     from kdnotes.experiment.launch import outcome
     from kdnotes.experiment.plan import explain_study, named
-    from kdnotes.search.random import plan_trials, search, train_tuned
+    from kdnotes.search.tuning import plan_trials, train_tuned
+    from kdnotes.search.tuning import tune as tune_arm
 
     given = named(**_CORPUS | given)
     if dry_run:
@@ -198,10 +199,10 @@ def tune(
         return _show_forecast(plans, explain_study(plans), jobs, as_json)
     speak = speaker(as_json)
     with resumable() as begun, following() as follow:
-        more = dict(jobs=jobs, say=speak, on_plans=begun.extend, follow=follow)
-        found = search(mode, trials=trials, **more, **given)
+        found = tune_arm(mode, trials, jobs=jobs, say=speak, **given)
         if not as_json:
             print_table(found.trials)
+        more = dict(jobs=jobs, say=speak, on_plans=begun.extend, follow=follow)
         made = train_tuned(found, seeds, **more, **given)
     if as_json:
         trials = json.loads(found.trials.to_json(orient='records'))
