@@ -12,9 +12,9 @@ from kdnotes.report.page import Page, Part, Table, page_of, runs_table
 from kdnotes.report.plotting import FigureFile
 from kdnotes.stats.evidence import Evidence, ReportError, evidence
 from kdnotes.results.store import predictions, records
-from kdnotes.search.found import is_search, load_found, runs_of, seed_values
 from kdnotes.search.pictures import PICTURES
-from kdnotes.search.summary import search_page, shown_of
+from kdnotes.search.result import is_search, load_result
+from kdnotes.search.summary import search_page
 from thesis.questions import QUESTION_FIGURES
 
 
@@ -189,12 +189,10 @@ def compared(e: Evidence, figures: Sequence[FigureFile]) -> Page:
 
 def searched(root: Path, study: str) -> tuple[Page, list[FigureFile]]:
     "A search, headed by the student to ship, and its figures."
-    found = load_found(study)
-    runs = runs_of(found)
-    shown = shown_of(found, seed_values(found, runs))
-    captions = {name: partial(picture.caption, shown) for name, picture in PICTURES.items()}
+    found = load_result(study)
+    captions = {name: partial(picture.caption, found) for name, picture in PICTURES.items()}
     figures = committed_figures(root, study, captions)
-    made = search_page(found, figures, runs)
+    made = search_page(found, figures)
     front, drawn = made.parts[0].tables
     parts = [replace(made.parts[0], tables=(front, of_front(drawn, front))), *made.parts[1:]]
     return replace(made, parts=tuple(parts)), figures

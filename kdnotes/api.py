@@ -456,9 +456,9 @@ def search(
     space: str | Mapping[str, Any] = 'student',
     say: Callable[[str], None] = print,  # is told what happens
     # sampler, objectives, threshold, budget_minutes, max_trial_minutes, memory_mib, front_seeds, storage and
-    # ray_address, as of `search.goal.Asked`; parameters of a run, and `study`, its name
+    # ray_address, as of `search.config.SearchConfig`; parameters of a run, and `study`, its name
     **parameters: Any,
-):  # a `search.found.Found`
+):  # a `search.result.SearchResult`
     "Search for the students that are worth their size."
     from kdnotes.search.driver import search as search_for
 

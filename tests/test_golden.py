@@ -48,6 +48,10 @@ def test_every_committed_study_is_compared():
     assert golden.studies() == golden.golden_json('studies')
 
 
+def test_the_committed_searches_are_the_golden_ones(committed):
+    check(golden.mismatches(golden.flat(golden.golden_json('searches')), golden.flat(golden.searches())))
+
+
 @pytest.mark.parametrize('name', ['parameters', 'commands'])
 def test_parameters_and_commands_are_the_golden_ones(name):
     now = dict(parameters=golden.parameters, commands=golden.commands)[name]()

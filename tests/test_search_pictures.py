@@ -1,4 +1,4 @@
-"Pictures of a search: what they show is what the trials are, and where there is nothing to show, a reason."
+"Figures of a search: they show what the trials are, and where there is nothing to show, a reason."
 
 import itertools
 from dataclasses import replace
@@ -8,13 +8,14 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from kdnotes.report.plotting import SMALLEST, figure_bytes
-from kdnotes.stats.evidence import NotDrawn
 from kdnotes.core.files import read_json
 from kdnotes.search import pictures as pc
 from kdnotes.search.front import Objective, Trial, front
+from kdnotes.search.result import SearchResult, Threshold
 
-optuna = pytest.importorskip('optuna', reason='importances are its own')
+optuna = pytest.importorskip('optuna', reason='it draws figures and computes importances')
 SCORE = Objective('score', 'dev accuracy', True)
+EXACT = Objective('score', 'dev exact match', True, in_percent=True)
 ERROR = Objective('score', 'dev nll', False)
 SIZE = Objective('params', 'parameters', False)
 TIME = Objective('latency_ms', 'latency, ms', False)
@@ -26,21 +27,40 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
 
 
-def drawn(kind, *ends, **how):
+def parameter(kind, *ends, **how):
     "A parameter of a space."
     found = getattr(optuna.distributions, f'{kind}Distribution')(*ends, **how)
     return SimpleNamespace(distribution=lambda: found)
 
 
-SPACE = {f'rate_{n}': drawn('Float', 1e-8, 1e-2, log=True) for n in range(6)}
-SPACE |= {f'layers_{n}': drawn('Int', 1, 20) for n in range(6)}
-SPACE |= {f'share_{n}': drawn('Float', 0.0, 1.0) for n in range(5)}
-SPACE |= dict(seed=drawn('Categorical', tuple(range(1, 101))))
+SPACE = {f'rate_{n}': parameter('Float', 1e-8, 1e-2, log=True) for n in range(6)}
+SPACE |= {f'layers_{n}': parameter('Int', 1, 20) for n in range(6)}
+SPACE |= {f'share_{n}': parameter('Float', 0.0, 1.0) for n in range(5)}
+SPACE |= dict(seed=parameter('Categorical', tuple(range(1, 101))))
 FEW = {name: SPACE[name] for name in ('rate_0', 'layers_0')}
-UNIT = {name: drawn('Float', 0.0, 1.0) for name in ('right', 'drifts')}
+UNIT = {name: parameter('Float', 0.0, 1.0) for name in ('right', 'drifts')}
 
 
-def one_of(d, rng):
+def result_of(trials, objectives=(SCORE, SIZE), space=FEW, threshold=None, seeds=None) -> SearchResult:
+    "A search with these trials; seeds: run_id -> objective -> values."
+    result = SearchResult(
+        study='mine',
+        task='answer_selection',
+        corpus='embedded',
+        corpus_sha256='0' * 64,
+        space=space,
+        space_name='own',
+        objectives=tuple(objectives),
+        threshold=None if threshold is None else Threshold(threshold, ''),
+        trials=tuple(trials),
+        fixed=dict(mode='full_kd'),
+        seeds={run_id: (run_id,) * 2 for run_id in seeds or {}},
+    )
+    vars(result)['seed_values'] = seeds or {}  # instead of records
+    return result
+
+
+def sampled(d, rng):
     if isinstance(d, optuna.distributions.CategoricalDistribution):
         return d.choices[int(rng.integers(len(d.choices)))]
     if isinstance(d.low, int):
@@ -48,8 +68,8 @@ def one_of(d, rng):
     return float(np.exp(rng.uniform(np.log(d.low), np.log(d.high))) if d.log else rng.uniform(d.low, d.high))
 
 
-def search(n=60, lower=False, space=SPACE, objectives=None, factor=1.0, **more):
-    "A search in which every cause comes, each trial after the one before it on two workers."
+def search(n=60, lower=False, space=SPACE, objectives=None, **more) -> SearchResult:
+    "A search with every cause, on two workers."
     rng = np.random.default_rng(0)
     found = []
     for i in range(n):
@@ -58,19 +78,18 @@ def search(n=60, lower=False, space=SPACE, objectives=None, factor=1.0, **more):
         if cause:
             score = 0.45 if cause == 'threshold' else None
         if score:
-            score = factor / score if lower else factor * score
-        started = cause not in ('memory', 'refused')
-        when = dict(seconds=50.0, started_s=60.0 * (i // 2), ended_s=60.0 * (i // 2) + 50) if started else {}
-        setting = {name: one_of(p.distribution(), rng) for name, p in space.items()}
+            score = 1 / score if lower else score
+        setting = {name: sampled(p.distribution(), rng) for name, p in space.items()}
         values = dict(score=score, params=size, latency_ms=size / 1e6 if score else None)
-        about = (f'run-{i}' if started else None, (cause,) if cause else ())
         state = 'infeasible' if cause else 'complete'
+        about = (f'run-{i}' if cause not in ('memory', 'refused') else None, (cause,) if cause else ())
+        when = dict(seconds=50.0, started_s=60.0 * (i // 2), ended_s=60.0 * (i // 2) + 50)
         found.append(Trial(i, setting, state, values, *about, **when))
-    return pc.Shown(found, objectives or [ERROR if lower else SCORE, SIZE], space, **more)
+    return result_of(found, objectives or [ERROR if lower else SCORE, SIZE], space, **more)
 
 
 def overlapping(figure):
-    "Numbers of a vertical axis that lie on each other."
+    "Numbers of a vertical axis that overlap."
     found = []
     for axes in figure.axes:
         low, high = sorted(axes.get_ylim())
@@ -80,21 +99,17 @@ def overlapping(figure):
     return found
 
 
-def legend(figure):
-    return [t.get_text() for t in figure.legends[0].get_texts()]
-
-
 @pytest.mark.parametrize('lower', [False, True])
-def test_pictures_of_eighteen_parameters_fit_a_page_and_no_number_lies_on_another(lower):
-    s = search(lower=lower, threshold=1.9 if lower else 0.5, seeds={'run-0': dict(score=[0.6, 0.7])})
-    for name in ('front', 'parallel', 'slices', 'timeline', 'causes'):
-        figure = getattr(pc, f'{name}_figure')(s)
-        assert figure.get_figheight() <= 9.2, name
+def test_figures_of_eighteen_parameters_fit_a_page(lower):
+    result = search(lower=lower, threshold=1.9 if lower else 0.5, seeds={'run-0': dict(score=[0.6, 0.7])})
+    for name in ('front', 'hypervolume', 'parallel', 'slices'):
+        figure = getattr(pc, f'{name}_figure')(result)
+        assert figure.get_figheight() <= 9.2 and figure.get_figwidth() <= pc.pt.WIDTH, name
         texts = [t for t in figure.findobj(Text) if t.get_text() and t.get_visible()]
         assert min(t.get_fontsize() for t in texts) >= SMALLEST, name
-        assert not overlapping(figure), name
-    for factor in np.linspace(0.5, 2, 6):  # the strip's name lies on no number
-        assert not overlapping(pc.slices_figure(search(lower=lower, space=FEW, factor=factor))), factor
+        assert {to_hex(axes.get_facecolor()) for axes in figure.axes} == {'#ffffff'}, name
+        assert figure_bytes(getattr(pc, f'{name}_figure')(result)) == figure_bytes(figure), name
+    assert not overlapping(pc.front_figure(result))
 
 
 def test_kinds_differ_by_more_than_colour():
@@ -111,43 +126,40 @@ def stairs(axes):
 
 
 def test_the_staircase_is_the_front_and_that_of_means_where_there_are_more_seeds():
-    s = search(threshold=0.5)
-    figure = pc.front_figure(s)
+    result = search(threshold=0.5)
+    figure = pc.front_figure(result)
     (axes,) = figure.axes
-    best = front(s.trials, s.objectives)
+    best = front(result.trials, result.objectives)
     points = [(t.values['params'], t.values['score']) for t in best]
     assert stairs(axes) == [*points, (axes.get_xlim()[1], points[-1][1])]
     assert axes.get_xscale() == 'log'
     faces = [to_hex(c).upper() for c in axes.collections[0].get_facecolors()]
     offsets = axes.collections[0].get_offsets().tolist()
     assert {tuple(p) for p, face in zip(offsets, faces) if face == pc.LOOKS['front'][0]} == set(points)
-    assert figure_bytes(pc.front_figure(s)) == figure_bytes(pc.front_figure(s))
-    assert {f'front ({len(best)})', 'threshold 0.5000'} <= set(legend(figure))
+    legend = {t.get_text() for t in figure.legends[0].get_texts()}
+    assert {f'front ({len(best)})', 'threshold 0.5000'} <= legend
     seeds = {t.run_id: dict(score=[t.values['score'], t.values['score'] - 0.1]) for t in best}
     (axes,) = pc.front_figure(search(seeds=seeds)).axes
     assert [y for _, y in stairs(axes)[:-1]] == pytest.approx([y - 0.05 for _, y in points])
-    bars = [c.lines[2][0].get_segments()[0][:, 1] for c in axes.containers]
-    in_order = [t.values['score'] for t in s.trials if t in best]
-    np.testing.assert_allclose(bars, [(y - 0.1, y) for y in in_order])
+    (axes,) = pc.front_figure(search(seeds=seeds, objectives=[EXACT, SIZE])).axes
+    assert [y for _, y in stairs(axes)[:-1]] == pytest.approx([100 * y - 5 for _, y in points]), 'in percent'
 
 
 @pytest.mark.parametrize('lower', [False, True])
-def test_a_trial_without_a_score_stands_at_the_worse_end_at_its_true_size(lower):
-    s = search(lower=lower)
+def test_a_trial_without_a_score_is_at_the_worse_end_at_its_size(lower):
+    result = search(lower=lower)
     values = dict(score=900.0 if lower else -900.0, params=2e6)
-    diverged = replace(s.trials[2], number=99, values=values)
-    (axes,) = pc.front_figure(replace(s, trials=[*s.trials, diverged])).axes
+    diverged = replace(result.trials[2], number=99, values=values)
+    (axes,) = pc.front_figure(result_of([*result.trials, diverged], result.objectives, SPACE)).axes
     points = axes.collections[0].get_offsets()
-    assert len(points) == len(s.trials) + 1
-    known = [t.values['score'] for t in s.trials if t.values['score'] is not None]
-    lost = [t.values['params'] for t in s.trials if t.values['score'] is None]
+    assert len(points) == len(result.trials) + 1
+    known = [t.values['score'] for t in result.trials if t.values['score'] is not None]
+    lost = [t.values['params'] for t in result.trials if t.values['score'] is None]
     edge = max(points[:, 1]) if lower else min(points[:, 1])
     assert sorted(points[np.isclose(points[:, 1], edge), 0]) == pytest.approx(sorted([*lost, 2e6]))
-    complete = np.ptp([t.values['score'] for t in s.trials if t.state == 'complete'])
+    complete = np.ptp([t.values['score'] for t in result.trials if t.state == 'complete'])
     assert (edge - max(known) if lower else min(known) - edge) > 0.1 * complete
     assert axes.get_yticklabels()[-1].get_text() == 'none, far'
-    # what diverged does not press the others together
-    assert abs(np.diff(axes.get_ylim())[0]) < 5 * complete
 
 
 def test_three_objectives_are_two_panels_without_a_staircase():
@@ -157,49 +169,36 @@ def test_three_objectives_are_two_panels_without_a_staircase():
     assert not any(line.get_drawstyle() == 'steps-post' for axes in figure.axes for line in axes.lines)
 
 
-def test_a_history_is_drawn_as_the_median_of_its_repeats():
-    repeats = [np.array([0.1, 0.2, 0.6]), np.array([0.3, 0.4, 0.5]), np.array([0.2, 0.9, 0.9])]
-    (axes,) = pc.hypervolume_figure(dict(mine=[np.array([0.5])], random=repeats)).axes
-    line = next(x for x in axes.lines if len(x.get_xdata()) == 3)
-    np.testing.assert_allclose(line.get_data(), [[1, 2, 3], np.median(repeats, axis=0)])
-    band = axes.collections[-1].get_paths()[0].vertices
-    for n, shares in enumerate(np.transpose(repeats)):
-        at = band[band[:, 0] == n + 1, 1]
-        assert (at.min(), at.max()) == pytest.approx((shares.min(), shares.max()))
-    assert 'random (3 repeats)' in [t.get_text() for t in axes.get_legend().get_texts()]
-    with pytest.raises(NotDrawn, match='no trial has ended'):
-        pc.hypervolume_figure(dict(mine=[np.array([])]))
-
-
-def drifting(n=60, seed=0, decides=True, objectives=(SCORE,)):
-    "A search that goes somewhere while scores rise; one parameter decides of them or none does."
+def drifting(n=60, seed=0, decides=True, objectives=(SCORE,), change=lambda t: t) -> SearchResult:
+    "A search that moves while scores rise; one parameter decides them, or none does."
     rng = np.random.default_rng(seed)
     found = []
     for i in range(n):
         t = i / n
         right, drifts = float(rng.uniform(0, 1)), float(np.clip(t + rng.normal(0, 0.1), 0, 1))
         values = dict(score=t + (2 * right if decides else 0.0) + float(rng.normal(0, 0.05)), params=1.0)
-        found.append(Trial(i, dict(right=right, drifts=drifts), 'complete', values, f'run-{i}'))
-    return pc.Shown(found, list(objectives), UNIT)
+        setting = dict(right=right, drifts=drifts)
+        found.append(change(Trial(i, setting, 'complete', values, f'run-{i}', ended_s=float(i))))
+    return result_of(found, objectives, UNIT)
 
 
 @pytest.mark.parametrize('seed', [0, 1])
-def test_what_a_learning_search_drifted_to_is_no_finding(seed):
+def test_a_drift_of_a_learning_search_is_not_an_importance(seed):
     table = pc.importances_of(drifting(seed=seed)).set_index('parameter')
     assert table['is_chance'].to_dict() == dict(right=False, drifts=True)
     table = pc.importances_of(drifting(seed=seed, decides=False)).set_index('parameter')
     assert table['is_chance'].all()
-    assert table['importance'].idxmax() == 'drifts'  # the share alone would have said so
+    assert table['importance'].idxmax() == 'drifts'  # the share alone would be misleading
 
 
-def test_which_trials_tell_of_importances():
-    s = drifting(objectives=[SCORE, SIZE])
-    assert set(pc.importances_of(s)['objective']) == {'score'}  # all have one size
-    _, empty = pc.importances_figure(s).axes
+def test_which_trials_count_for_importances():
+    result = drifting(objectives=[SCORE, SIZE])
+    assert set(pc.importances_of(result)['objective']) == {'score'}  # all have one size
+    _, empty = pc.importances_figure(result).axes
     assert [t.get_text() for t in empty.texts] == ['too few trials,\nor all alike']
 
     def trials_of(change):
-        return set(pc.importances_of(replace(s, trials=[change(t) for t in s.trials]))['trials'])
+        return set(pc.importances_of(drifting(objectives=[SCORE, SIZE], change=change))['trials'])
 
     lost = dict(score=None, params=1.0)
     assert trials_of(lambda t: replace(t, values=lost) if t.number >= 19 else t) == set()
@@ -209,51 +208,17 @@ def test_which_trials_tell_of_importances():
     assert trials_of(lambda t: replace(t, **below) if t.number % 2 else t) == {60}
 
 
-def test_trials_that_run_at_the_same_time_never_share_a_line():
-    rng = np.random.default_rng(0)
-    starts = np.sort(rng.uniform(0, 100, 80))
-    spans = [(s, s + rng.uniform(1, 9)) for s in starts]
-    found = pc.lanes(spans)
-    for (a, x), (b, y) in itertools.combinations(zip(found, spans), 2):
-        assert a != b or x[1] <= y[0] + 1e-6 or y[1] <= x[0] + 1e-6
-    most = max(sum(s <= at < e for s, e in spans) for at in starts)
-    assert max(found) + 1 == most
-
-
-def test_a_timeline_says_how_busy_workers_were():
-    s = search(12)
-    trials = [t for t in s.trials if t.started_s is not None]
-    (axes,) = pc.timeline_figure(s).axes
-    last = max(t.ended_s for t in trials)
-    assert f'busy {sum(t.seconds for t in trials) / (2 * last):.0%}' in axes.get_title(loc='left')
-    assert len(axes.patches) == len(trials)
-    running = replace(trials[0], state='running', started_s=last, ended_s=None)
-    assert 'running (1)' in legend(pc.timeline_figure(replace(s, trials=[*trials, running])))
-
-
-def test_causes_are_counted_by_whether_a_run_was_started():
-    s = search()
-    table = pc.causes_table(s.trials)
-    assert table['trials'].sum() == 20
-    memory = table[table['cause'] == 'memory']
-    assert memory['was'].tolist() == ['never started'] and memory['minutes'].tolist() == [0.0]
-    two = [replace(s.trials[2], causes=('time', 'threshold'))]
-    assert sorted(pc.causes_table(two)['cause']) == ['threshold', 'time']
-    (axes,) = pc.causes_figure(s).axes
-    assert sum(p.get_width() for p in axes.patches) == 20
-
-
 @pytest.mark.parametrize(
     'trials, objectives, drawn',
     [
         ([], [SCORE, SIZE], set()),
-        ([t for t in search().trials if t.values['score'] is None], [SCORE, SIZE], {'timeline', 'causes'}),
-        (search(1).trials, [SCORE, SIZE], {'front', 'slices', 'timeline'}),
-        (search(30).trials, [SCORE], {'hypervolume', 'parallel', 'slices', 'timeline', 'causes'}),
+        ([t for t in search(space=FEW).trials if t.values['score'] is None], [SCORE, SIZE], set()),
+        (search(1, space=FEW).trials, [SCORE, SIZE], {'front'}),
+        (search(30, space=FEW).trials, [SCORE], {'hypervolume', 'parallel', 'slices'}),
     ],
 )
-def test_a_picture_that_cannot_be_drawn_has_a_reason(tmp_path, trials, objectives, drawn):
-    made = pc.draw_search(pc.Shown(trials, objectives, FEW), tmp_path / 'mine' / 'figures')
+def test_a_figure_that_cannot_be_drawn_has_a_reason(tmp_path, trials, objectives, drawn):
+    made = pc.draw_result(result_of(trials, objectives), tmp_path / 'mine' / 'figures')
     assert {f.name.removeprefix('search_') for f in made if f.path} - {'importances'} == drawn
     assert all(bool(f.reason) != bool(f.path) for f in made)
     assert all(f.caption.endswith('.') for f in made if f.path)

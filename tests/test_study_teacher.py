@@ -12,7 +12,7 @@ from kdnotes.core.given import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.study import notebook_parameters
 from kdnotes.experiment.plan import explain_study, plan, plan_study
-from kdnotes.search.random import SPACES, plan_search
+from kdnotes.search.tuning import plan_trials
 
 CPU, GPU = Machine('cpu', cores=2), Machine('cuda', cores=16, gpus=1)
 PRETRAINED = {'student_init': 'teacher_pretrained'}
@@ -192,13 +192,11 @@ def test_a_study_may_have_a_teacher_of_its_own():
 
 def test_trials_keep_the_teachers_own_setting():
     usual = single(seed=1000).teacher.run_id
-    trials = plan_search('full_kd', SPACES['student'], 2, 'mine', corpus='embedded', batch_size=16)
-    assert {p.teacher.run_id for _, p in trials} == {usual}
-    other = plan_search(
-        'full_kd', SPACES['student'], 2, 'mine', corpus='embedded', batch_size=16, teacher_epochs=1
-    )
-    assert {p.teacher.config.epochs for _, p in other} == {1}
-    assert other[0][1].config.tuning_id != trials[0][1].config.tuning_id
+    trials = plan_trials('full_kd', 2, 'mine', corpus='embedded', batch_size=16)
+    assert {p.teacher.run_id for p in trials} == {usual}
+    other = plan_trials('full_kd', 2, 'mine', corpus='embedded', batch_size=16, teacher_epochs=1)
+    assert {p.teacher.config.epochs for p in other} == {1}
+    assert other[0].config.tuning_id != trials[0].config.tuning_id
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from handmade import make_record, write_run
 from test_thesis import copy_of
 from kdnotes.core.files import read_json, write_json
 from kdnotes.results.store import export, records, units
-from kdnotes.search.found import Found, Threshold, keep_search, load_found, save_found
 from kdnotes.search.front import Objective, Trial
+from kdnotes.search.result import SearchResult, Threshold, export_result, load_result, save_result
 from kdnotes.search.spaces import STUDENT
 from thesis import build as th
 from thesis.facts import flat
@@ -52,12 +52,12 @@ def broken(number: int, run_id: str | None, *causes: str) -> Trial:
     return replace(told, seconds=30.0 if run_id else None, ended_s=100.0 * number + (31 if run_id else 1))
 
 
-def write_search(points=((0.70, 20e6), (0.71, 14e6), (0.78, 20.1e6)), baseline=True) -> Found:
+def write_search(points=((0.70, 20e6), (0.71, 14e6), (0.78, 20.1e6)), baseline=True) -> SearchResult:
     "A search with these points, the baseline first, as its evidence; two others are infeasible."
     made = [make_trial(n if baseline else n + 1, score, int(size)) for n, (score, size) in enumerate(points)]
     n = len(made) + 1
     more = (broken(n, 'mixed_kd-s0-ffffffffffff', 'time'), broken(n + 1, None, 'memory', 'time'))
-    found = Found(
+    found = SearchResult(
         study=STUDY,
         task='answer_selection',
         corpus=CORPUS['corpus'],
@@ -71,8 +71,8 @@ def write_search(points=((0.70, 20e6), (0.71, 14e6), (0.78, 20.1e6)), baseline=T
         seeds={t.run_id: tuple(names) for t, names in made},
     )
     export(STUDY)
-    save_found(found)
-    keep_search(STUDY)
+    save_result(found)
+    export_result(STUDY)
     return found
 
 
@@ -82,15 +82,15 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def values_of(found: Found) -> dict:
+def values_of(found: SearchResult) -> dict:
     own = records(found.study)
     return search_values(found, own, units(found.study, [r['run_id'] for r in own]))
 
 
 def test_values_of_a_search(home):
     found = write_search()
-    assert load_found(STUDY).seeds == found.seeds
-    values = values_of(load_found(STUDY))
+    assert load_result(STUDY).seeds == found.seeds
+    values = values_of(load_result(STUDY))
     cost = values['cost']
     assert (cost['trials'], cost['complete'], cost['more']) == (5, 3, 9)
     assert cost['driver'] == pytest.approx(3 * 0.6 / 210)

@@ -10,7 +10,7 @@ import pandas as pd
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import KdnotesError
 from kdnotes.results.table import arms_of
-from kdnotes.search.random import SPACES, as_judged, from_the_best
+from kdnotes.search.tuning import SPACES, as_judged, from_the_best
 from kdnotes.stats.comparable import timed
 from kdnotes.stats.evidence import pooled_gradients
 from kdnotes.stats.intervals import Interval

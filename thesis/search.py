@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 from kdnotes.core.config import task_info
 from kdnotes.report.plotting import FigureFile
-from kdnotes.search.found import Found, choice, is_search, load_found, runs_of, seed_values
 from kdnotes.search.front import pareto_with_seeds, share_saved
+from kdnotes.search.pictures import draw_result
+from kdnotes.search.result import SearchResult, is_search, load_result
 from kdnotes.search.spaces import STUDY
-from kdnotes.search.summary import draw_found
 from kdnotes.stats.compare import compare
 from kdnotes.stats.evidence import primary_interval
 from kdnotes.stats.intervals import Interval
@@ -44,14 +44,14 @@ class Beside(NamedTuple):
     difference: Interval | None  # of the score on the test set, paired; positive is better
 
 
-def load_searched(study: str, part: str, ids: Sequence[str]) -> Found:
+def load_searched(study: str, part: str, ids: Sequence[str]) -> SearchResult:
     "What the search of a part has found, or a `ThesisError`."
     if not is_search(study):
         raise ThesisError(
             f'thesis/data/{study}.search.json, what the search {study!r} has found, is not there; restore '
             f'it, or take the search out with: python -m thesis pin {part}='
         )
-    found = load_found(study)
+    found = load_result(study)
     if unknown := sorted({i for runs in found.seeds.values() for i in runs} - {*ids}):
         raise ThesisError(
             f'the search {study!r} rests on {", ".join(unknown)}, which thesis/plan.json does not name; pin '
@@ -60,19 +60,18 @@ def load_searched(study: str, part: str, ids: Sequence[str]) -> Found:
     return found
 
 
-def draw_searched(found: Found, folder: Path) -> list[FigureFile]:
+def draw_searched(found: SearchResult, folder: Path) -> list[FigureFile]:
     "The figures of a search."
-    return draw_found(found, seed_values(found, runs_of(found)), folder)
+    return draw_result(found, folder)
 
 
 def front_rows(
-    found: Found,
-    runs: Mapping[str, Sequence[dict]],  # of `runs_of`
+    found: SearchResult,
     means: Mapping[str, Mapping[str, float]],  # run_id of a trial -> objective -> mean over seeds
     units: pd.DataFrame,
 ) -> list[dict]:  # one row per point of the front, and one for the baseline; the smallest first
     "The front over its seeds, with its test scores; fresh: without the seed that a trial was chosen by."
-    values = seed_values(found, runs)
+    values, runs = found.seed_values, found.runs
     threshold = found.threshold and found.threshold.value
     best = {t.run_id for t in pareto_with_seeds(found.trials, found.objectives, values, threshold)}
     first = {t.run_id: t.number for t in reversed(found.trials)}  # of a setting drawn twice, the first
@@ -89,12 +88,12 @@ def front_rows(
 
 
 def beside_baseline(
-    found: Found,
-    runs: Mapping[str, Sequence[dict]],  # of `runs_of`
+    found: SearchResult,
     means: Mapping[str, Mapping[str, float]],  # run_id of a trial -> objective -> mean over seeds
     units: pd.DataFrame,
 ) -> list[Beside]:
     "Every point that has seeds, beside the baseline: [] where the baseline has no seeds."
+    runs = found.runs
     base = found.baseline and found.baseline.run_id
     if not runs.get(base):
         return []
@@ -136,7 +135,7 @@ def better_claim(points: Sequence[Beside]) -> dict:
     return dict(near=ABOUT_EQUAL) | claim(alike, lambda d: d.estimate >= STUDIED['better'] and d.low > 0)
 
 
-def cost_values(found: Found) -> dict:
+def cost_values(found: SearchResult) -> dict:
     "Trials and what became of them, seconds, the search's own share, and the runs of other seeds."
     trials = [t for t in found.trials if t.state != 'running']
     ran = [t for t in trials if t.seconds]
@@ -150,19 +149,18 @@ def cost_values(found: Found) -> dict:
     )
 
 
-def search_values(found: Found, records: Sequence[dict], units: pd.DataFrame) -> dict:
+def search_values(found: SearchResult, records: Sequence[dict], units: pd.DataFrame) -> dict:
     "All values of a search."
-    runs = runs_of(found)
-    values = seed_values(found, runs)
+    runs, values = found.runs, found.seed_values
     means = {i: {name: np.mean(of) for name, of in its.items()} for i, its in values.items()}
     first = next(r for r in records if r['factors']['network'] == 'student')
     teacher = next((r for r in records if r['run_id'] == first['teacher_run_id']), None)
     margin, *_ = task_info(found.task).margins.get(first['primary']['metric'], (0.0,))
-    points = beside_baseline(found, runs, means, units)
+    points = beside_baseline(found, means, units)
     base = found.baseline and found.baseline.run_id
     own = runs.get(base)
     # what to ship: by: 'margin' | 'knee' | 'baseline' | 'nothing'; saved and kept, beside the baseline
-    chosen = choice(found, values)
+    chosen = found.choice
     ship = dict(by=chosen.by)
     if chosen.trial is not None and base in means:
         its, before = means[chosen.trial.run_id], means[base]
@@ -181,5 +179,5 @@ def search_values(found: Found, records: Sequence[dict], units: pd.DataFrame) ->
         ship=ship,
         cost=cost_values(found) | dict(more=sum(len(of[1:]) for of in runs.values())),
         claims=dict(smaller=smaller_claim(points, margin), better=better_claim(points)),
-        tables=dict(space=spaces, front=front_rows(found, runs, means, units)),
+        tables=dict(space=spaces, front=front_rows(found, means, units)),
     )

@@ -133,6 +133,33 @@ def study_tables(study: str) -> dict[str, str]:  # file name -> CSV; {}: the stu
     }
 
 
+def searches() -> dict[str, dict[str, Any]]:  # study -> what its search has found
+    "The committed searches: fronts, hypervolumes, importances, and the student to ship."
+    from kdnotes.search.front import box, hypervolume_history, pareto_with_seeds
+    from kdnotes.search.pictures import ended, importances_of
+    from kdnotes.search.result import load_result
+
+    found = {}
+    for study in sorted(file.name.removesuffix('.search.json') for file in EVIDENCE.glob('*.search.json')):
+        result = load_result(study)
+        reference, ideal = box(result.trials, result.objectives)
+        over_seeds = (result.trials, result.objectives, result.seed_values, result.threshold.value)
+        found[study] = dict(
+            front=[t.number for t in result.front],
+            front_of_means={str(t.number): t.values for t in pareto_with_seeds(*over_seeds)},
+            hypervolumes=hypervolume_history(ended(result), result.objectives, reference, ideal).tolist(),
+            reference=reference,
+            ideal=ideal,
+            ship=result.ship.run_id,
+            importances={
+                f'{row.objective}.{row.parameter}': [row.trials, row.importance, bool(row.is_chance)]
+                for row in importances_of(result).itertuples()
+            },
+            trials={str(t.number): [t.state, t.values, list(t.causes)] for t in result.trials},
+        )
+    return found
+
+
 # how the rows of each table are told apart
 ROW_KEYS = {
     'comparisons.csv': ('kind', 'a', 'b', 'quantity', 'method'),
@@ -317,6 +344,7 @@ def today() -> dict[str, str]:  # path in tests/golden/ -> content
     with committed_evidence():
         for study in studies():
             found |= {f'studies/{study}.{name}': text for name, text in study_tables(study).items()}
+        found['searches.json'] = as_json(searches())
     found['studies.json'] = as_json(studies())
     found['parameters.json'] = as_json(parameters())
     found['commands.json'] = as_json(commands())

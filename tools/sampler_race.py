@@ -11,13 +11,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pandas as pd
 from sklearn.ensemble import RandomForestRegressor
-from kdnotes.search.found import Found, load_found
 from kdnotes.search.front import box, hypervolume_history
-from kdnotes.search.pictures import hypervolume_figure
-from kdnotes.search.trials import Ledger, constraints_of, first_points
+from kdnotes.search.result import SearchResult, load_result
+from kdnotes.search.store import TrialStore, constraints_of
 
 
-def surrogate(found: Found):  # params -> values by objective
+def surrogate(found: SearchResult):  # params -> values by objective
     "A forest for each objective, of all trials in which it is known."
     names = sorted(found.space)
     forests = {}
@@ -32,12 +31,12 @@ def surrogate(found: Found):  # params -> values by objective
     }
 
 
-def race(found: Found, sampler: str, n_trials: int, seed: int, value_of) -> tuple[np.ndarray, float]:
+def race(found: SearchResult, sampler: str, n_trials: int, seed: int, value_of) -> tuple[np.ndarray, float]:
     "The covered share after each trial, and seconds that the sampler took for one."
     worst, best = box(found.trials, found.objectives)
     threshold = found.threshold
     with TemporaryDirectory() as folder:
-        ledger = Ledger(
+        store = TrialStore(
             'race',
             Path(folder) / 'trials.journal',
             found.space,
@@ -45,12 +44,11 @@ def race(found: Found, sampler: str, n_trials: int, seed: int, value_of) -> tupl
             dict(study=found.study),
             sampler=sampler,
             seed=seed,
-            first=first_points(sampler, found.space, n_trials, seed),
         )
         spent = 0.0
         for _ in range(n_trials):
             began = time.perf_counter()
-            trial = ledger.ask()
+            trial = store.ask()
             spent += time.perf_counter() - began
             values = value_of(trial.params)
             missed = (
@@ -59,8 +57,8 @@ def race(found: Found, sampler: str, n_trials: int, seed: int, value_of) -> tupl
                 else threshold.excess(values['score'], found.objectives[0].higher_is_better)
             )
             causes = ['threshold'] * (missed > 0)
-            ledger.tell(trial, values, worst, constraints_of(causes, dict(threshold=missed)), causes=causes)
-        return hypervolume_history(ledger.trials(), found.objectives, worst, best), spent / n_trials
+            store.tell(trial, values, worst, constraints_of(causes, dict(threshold=missed)), causes=causes)
+        return hypervolume_history(store.trials(), found.objectives, worst, best), spent / n_trials
 
 
 def main() -> None:
@@ -69,14 +67,11 @@ def main() -> None:
     parser.add_argument('--samplers', default='tpe,random,nsga2,gp')
     parser.add_argument('--trials', type=int, default=60)
     parser.add_argument('--repeats', type=int, default=3)
-    parser.add_argument('--figure', help='an SVG file')
     given = parser.parse_args()
-    found = load_found(given.study)
+    found = load_result(given.study)
     value_of = surrogate(found)
-    histories = {}
     for sampler in given.samplers.split(','):
         made = [race(found, sampler, given.trials, seed, value_of) for seed in range(given.repeats)]
-        histories[sampler] = [history for history, _ in made]
         ends = [float(history[-1]) for history, _ in made]
         print(
             json.dumps(
@@ -90,8 +85,6 @@ def main() -> None:
             ),
             flush=True,
         )
-    if given.figure:
-        hypervolume_figure(histories).savefig(given.figure)
 
 
 if __name__ == '__main__':

@@ -133,13 +133,13 @@ def report(
     student, tables, figures, all comparisons, the runs, and what was left out and why."""
     from kdnotes.results.overview import find_study
     from kdnotes.report.page import save_report
-    from kdnotes.search.found import is_search, load_found
+    from kdnotes.search.result import is_search, load_result
     from kdnotes.search.summary import save_search
 
     study = find_study(study)
     folder = None if to is None else Path(os.path.expanduser(to))
     if is_search(study) and not run_id:
-        saved = save_search(load_found(study), folder, pdf=not no_pdf)
+        saved = save_search(load_result(study), folder, pdf=not no_pdf)
     else:
         saved = save_report(study, run_id or None, folder, pdf=not no_pdf)
     if as_json:
@@ -160,11 +160,11 @@ def evidence(study: StudyName, as_json: Json = False) -> int:
     from kdnotes.core.files import evidence_path
     from kdnotes.results.overview import find_study
     from kdnotes.results.store import export
-    from kdnotes.search.found import keep_search
+    from kdnotes.search.result import export_result
 
     study = find_study(study)
     kept = export(study)
-    keep_search(study)
+    export_result(study)
     if as_json:
         print_json(dict(study=study, runs=kept, folder=str(evidence_path())))
     else:

@@ -195,7 +195,7 @@ def name(
     from kdnotes.experiment.plan import named, plan_study
 
     if search:
-        from kdnotes.search.goal import search_named as named
+        from kdnotes.search.config import search_named as named
 
     names = named(**_CORPUS | given)
     if arms:
@@ -223,13 +223,14 @@ def tune(
     notebook: Notebook = False,
     as_json: Json = False,
 ) -> int:
-    """Tune one arm by random search on the development set.
+    """Tune one arm: a search with one objective, the score on the development set.
 
     The trials are runs of the study NAME-tuning; finished trials are skipped. `make tune` is
     `kdnotes tune --notebook`."""
     from kdnotes.experiment.launch import outcome
     from kdnotes.experiment.plan import explain_study, named
-    from kdnotes.search.random import plan_trials, search, train_tuned
+    from kdnotes.search.tuning import plan_trials, train_tuned
+    from kdnotes.search.tuning import tune as tune_arm
 
     given = named(**_CORPUS | given)
     if dry_run or notebook:
@@ -241,10 +242,10 @@ def tune(
         return _execute('tune', output, given | dict(mode=mode, trials=trials, seeds=seeds, jobs=jobs))
     speak = speaker(as_json)
     with resumable() as begun, following() as follow:
-        more = dict(jobs=jobs, say=speak, on_plans=begun.extend, follow=follow)
-        result = search(mode, trials=trials, **more, **given)
+        result = tune_arm(mode, trials, jobs=jobs, say=speak, **given)
         if not as_json:
             print_table(result.trials)
+        more = dict(jobs=jobs, say=speak, on_plans=begun.extend, follow=follow)
         records = train_tuned(result, seeds, **more, **given)
     if as_json:
         trials = json.loads(result.trials.to_json(orient='records'))
