@@ -173,8 +173,8 @@ def test_a_search_that_cannot_be_meant_is_refused(home, given, told):
 
 @pytest.mark.parametrize('limit', ['--budget-minutes', '--max-trial-minutes', '--memory-mib'])
 def test_a_limit_may_have_a_fraction(home, capsys, limit):
-    command = ['search', '--corpus', 'embedded', '--smoke', '--sampler', 'bayes', limit]
-    for given, told in (('4.5', "sampler='bayes'"), ('-4.5', limit), ('much', limit)):
+    command = ['search', '--corpus', 'embedded', '--smoke', '--space', 'bayes', limit]
+    for given, told in (('4.5', 'bayes'), ('-4.5', limit), ('much', limit)):
         assert cli.main([*command, given]) == 2
         assert told in capsys.readouterr().err
 
