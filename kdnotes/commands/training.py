@@ -311,7 +311,7 @@ def search(
     given |= dict(threshold=threshold, budget_minutes=budget_minutes, max_trial_minutes=max_trial_minutes)
     given |= dict(memory_mib=memory_mib, front_seeds=front_seeds, storage=storage, ray_address=ray)
     from kdnotes.search.driver import search as search_for
-    from kdnotes.search.goal import search_named
+    from kdnotes.search.config import search_named
     from kdnotes.search.summary import save_search, search_json, search_lines
 
     if notebook:

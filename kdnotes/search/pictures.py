@@ -168,6 +168,18 @@ def _whiskers(means: Sequence[Trial], seeds: Seeds, shown: Objective, other: Obj
     return found
 
 # %% ../../nbs/search/05_pictures.ipynb #3dbc840b
+def _scatter(axes: Axes, frame: pd.DataFrame, cost: Objective) -> None:
+    "All trials by kind, on the axis of a cost."
+    kinds = [kind for kind in LOOKS if kind in set(frame['kind'])]
+    colours, markers = ({kind: LOOKS[kind][n] for kind in kinds} for n in (0, 1))
+    orders = dict(hue='kind', style='kind', hue_order=kinds, style_order=kinds, legend=False)
+    looks = dict(palette=colours, markers=markers, edgecolor='white', linewidth=0.4, s=34, zorder=3)
+    sns.scatterplot(frame, x=cost.name, y='place', ax=axes, **orders, **looks)
+    low, high = frame[cost.name].min(), frame[cost.name].max()
+    pt.number_axis(axes, low, high, _is_wide(low, high))
+    axes.set_xlim(axes.get_xlim())
+
+
 def _panel(axes: Axes, result: SearchResult, seeds: Seeds, cost: Objective) -> None:
     "One panel of `front_figure`."
     score = result.objectives[0]
@@ -179,14 +191,7 @@ def _panel(axes: Axes, result: SearchResult, seeds: Seeds, cost: Objective) -> N
     also = [v for t in means for v in seeds[t.run_id].get(score.name, ())]
     also += [] if threshold is None else [threshold]
     frame = frame.assign(place=_with_strip(axes, frame, score, also))
-    kinds = [kind for kind in LOOKS if kind in set(frame['kind'])]
-    colours, markers = ({kind: LOOKS[kind][n] for kind in kinds} for n in (0, 1))
-    orders = dict(hue='kind', style='kind', hue_order=kinds, style_order=kinds, legend=False)
-    looks = dict(palette=colours, markers=markers, edgecolor='white', linewidth=0.4, s=34, zorder=3)
-    sns.scatterplot(frame, x=cost.name, y='place', ax=axes, **orders, **looks)
-    low, high = frame[cost.name].min(), frame[cost.name].max()
-    pt.number_axis(axes, low, high, _is_wide(low, high))
-    axes.set_xlim(axes.get_xlim())
+    _scatter(axes, frame, cost)
     if threshold is not None:
         axes.axhline(threshold, color=pt.LINE, linewidth=1, linestyle=':', zorder=1)
     if len(result.objectives) == 2:
