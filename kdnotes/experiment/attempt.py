@@ -183,7 +183,9 @@ def why_ended(
     "The reason to give for ranks that ended and left none in their state."
     own = [line.removeprefix('kdnotes: ') for line in lines if line.startswith('kdnotes: ')]
     killed = [_KILLED] * (code == -signal.SIGKILL)
-    errors = [line for line in lines if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b', line)]
+    errors = [
+        line for line in lines if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b(?! raised from)', line)
+    ]
     return next(iter([*own, *killed, *errors, *lines[-1:]]), 'no output')
 
 # %% ../../nbs/experiment/04_attempt.ipynb #5ab755dc

@@ -361,7 +361,9 @@ class Cluster:
             try:
                 _Tasks(plan.run_id, tasks, look).wait()
             except KdnotesError as e:
-                if (folder.state() or {}).get('status') in (None, 'running'):  # who wrote this is gone
+                state = folder.state() or {}
+                # the process that wrote it is gone, or was on another machine than the one that was lost
+                if state.get('status') in (None, 'running') or state.get('cause', '') != e.cause:
                     folder.write_state('failed', reason=str(e), cause=e.cause)
                 raise
         return folder.record()
