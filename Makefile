@@ -35,12 +35,12 @@ audit: setup  ## check all pinned versions for known vulnerabilities; if the dat
 
 study: setup  ## train and compare the arms: TASK= CORPUS=embedded COLUMNS='text=review,label=stars' SEEDS=3 ARMS=usual GRID='temperature=2,4' TRANSFER= INIT= PROFILE= STUDY= JOBS= RAY= P='alpha=.3 ...' SMOKE=1
 	@kdnotes study --notebook
-tune: setup  ## tune one arm by random search: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0, and TASK, CORPUS, COLUMNS, TRANSFER, INIT, PROFILE, STUDY, P as for study
+tune: setup  ## tune one arm by a search: MODE=baseline TRIALS=6 JOBS=1 TUNED_SEEDS=0, and TASK, CORPUS, COLUMNS, TRANSFER, INIT, PROFILE, STUDY, P as for study
 	@kdnotes tune --notebook
 search: setup  ## search for students on the Pareto front of quality and size: TRIALS=40 WORKERS=1 SPACE=student OBJECTIVES=score,params SAMPLER=tpe MODE=mixed_kd RAY=, and TASK, CORPUS, ... as for study
 	@kdnotes search --notebook
 report: setup  ## write the report of a study, HTML and PDF: STUDY=embedded
-	kdnotes report "$${KDNOTES_MAKE_STUDY:-embedded}"
+	kdnotes report -- "$${KDNOTES_MAKE_STUDY:-embedded}"
 bench: setup  ## compare kdnotes with other libraries on this machine, 40 minutes: CONTESTANTS=all|race|quality|inference|scaling|scoring|names ALTERNATIONS=5 STEPS=50
 	@kdnotes bench --notebook
 scaling: setup  ## measure the cost of synchronising ranks and fit a model of step time, 30 minutes: TURNS=5

@@ -66,9 +66,8 @@ def _main(
     for name in os.environ:
         if name.startswith(f'{_MAKE}_') and name not in options:
             name = name.removeprefix(f'{_MAKE}_')
-            context.fail(
-                f'`make {context.invoked_subcommand}` has no variable {name}; use P={name.lower()}=...'
-            )
+            hint = f'; use P={name.lower()}=...' if f'{_MAKE}_P' in options else ''
+            context.fail(f'`make {context.invoked_subcommand}` has no variable {name}{hint}')
 
 
 def make_app() -> typer.Typer:
@@ -106,6 +105,10 @@ def main(
             text += '; parameters of a run are given as -p name=value'
     except KdnotesError as e:
         text, code = str(e), e.exit_code
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.startswith('kdnotes'):
+            raise
+        text, code = f'this command needs {e.name}, which is not installed: pip install {e.name}', 2
     except BrokenPipeError:  # the reader is gone, as in `kdnotes list | head`
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at the end

@@ -24,6 +24,7 @@ from .output import print_json, print_table, say, speaker
 from .parameters import configurations
 from ..core.arms import MODES
 from ..core.config import ConfigError
+from ..core.processes import Stopped
 from ..core.files import atomic_write, read_json, runs_path
 from ..core.render import sentences, table
 
@@ -256,7 +257,6 @@ def gpu_check(
     try:
         results = check.gpu_check(setting, chosen, minutes, speaker(as_json))
     except KeyboardInterrupt:
-        say('gpu-check was stopped; the next one begins anew')
-        return 130
+        raise Stopped('gpu-check was stopped; the next one begins anew') from None
     print_json(results) if as_json else say('', check.text(results))
     return 1 if check.failures(results) else 0

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 from ..core.config import ConfigError, KdnotesError
+from ..core.files import own_folder
 from ..core.processes import EXIT_STOPPED
 
 # %% auto #0
@@ -21,17 +22,20 @@ def run_notebook(
 ) -> None:
     "Execute a notebook of the project."
     import logging
-    import papermill
-    from traitlets.config import Config
     from kdnotes.experiment import shown
 
     source = shown.NOTEBOOKS / f'{name}.ipynb'
     if not source.is_file():
         raise ConfigError(f'--notebook needs a clone of the repository, with nbs/{name}.ipynb')
+    import papermill
+    from traitlets.config import Config
+
     output.parent.mkdir(parents=True, exist_ok=True)
     # papermill warns of parameters that the cell does not name, asyncio of the task of an interrupted cell
     for logger in ('papermill', 'asyncio'):
         logging.getLogger(logger).setLevel(logging.CRITICAL)
+    sockets = own_folder('kernel')
+    manager = dict(transport='ipc', ip=str(sockets.path / 'kernel'))
     try:
         papermill.execute_notebook(
             source,
@@ -40,10 +44,12 @@ def run_notebook(
             progress_bar=False,
             stdout_file=sys.stderr,
             stderr_file=sys.stderr,
-            config=Config(KernelManager=dict(transport='ipc')),
+            config=Config(KernelManager=manager),
             extra_arguments=['--log-level=CRITICAL'],
         )
     except papermill.PapermillExecutionError as e:
         error = KdnotesError(f'{e.evalue}; see {output}')
         error.exit_code = EXIT_STOPPED if e.ename in ('Stopped', 'KeyboardInterrupt') else 1
         raise error from None
+    finally:
+        sockets.remove()

@@ -311,12 +311,13 @@ def search(
     given |= dict(threshold=threshold, budget_minutes=budget_minutes, max_trial_minutes=max_trial_minutes)
     given |= dict(memory_mib=memory_mib, front_seeds=front_seeds, storage=storage, ray_address=ray)
     from kdnotes.search.driver import search as search_for
-    from kdnotes.search.config import search_named
+    from kdnotes.search.config import resolve_search, split_options
     from kdnotes.search.summary import save_search, search_json, search_lines
 
     if notebook:
-        output = runs_path() / search_named(**given)['study'] / 'search.ipynb'
-        return _execute('search', output, given)
+        options, common = split_options(given)
+        resolve_search(options, common)  # what is refused leaves an earlier notebook as it is
+        return _execute('search', runs_path() / common['study'] / 'search.ipynb', given)
     try:
         result = search_for(say=speaker(as_json), **given)
     except KeyboardInterrupt:

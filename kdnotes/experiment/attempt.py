@@ -39,7 +39,6 @@ class Limits:
 
     minutes: float | None = None  # from the start of its training to its end
     memory_mib: float | None = None  # resident memory of its processes, all together
-    stop: Callable[[dict], str] | None = None  # called with each of its rows; a sentence ends the run
 
 
 NO_LIMITS = Limits()
@@ -138,8 +137,6 @@ def follow_ranks(
                 on_row(row)
                 if row['kind'] == 'start':  # what is made once for all, as a teacher's signal, is not its own
                     began = time.monotonic()
-                if limits.stop and (why := limits.stop(row)):
-                    raise Broken(why, cause='curve')
             if code is not None:
                 return code
             seconds = 0.0 if began is None else time.monotonic() - began

@@ -4,25 +4,22 @@
 
 # %% ../../nbs/experiment/08_forecast.ipynb #caee09ab
 from __future__ import annotations
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 import pandas as pd
 from ..stats.estimate import Estimate, estimate, seconds_of, work_planned
-from ..core.arms import MODES
 from ..core.config import is_given
 from ..core.render import phrase
 from .launch import saved_step
-from .plan import Plan, make_task, source_of, teacher_origin
+from .plan import Plan, teacher_origin
 from .describe import TEMPLATE
 from ..results.schema import RecordError
 from ..results.runs import RunFolder, run_folders
 from ..results.store import find_run_model, records
-from ..tasks.sources import corpus_of
 from ..telemetry.summary import environment
 
 # %% auto #0
-__all__ = ['to_make', 'finished_runs', 'Forecast', 'forecast', 'plan_table', 'time_left', 'size_of']
+__all__ = ['to_make', 'finished_runs', 'Forecast', 'forecast', 'plan_table', 'time_left']
 
 # %% ../../nbs/experiment/08_forecast.ipynb #9948e53b
 def to_make(
@@ -134,32 +131,3 @@ def time_left(
     works = [work_planned(p.config, p.corpus_sha256) for p in to_make(plans)]
     finished = finished_runs()
     return estimate(works, finished, environment() if finished else {})
-
-# %% ../../nbs/experiment/08_forecast.ipynb #23ac9740
-def _network(plan: Plan, task):  # a model on the meta device
-    "The network of a run, in its shape."
-    from kdnotes.distill.architectures import build_model, load_config
-    from kdnotes.distill.students import choose_layers
-    from kdnotes.experiment.worker import as_asked
-
-    # which heads stay makes no difference to their number
-    config = plan.config.model_copy(update=dict(head_choice='seed'))
-    if MODES[config.mode].network == 'student' and config.student_init == 'transferred':
-        return as_asked(config, task, _network(plan.transfer, task), shaped=True)
-    shape = load_config(source_of(config))
-    for name, value in task.model_kwargs.items():
-        setattr(shape, name, value)
-    model = build_model(shape, task.auto_class)
-    if 'layers' in plan.initial and config.student_layers is not None:
-        model = choose_layers(model, config.student_layers)
-    return as_asked(config, task, model, shaped=False)
-
-
-def size_of(
-    plan: Plan,
-) -> int:  # parameters that are trained
-    "How large a run's network is, from its shape alone."
-    task = make_task(plan.config, corpus_of(plan.config))
-    with warnings.catch_warnings():
-        warnings.simplefilter('ignore')  # the plan has listed what a student leaves out of its teacher
-        return sum(p.numel() for p in _network(plan, task).parameters() if p.requires_grad)

@@ -63,7 +63,7 @@ from kdnotes.tasks.sources import (
 from ..results.schema import NAMING
 
 # %% auto #0
-__all__ = ['teacher_config', 'transfer_config', 'plan', 'on_other_ranks', 'plan_study', 'explain_study']
+__all__ = ['teacher_config', 'transfer_config', 'plan', 'plan_study', 'explain_study']
 
 # %% ../../nbs/experiment/03_plan.ipynb #28e16843
 def teacher_config(
@@ -202,16 +202,6 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         **notes,
     )
     return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, NAMING))
-
-
-def on_other_ranks(
-    p: Plan,
-    ranks: int,
-    threads_per_rank: int | None,
-) -> Plan:  # with the name that it has there
-    "The same run on other ranks."
-    config = p.config.model_copy(update=dict(ranks=ranks, threads_per_rank=threads_per_rank))
-    return replace(p, config=config, run_id=run_id(config, p.corpus_sha256, p.stands_on, NAMING))
 
 
 def _as_read(asked: RunConfig) -> RunConfig:

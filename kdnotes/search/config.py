@@ -31,7 +31,8 @@ from .store import SAMPLERS, TrialStore, objectives_of
 from ..tasks.sources import Corpus, corpus_of
 
 # %% auto #0
-__all__ = ['SearchConfig', 'search_config', 'search_named', 'ResolvedSearch', 'resolve_search', 'identity_of', 'store_of']
+__all__ = ['SearchConfig', 'search_config', 'search_named', 'split_options', 'ResolvedSearch', 'resolve_search', 'identity_of',
+           'store_of']
 
 # %% ../../nbs/search/07_config.ipynb #76788ae2
 class SearchConfig(BaseModel):
@@ -86,6 +87,15 @@ def search_named(
         corpus = named(**given | dict(smoke=False))
         given = given | dict(study=f'{corpus["study"]}-search')
     return named(**given)
+
+
+def split_options(
+    given: Mapping[str, Any],  # fields of `SearchConfig` (None: the default), and parameters of a run
+) -> tuple[SearchConfig, dict[str, Any]]:
+    "The options of a search, and the parameters of its runs as of `search_named`."
+    options = SearchConfig.model_fields
+    config = search_config(**{k: v for k, v in given.items() if k in options and v is not None})
+    return config, search_named(**{k: v for k, v in given.items() if k not in options})
 
 
 @dataclass(frozen=True)

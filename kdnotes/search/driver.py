@@ -13,11 +13,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 import numpy as np
-from ..core.config import ConfigError
+from ..core.config import ConfigError, KdnotesError
 from ..core.render import phrase
 from ..core.given import make_config
 from ..core.files import file_errors
-from ..core.processes import held_back
+from ..core.processes import Stopped, held_back
 from ..experiment.launch import NO_LIMITS, Limits, RunError, execute, stop_made
 from ..experiment.plan import Plan, plan
 from ..results.store import find_record, find_run_model
@@ -25,9 +25,8 @@ from kdnotes.search.config import (
     ResolvedSearch,
     SearchConfig,
     resolve_search,
-    search_config,
-    search_named,
     store_of,
+    split_options,
 )
 from .front import Trial, front, losses, with_means
 from .result import SearchResult, outcome_of, save_result, with_record
@@ -102,9 +101,12 @@ class Driver:
                 try:
                     record = self.execute(p, **more)
                     break
-                except RunError as e:
-                    if is_last or e.cause != 'killed':
-                        return _Outcome(None, e.cause or 'failed', str(e), time.monotonic() - began)
+                except Stopped:
+                    raise
+                except KdnotesError as e:
+                    cause = getattr(e, 'cause', '') or 'failed'
+                    if is_last or cause != 'killed':
+                        return _Outcome(None, cause, str(e), time.monotonic() - began)
                     self.report('retried', p.run_id)
         return _Outcome(record, seconds=record['time']['wall_s'] or time.monotonic() - began)
 
@@ -326,9 +328,8 @@ def search(
     **given: Any,  # fields of `SearchConfig`, and parameters of a run that all trials share
 ) -> SearchResult:
     "Search for students on the Pareto front; the same call continues a search that was stopped."
-    options = SearchConfig.model_fields
-    config = search_config(**{k: v for k, v in given.items() if k in options and v is not None})
-    resolved = resolve_search(config, search_named(**{k: v for k, v in given.items() if k not in options}))
+    config, common = split_options(given)
+    resolved = resolve_search(config, common)
     with driving(config, resolved, say) as driver:
         run_trials(driver, lambda: on_result(_result(driver)))
         save_result(_result(driver))  # so that a stop among the seeds keeps it
