@@ -299,7 +299,6 @@ def checked_models(
 
     info = task_info(config.task)
     student = MODES[config.mode].network == 'student'
-    check_reading(config)
     info.check_tokens(corpus, config, lambda: load_tokenizer(reads_as(config)))
     if is_given(config):
         check_given_teacher(asked, config, corpus)

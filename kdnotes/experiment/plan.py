@@ -36,6 +36,7 @@ from kdnotes.core.resolve import (
 )
 from ..core.streams import stream
 from kdnotes.experiment.compatibility import (
+    check_reading,
     checked_models,
     depth_of,
     make_task,
@@ -161,6 +162,8 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
     asked = config = _as_read(config)
     config, corpus = _resolve_on_corpus(asked, on, corpora)
     task_info(config.task).check_corpus(corpus, config)
+    if check:
+        check_reading(config)
     teacher = plan(teacher_config(asked, config), on, corpora, check) if needs_teacher(config) else None
     first = (
         plan(transfer_config(config), on, corpora, check)
