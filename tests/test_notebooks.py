@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import time
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import nbformat
 import numpy as np
@@ -19,13 +20,15 @@ import torch
 import transformers
 from kdnotes import cli
 from kdnotes.core.arms import MODES, USUAL
-from kdnotes.core.config import ConfigError, flat
+from kdnotes.commands.notebooks import run_notebook
+from kdnotes.core.config import ConfigError, KdnotesError, flat
 from kdnotes.core.given import make_config
 from kdnotes.core.notebook_parameters import parameters_from
 from kdnotes.core.processes import Stopped
 from kdnotes.core.render import phrase
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
+from kdnotes.experiment import shown
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import named, plan, plan_study
 from kdnotes.distill.architectures import weights_sha256
@@ -676,3 +679,26 @@ def test_ctrl_c_in_make_says_that_the_same_command_makes_the_rest(tmp_path):
         assert made.wait() != 0
     assert 'stopped' in said.read_text() and 'the same command makes the rest' in said.read_text()
     assert 'Traceback' not in said.read_text()
+
+
+@pytest.mark.slow
+def test_the_kernel_of_a_command_listens_on_this_machine_alone_and_leaves_no_socket(tmp_path, monkeypatch):
+    "Two at once have sockets of their own; ipykernel has one on loopback, for what its children print."
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(shown, 'NOTEBOOKS', tmp_path)
+    listening_ports = (
+        'import psutil\n'
+        "found = {c.laddr.ip for c in psutil.Process().net_connections('inet') if c.status == 'LISTEN'}\n"
+        "assert found <= {'127.0.0.1'} and who in (1, 2), f'found {found}'"
+    )
+    cells = [nbformat.v4.new_code_cell('who = 0'), nbformat.v4.new_code_cell(listening_ports)]
+    cells[0].metadata['tags'] = ['parameters']
+    kernel = dict(name='python3', display_name='python3', language='python')
+    notebook = nbformat.v4.new_notebook(cells=cells, metadata=dict(kernelspec=kernel))
+    nbformat.write(notebook, tmp_path / 'small.ipynb')
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda who: run_notebook('small', tmp_path / f'{who}.ipynb', who=who), (1, 2)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ['1.ipynb', '2.ipynb', 'small.ipynb']
+    with pytest.raises(KdnotesError, match='found') as caught:
+        run_notebook('small', tmp_path / 'other.ipynb', who=3)
+    assert caught.value.exit_code == 1

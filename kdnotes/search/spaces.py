@@ -199,8 +199,10 @@ def _read_yaml(path: Path) -> dict:
         ) from None
     # ValueError: for example an impossible date
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as e:
-        why = (str(e) or type(e).__name__).splitlines()[0]
-        raise ConfigError(f'space={str(path)!r} cannot be read: {why}') from None
+        why = ' '.join(str(e).split()) or type(e).__name__
+        raise ConfigError(
+            f'space={str(path)!r} cannot be read: {why}; mend it, or give a file that is YAML'
+        ) from None
 
 
 def _parse(given: Any, task: str, mode: str, where: str) -> Space:
