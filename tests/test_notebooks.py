@@ -566,7 +566,7 @@ def test_a_study_without_notebooks(made_study, parallel, home):
     assert (
         f" of 3: {made['run_id']}" in done.stdout
         and f"test MAP {made['primary']['value']:.3f}, trained in " in done.stdout
-        and 'baseline -> mixed_baseline' in done.stdout
+        and 'baseline \N{RIGHTWARDS ARROW} mixed_baseline' in done.stdout
     )
     assert {mode: r['machine']['jobs'] for mode, r in records.items()} == dict(
         baseline=1, full_student=1, full_kd=1, mixed_kd=1, mixed_baseline=2, mixed_student=2
