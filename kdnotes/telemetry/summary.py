@@ -374,7 +374,7 @@ def _reasons_together(result: dict, summaries: Sequence[dict]) -> dict[str, str]
     ]
     reasons = {}
     for name in dict.fromkeys(
-        [*_nulls(result), *(n for r in local for n in r if n in ('samples', 'on_sample', 'bridged', 'paced'))]
+        [*_nulls(result), *(n for r in local for n in r if n in ('samples', 'on_sample', 'bridged'))]
     ):
         said = {rank: r[name] for rank, r in enumerate(local) if name in r}
         same = len(said) == len(summaries) and len(set(said.values())) == 1 or name.startswith('devices.')
