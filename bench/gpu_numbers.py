@@ -21,7 +21,7 @@ from kdnotes.train import loop as tr
 from kdnotes.train.evaluation import evaluate
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import RunConfig
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.checks.doctor import doctor
 from bench.gpu_setup import (
     ENDING,

@@ -14,7 +14,7 @@ import torch
 import transformers
 from kdnotes.core.arms import PROFILES
 from kdnotes.core.config import KdnotesError, task_info
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import machine, resolve
 from kdnotes.core.streams import torch_seed
 from kdnotes.tasks.sources import load_corpus, resolve_corpus

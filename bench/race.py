@@ -36,7 +36,7 @@ from bench.contestants import (
 )
 from .turns import TURNS, Place
 from kdnotes.core.config import ConfigError, KdnotesError, RunConfig, names_with, task_info
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.files import read_json, runs_path, write_json
 from kdnotes.tasks.sources import resolve_corpus
 from kdnotes.experiment.launch import why_ended

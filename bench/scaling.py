@@ -30,7 +30,7 @@ from .contestants import BenchError, Contestant, RaceSetting, contestant_job
 from .turns import Place
 from .profiling import replaced
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.files import read_json, runs_path, write_json
 from kdnotes.core.render import phrase
 from kdnotes.core.resolve import machine, resolve

@@ -20,7 +20,7 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification
 from .profiling import peaks, reset_peaks
 from kdnotes.core.config import RunConfig, task_info
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.files import runs_path, write_json
 from kdnotes.core.progress import followed
 from kdnotes.core.resolve import machine, resolve

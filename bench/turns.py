@@ -24,7 +24,7 @@ from .profiling import Stopwatch, layer_shapes, listening, matmul_rate
 from kdnotes.checks.examination import some_examples
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import RunConfig, task_info
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.files import at_home, cache_path, read_json, root, runs_path, write_json
 from kdnotes.core.streams import stream, torch_seed
 from kdnotes.distill.architectures import count_parameters, forward_flops

@@ -18,7 +18,7 @@ from .stats.compare import Comparison
 from .stats.compare import compare as compare_records
 from .core.arms import MODES
 from .core.config import ConfigError, KdnotesError, score_name, shown, task_info, taught_by
-from .core.given import make_config
+from .core.parse import make_config
 from .core.tables import n_rows
 from .results.runs import RunFolder
 from .results.store import find_record, records
@@ -292,7 +292,7 @@ class Run:
         return 'Run(' + ', '.join(f'{name}: {value}' for name, value in self._shown().items()) + ')'
 
     def _repr_html_(self) -> str:
-        from kdnotes.experiment.shown import run_box
+        from kdnotes.experiment.display import run_box
 
         return run_box(self.record)._repr_html_()
 

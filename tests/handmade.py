@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import task_info
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, factors, resolve, run_id, settings
 from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import keep_floors

@@ -15,7 +15,7 @@ from transformers import (
 )
 from architectures import small_bert
 from kdnotes.core.config import RunConfig
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs

@@ -27,7 +27,7 @@ def tiny_narrow(seed: int = 0) -> BertForSequenceClassification:
 
 def tiny_pruned(seed: int = 0) -> BertForSequenceClassification:
     "One head of two in each layer, and a third layer that is new."
-    from kdnotes.core.given import make_config
+    from kdnotes.core.parse import make_config
     from kdnotes.distill.students import shape_student
 
     return shape_student(tiny_bert(seed), make_config(layers=3, heads=1))

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers import BertModel
 from architectures import small_bert
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.distill.models import save_model
 from kdnotes.distill.tokenizers import load_tokenizer

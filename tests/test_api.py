@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import kdnotes as kd
 from kdnotes.core.config import ConfigError, KdnotesError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.tasks.sources import CorpusError, corpus_of, load_corpus
 
 NAMES = [

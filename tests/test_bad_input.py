@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from kdnotes.commands.parameters import parse_parameters
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.notebook_parameters import NamesBefore, parameters_from
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.launch import execute

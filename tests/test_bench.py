@@ -21,7 +21,7 @@ from bench import baselines, race as bench, contestants, turns
 from bench.profiling import listening
 from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.core.config import ConfigError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.base import SignalSpec, TaskView
 from kdnotes.tasks.sources import load_corpus

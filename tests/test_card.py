@@ -15,7 +15,7 @@ from handmade import make_record, write_floors, write_run
 from small_runs import ON
 from kdnotes.api import Run
 from kdnotes.core.config import TASKS, task_info
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.files import read_json, runs_path, sha256_file, write_json
 from kdnotes.experiment.card import (
     CardError,
@@ -28,7 +28,7 @@ from kdnotes.experiment.card import (
 from kdnotes.experiment.export import export_text
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan
-from kdnotes.experiment.shown import run_box
+from kdnotes.experiment.display import run_box
 from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import checked_run_model
 from kdnotes.telemetry.summary import is_busy

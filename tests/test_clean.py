@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from kinds import one_of_each
 from kdnotes.core.files import cache_path
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.experiment.clean import clean, leftovers
 from kdnotes.experiment.launch import run
 from small_runs import write_corpus, write_model

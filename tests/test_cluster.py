@@ -19,7 +19,7 @@ import pytest
 from kdnotes import __version__
 from kdnotes.cli import main
 from kdnotes.core.config import ConfigError, flat
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.files import at_home
 from kdnotes.core.processes import Stopped, stop_all
 from kdnotes.core.resolve import Machine

@@ -14,7 +14,7 @@ from kdnotes.checks import doctor as D, examination as E
 from kdnotes.checks.findings import CHECKS, RESULTS, Finding
 from kdnotes.cli import main
 from kdnotes.core.arms import MODES
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.distill import teacher_cache as te
 from kdnotes.experiment.plan import plan
 from kdnotes.stats.estimate import Estimate, work_planned

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import SameWord, tiny_bert
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.train.emulated_bf16 import WidenedMatmul
 from kdnotes.train.distributed import Runtime, start

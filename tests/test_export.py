@@ -84,7 +84,7 @@ def by_hand(run_id: str, path, split: str) -> tuple[float, float]:
     "Accuracy of the run's model and of an ONNX file, one text at a time."
     run = RunFolder('small', run_id)
     from kdnotes.experiment.worker import encoded_task
-    from kdnotes.core.given import make_config
+    from kdnotes.core.parse import make_config
     from kdnotes.tasks.sources import corpus_of
 
     config = make_config(**run.config()['config'])

@@ -28,7 +28,7 @@ from kdnotes.stats.compare import study_comparisons
 from kdnotes.report.report import _about
 from kdnotes.stats.evidence import Evidence, arm_values
 from kdnotes.report.tables import arms_table, comparison_table, metrics_table
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.distill.architectures import head_dropout
 from kdnotes.distill.models import load_given, load_model
 from kdnotes.distill.tokenizers import load_tokenizer

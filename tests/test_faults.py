@@ -16,7 +16,7 @@ from ranks import HERE, RankError, launch
 from small_runs import write_corpus, write_model
 from kdnotes.train.checkpoint import checkpoints
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import Plan, plan
 from kdnotes.core.files import BusyError

@@ -11,7 +11,7 @@ import torch
 from small_runs import train_here, write_corpus, write_model
 from test_teacher_signal import KEY, Counted, Pairs, tiny_teacher
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill import teacher_cache
 from kdnotes.distill.teacher_cache import make_signal, open_signal

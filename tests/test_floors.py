@@ -11,7 +11,7 @@ import torch
 import transformers
 from kdnotes.core.config import TASKS, metric_name, task_info
 from kdnotes.core.files import cache_path
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve, settings
 from kdnotes.distill.tokenizers import load_tokenizer, reads_as
 from kdnotes.experiment.plan import make_task

@@ -20,7 +20,7 @@ from kdnotes.report.report import report
 from kdnotes.core.render import phrase, reason
 from kdnotes.checks.doctor import doctor
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.distill import models, tokenizers, weights
 from kdnotes.distill.architectures import call, weights_sha256

@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from architectures import small_bert
 from kdnotes.core.config import KdnotesError, flat, task_info
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.files import cache_path
 from kdnotes.core.resolve import Machine
 from kdnotes.distill.models import load_given

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import SameWord, flat, tiny_config, trained
 from kdnotes.core.config import ConfigError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve, run_id, settings, training_settings
 from kdnotes.experiment import launch as launcher
 from kdnotes.experiment.plan import plan

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from kdnotes.cli import main
 from kdnotes.core.config import ConfigError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.processes import EXIT_STOPPED, Rendezvous, RendezvousError
 from kdnotes.core.resolve import Machine, inherited, resolve, resolve_ranks
 from kdnotes.experiment.launch import RunError, execute

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForMaskedLM
 from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_lm, tiny_lm_config, tiny_task, tiny_tokenizer
 from kdnotes.core.config import ConfigError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.distill.intermediate import online_teacher, open_student
 from kdnotes.distill.models import load_model, save_model
 from kdnotes.distill.students import choose_layers

@@ -11,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from kdnotes.core.config import KdnotesError, flat
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.distill.architectures import load_config
 from kdnotes.distill.models import load_model

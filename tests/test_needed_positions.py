@@ -12,7 +12,7 @@ from architectures import configs, random_model
 from helpers import CPU, SameWord, tiny_bert, tiny_config, tiny_teacher
 from kinds import one_of_each
 from parity import intermediate
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.distill.heads import attentions, layers_of
 from kdnotes.distill.intermediate import online_teacher

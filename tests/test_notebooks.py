@@ -22,13 +22,12 @@ from kdnotes import cli
 from kdnotes.core.arms import MODES, USUAL
 from kdnotes.commands.notebooks import run_notebook
 from kdnotes.core.config import ConfigError, KdnotesError, flat
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.notebook_parameters import parameters_from
 from kdnotes.core.processes import Stopped
 from kdnotes.core.render import phrase
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
-from kdnotes.experiment import shown
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import named, plan, plan_study
 from kdnotes.distill.architectures import weights_sha256
@@ -685,7 +684,7 @@ def test_ctrl_c_in_make_says_that_the_same_command_makes_the_rest(tmp_path):
 def test_the_kernel_of_a_command_listens_on_this_machine_alone_and_leaves_no_socket(tmp_path, monkeypatch):
     "Two at once have sockets of their own; ipykernel has one on loopback, for what its children print."
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(shown, 'NOTEBOOKS', tmp_path)
+    monkeypatch.setattr(display, 'NOTEBOOKS', tmp_path)
     listening_ports = (
         'import psutil\n'
         "found = {c.laddr.ip for c in psutil.Process().net_connections('inet') if c.status == 'LISTEN'}\n"

@@ -7,7 +7,7 @@ import pytest
 import typer
 from kdnotes import cli
 from kdnotes.core.config import ConfigError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from bench import gpu_check
 
 COMMANDS = typer.main.get_command(cli.make_app()).commands

@@ -13,7 +13,7 @@ from architectures import WORDS, configs, random_model, write_teacher
 from helpers import trained
 from small_runs import train_here
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.files import cache_path
 from kdnotes.core.resolve import Machine
 from kdnotes.distill import architectures

@@ -21,7 +21,7 @@ from kdnotes.core.arms import PROFILES
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.files import at_home, atomic_write, figures_path, runs_path, with_evidence
 from kdnotes.core.render import phrase, reason
-from kdnotes.experiment.shown import run_box
+from kdnotes.experiment.display import run_box
 from kdnotes.report.figures import draw_evidence
 from kdnotes.report.page import as_html, as_pdf, page_of
 from kdnotes.report.report import report, report_of

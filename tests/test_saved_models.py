@@ -9,7 +9,7 @@ import transformers as hf
 from architectures import ARCHITECTURES, configs, write_teacher
 from small_runs import ON, small_model
 from kdnotes.core.config import TASKS, task_info
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.distill.architectures import call, weights_sha256
 from kdnotes.distill.heads import SHAPED, set_heads, whole_model
 from kdnotes.distill.models import load_given, load_model, save_model

@@ -13,7 +13,7 @@ import kdnotes as kd
 from architectures import configs, write_teacher
 from kdnotes.stats.comparable import attribute
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.distill import weights
 from kdnotes.distill.models import load_model
 from kdnotes.distill.scores import read_scores

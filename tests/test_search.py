@@ -10,7 +10,7 @@ import nbformat
 import pytest
 from kdnotes import cli
 from kdnotes.core.config import ConfigError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.files import BusyError, lock, runs_path
 from kdnotes.experiment.launch import RunError
 from kdnotes.experiment.plan import plan

@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import spearmanr
 from small_runs import write_encoder
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.study import run_study

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from kinds import one_of_each
 from bench.stages import by_size, main, measure_stages, synthetic_pairs, table
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.tasks.sources import corpus_of
 
 ROWS = 2000

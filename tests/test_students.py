@@ -18,7 +18,7 @@ from parity import Run, World
 from small_runs import write_corpus, write_model
 from kdnotes.core.arms import MODES, PRESETS
 from kdnotes.core.config import RunConfig, TaskSettings, ConfigError, names_with, parameter
-from kdnotes.core.given import make_config, preset_values
+from kdnotes.core.parse import make_config, preset_values
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.heads import (
     ShapeError,

@@ -8,7 +8,7 @@ import pytest
 from kinds import one_of_each
 from kdnotes.core.arms import MODES, SEVERAL_RANKS
 from kdnotes.core.config import ConfigError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.study import notebook_parameters
 from kdnotes.experiment.plan import explain_study, plan, plan_study

@@ -14,7 +14,7 @@ from ranks import launch
 from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_corpus, tiny_lm, tiny_lm_config, tiny_task, tiny_tokenizer
 from transformers import BertForQuestionAnswering
 from kdnotes.core.config import RunConfig
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill import teacher_cache as te

@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 from kdnotes.core.config import TASKS, ConfigError, RunConfig, task_info, teacher_changes
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.architectures import forward_flops
 from kdnotes.tasks.base import Evaluation, Primary, Task

@@ -29,7 +29,7 @@ from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment.plan import make_task
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.core.appended import Appended, open_appended
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.files import FileError, read_signed, write_signed
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs

@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 from kdnotes.cli import main
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.render import phrase
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.plan import plan
-from kdnotes.experiment.shown import example_of
+from kdnotes.experiment.display import example_of
 from kdnotes.experiment.study import run_study
 from kdnotes.results.runs import read_csv
 from kdnotes.tasks.sources import CorpusError, load_corpus, read_split

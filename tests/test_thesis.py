@@ -16,7 +16,7 @@ from scipy import stats
 from thesis import build as th
 from thesis.measured import gpu_facts
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.files import read_json, sha256_file, write_json
 from kdnotes.core.resolve import Machine, resolve, settings
 

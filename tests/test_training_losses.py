@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_distilbert, tiny_teacher
 from kdnotes.core.config import ConfigError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.losses.conventions import DIALECTS, dialect_loss
 from kdnotes.distill.intermediate_losses import captured, relation_kl, value_projections
 from kdnotes.distill.intermediate import online_teacher, open_student

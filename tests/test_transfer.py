@@ -6,7 +6,7 @@ import pytest
 from kdnotes.stats.comparable import attribute
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.tasks.candidates import SQUAD_FILES, TSV_COLUMNS

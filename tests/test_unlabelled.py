@@ -8,7 +8,7 @@ import pytest
 import torch
 import kdnotes as kd
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.distill.models import load_model
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.teacher_cache import online_signal

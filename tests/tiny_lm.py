@@ -5,7 +5,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 from kdnotes.core.config import RunConfig
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.losses.vocabulary import open_decoder
 from kdnotes.tasks.masked_lm import MaskedLM

@@ -15,7 +15,7 @@ from bench.results import aims, rounds
 from bench.sizes import answer_times, corpus_sizes, network_sizes, wikitext_tokens
 from kdnotes.core.arms import PROFILES
 from kdnotes.core.files import read_json, write_json
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.stats.compare import commits, uncommitted
 from kdnotes.stats.coverage import ENOUGH_SEEDS, FAMILY_SIZES, SETTINGS, coverage_table, family_table
 from kdnotes.tasks.answer_selection import CORPORA

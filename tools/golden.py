@@ -217,7 +217,7 @@ def parameters() -> dict:
     "All parameters of a run (kind, default, range), and where tasks, modes and corpora have other defaults."
     from kdnotes.core.arms import MODES
     from kdnotes.core.config import TASKS, RunConfig, flat, task_info
-    from kdnotes.core.given import make_config
+    from kdnotes.core.parse import make_config
 
     found = dict(all_tasks=declared(RunConfig), tasks={}, modes={}, corpora={})
     for task in TASKS:

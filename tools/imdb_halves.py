@@ -9,7 +9,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer
 from kdnotes.core.arms import PROFILES
 from kdnotes.core.files import sha256_text
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.distill.weights import find_model
 from kdnotes.tasks.sources import corpus_of
 

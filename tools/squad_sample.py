@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 import numpy as np
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.tasks.sources import corpus_of
 
 

@@ -23,7 +23,7 @@ from .findings import Finding, judged
 from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig
 from ..core.files import free_memory, sha256_text
-from ..core.given import make_config
+from ..core.parse import make_config
 from ..core.streams import torch_seed
 from ..distill import teacher_cache as te
 from ..distill.architectures import model_inputs

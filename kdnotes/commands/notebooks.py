@@ -22,9 +22,9 @@ def run_notebook(
 ) -> None:
     "Execute a notebook of the project."
     import logging
-    from kdnotes.experiment import shown
+    from kdnotes.experiment import display
 
-    source = shown.NOTEBOOKS / f'{name}.ipynb'
+    source = display.NOTEBOOKS / f'{name}.ipynb'
     if not source.is_file():
         raise ConfigError(f'--notebook needs a clone of the repository, with nbs/{name}.ipynb')
     import papermill

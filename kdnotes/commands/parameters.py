@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin
 from ..core.arms import MODES
 from ..core.config import TASKS, ConfigError, RunConfig, parameters, shown, task_info
-from ..core.given import make_config, no_parameter
+from ..core.parse import make_config, no_parameter
 
 # %% auto #0
 __all__ = ['parse_parameters', 'configurations', 'comments', 'as_typed', 'Described', 'of_all_tasks', 'usual_of',

@@ -35,7 +35,7 @@ from kdnotes.commands.output import (
 from ..core.arms import MODES
 from ..core.config import TASKS, score_name
 from ..core.files import runs_path
-from ..core.given import make_config
+from ..core.parse import make_config
 from ..core.processes import Stopped
 from ..core.render import phrase, sentences
 

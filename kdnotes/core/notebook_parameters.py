@@ -6,7 +6,7 @@
 from __future__ import annotations
 import re
 from .config import ConfigError, parameters
-from .given import no_parameter
+from .parse import no_parameter
 
 # %% auto #0
 __all__ = ['NamesBefore', 'fresh', 'parameters_from']

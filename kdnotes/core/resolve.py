@@ -29,7 +29,7 @@ from kdnotes.core.config import (
     teacher_changes,
     with_values,
 )
-from .given import make_config
+from .parse import make_config
 
 # %% auto #0
 __all__ = ['Machine', 'resolve_precision', 'check_forward', 'cpu_facts', 'cpu_flags', 'cpu_has_bf16', 'machine', 'parallel_ranks',

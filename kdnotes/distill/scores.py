@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from ..core.config import ConfigError, RunConfig, counted, shown, task_info
-from ..core.given import check_weights
+from ..core.parse import check_weights
 from ..tasks.base import Task
 from ..tasks.batching import Batch, to_device
 from ..core.columns import Texts

@@ -26,7 +26,7 @@ from kdnotes.core.config import (
     task_info,
     teacher_changes,
 )
-from ..core.given import make_config
+from ..core.parse import make_config
 from ..core.files import atomic_write
 from ..core.render import phrase, render, sentences
 from ..results.runs import RunFolder

@@ -23,7 +23,7 @@ from typing import Any
 from .. import __version__
 from ..core.config import ConfigError, KdnotesError, flat, shown, with_values
 from ..core.files import OwnFolder, at_home, file_errors, own_folder, root
-from ..core.given import make_config
+from ..core.parse import make_config
 from ..core.processes import STOP_TIMEOUT_S, Stopped, stoppable
 from ..core.render import phrase
 from ..core.resolve import Machine

@@ -24,7 +24,7 @@ from kdnotes.core.config import (
     task_info,
     teacher_changes,
 )
-from ..core.given import make_config
+from ..core.parse import make_config
 from ..core.files import cache_path, cached_at, own_disk, root, sha256_text
 from ..core.processes import staged
 from ..core.render import phrase, render, sentences

@@ -22,7 +22,7 @@ from torch import nn
 from ..stats.intervals import LEVEL, Interval
 from ..core.config import counted, shown, task_info
 from ..core.render import render
-from ..core.given import make_config
+from ..core.parse import make_config
 from ..core.files import atomic_write, cache_path, file_errors, sha256_file, write_json
 from .card import model_card
 from kdnotes.experiment.onnx_files import (

@@ -20,7 +20,7 @@ from kdnotes.core.config import (
     teacher_changes,
     teachers_mode,
 )
-from ..core.given import make_config
+from ..core.parse import make_config
 from ..core.grid import arm_order, cell_name, cells, read_grid
 from ..core.render import phrase, reason, render, sentences
 from kdnotes.core.resolve import (

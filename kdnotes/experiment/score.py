@@ -18,7 +18,7 @@ from ..stats.intervals import Interval, cluster_interval, exp_interval, scaled
 from ..results.overview import find_run
 from ..core.config import KdnotesError, is_unicode, shown, visible
 from ..core.render import render
-from ..core.given import make_config
+from ..core.parse import make_config
 from ..core.files import cache_path, sha256_text
 from ..core.streams import stream
 from ..results.runs import RunFolder, saved_model

@@ -17,7 +17,7 @@ import pandas as pd
 from .. import __version__
 from ..core.arms import MODES
 from ..core.config import KdnotesError, RunConfig, is_given, reads_scores, task_info
-from ..core.given import make_config
+from ..core.parse import make_config
 from ..core.files import cache_path, file_errors, read_json
 from ..core.tables import reason
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent

@@ -19,7 +19,7 @@ from kdnotes.core.config import (
     shown,
     task_info,
 )
-from ..core.given import make_config
+from ..core.parse import make_config
 from ..core.files import runs_path
 from ..experiment.plan import Plan, make_task, named, plan
 from ..experiment.worker import floor_keys, have_floors

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from ..core.config import ConfigError, KdnotesError
 from ..core.render import phrase
-from ..core.given import make_config
+from ..core.parse import make_config
 from ..core.files import file_errors
 from ..core.processes import Stopped, held_back
 from ..experiment.launch import NO_LIMITS, Limits, RunError, execute, stop_made

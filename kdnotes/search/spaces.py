@@ -19,7 +19,7 @@ from kdnotes.core.config import (
     shown,
     task_info,
 )
-from ..core.given import make_config, nearest
+from ..core.parse import make_config, nearest
 from ..core.arms import MODES
 from ..experiment.plan import Plan
 

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from ..core.arms import MODES
 from ..core.config import ConfigError, task_info
-from ..core.given import make_config
+from ..core.parse import make_config
 from ..experiment.launch import Follow, RunError, execute, failures, make_runs, milestones
 from ..experiment.plan import Plan, plan
 from ..results.store import records, units

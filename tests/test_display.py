@@ -15,7 +15,7 @@ from kdnotes.report.figures import FIGURES, draw_evidence, run_curves
 from kdnotes.report.plotting import SMOKE_MARK, figure_bytes, mark_smoke
 from kdnotes.stats.evidence import evidence
 from kdnotes.results.overview import run_table
-from kdnotes.core.given import make_config
+from kdnotes.core.parse import make_config
 from kdnotes.core.files import figures_path
 from kdnotes.core.processes import Stopped
 from kdnotes.core.render import phrase
@@ -23,7 +23,7 @@ from kdnotes.core.resolve import resolve
 from kdnotes.experiment.launch import spared
 from kdnotes.experiment.plan import plan_study
 from kdnotes.experiment.kernels import Kernels
-from kdnotes.experiment.shown import make_here, run_box
+from kdnotes.experiment.display import make_here, run_box
 from kdnotes.experiment.forecast import plan_table, time_left, to_make
 from kdnotes.telemetry.summary import environment
 
@@ -239,7 +239,7 @@ def test_an_interrupted_cell_says_which_run_was_stopped(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr('kdnotes.experiment.shown.make_run', interrupted)
+    monkeypatch.setattr('kdnotes.experiment.display.make_run', interrupted)
     for planned, stopped in ((student, student.teacher), (student.teacher, student.teacher)):
         with pytest.raises(
             Stopped, match=f'{stopped.run_id} was stopped before its end; this cell, run again,'
