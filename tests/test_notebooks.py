@@ -28,6 +28,7 @@ from kdnotes.core.processes import Stopped
 from kdnotes.core.render import phrase
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
+from kdnotes.experiment import display
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import named, plan, plan_study
 from kdnotes.distill.architectures import weights_sha256
