@@ -480,6 +480,7 @@ def test_help_says_what_a_function_takes():
     assert 'teacher: of `finetune`, or the folder or hub id' in kd.distil.__doc__
 
 
+@pytest.mark.exhaustive
 def test_distill_is_distil_before_and_after_its_modules_are_there():
     code = """
 import kdnotes as kd

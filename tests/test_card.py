@@ -33,7 +33,11 @@ from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import checked_run_model
 from kdnotes.telemetry.summary import is_busy
 
-RUNS = [*((task, 'baseline') for task in TASKS), ('answer_selection', 'full_kd')]
+RUNS = [
+    ('answer_selection', 'full_kd'),
+    ('masked_lm', 'baseline'),
+    *(pytest.param(task, 'baseline', marks=pytest.mark.exhaustive) for task in TASKS if task != 'masked_lm'),
+]
 
 
 BUSY = 'not measured (other programs used the machine during the run)'

@@ -50,7 +50,7 @@ def killed_after(n: int, monkeypatch) -> bool:
     return False
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('read', one_of_each((False, True)))
 def test_a_clean_that_is_killed_anywhere_leaves_nothing_that_is_taken_for_whole(
     taught, home, read, monkeypatch

@@ -57,6 +57,7 @@ def as_json(capsys, *typed):
 # ---- what programs read ----
 
 
+@pytest.mark.exhaustive
 def test_json_of_what_looks_at_runs(home, capsys):
     [first, *_] = write_study()
     runs = as_json(capsys, 'list', 'made')['runs']
@@ -455,6 +456,7 @@ def on_a_terminal(home, *words, columns=60, **more):
     return said.decode().replace('\r\n', '\n')
 
 
+@pytest.mark.exhaustive
 def test_a_table_fits_a_terminal_and_has_no_colour_where_none_is_wanted(home):
     write_study()
     colours = re.compile(r'\x1b\[(?:\d+;)*3\dm')

@@ -128,6 +128,7 @@ def test_without_ray(monkeypatch):
         Cluster('local')
 
 
+@pytest.mark.exhaustive
 def test_a_run_and_its_teacher_are_as_without_ray(cluster, home, small_teacher, tmp_path_factory, rank_here):
     p = planned(TASK, 'full_kd', small_teacher)
     said = []

@@ -161,6 +161,7 @@ def check_16_bits(ranks: list[dict], usual: list[dict], dtype: str):
     np.testing.assert_allclose(ranks[0]['loss'], usual[0]['loss'], rtol=0, atol=2.0 ** -BITS[dtype] * 4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('name', RUNS)
 def test_ranks_stay_equal(name):
     check_equal_on_all_ranks([notes[name] for notes in trained()])
@@ -229,6 +230,7 @@ def uneven(name: str) -> list[dict]:
     return ranks
 
 
+@pytest.mark.exhaustive
 def test_ranks_with_different_numbers_of_micro_batches():
     delayed = uneven('delayed, uneven')
     every = uneven('every, uneven')

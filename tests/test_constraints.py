@@ -200,6 +200,7 @@ def database():
         thread.join()
 
 
+@pytest.mark.exhaustive
 def test_a_known_vulnerability_fails_the_audit(database):
     pytest.importorskip('pip_audit', reason='the audit is made with the package pip-audit')
     done = run_audit('--database', database)

@@ -329,12 +329,14 @@ def test_connections_to_a_kernel_end_with_its_notebook(kernels, tmp_path, caplog
     assert kernel.clients == []
 
 
+@pytest.mark.exhaustive
 def test_two_notebooks_at_once_have_a_kernel_each(kernels):
     with kernels.one() as first, kernels.one() as second:
         assert first is not second
     assert len(kernels.idle) == 2
 
 
+@pytest.mark.exhaustive
 def test_a_kernel_is_not_used_again_after_an_error(kernels, tmp_path):
     with pytest.raises(papermill.PapermillExecutionError, match='ZeroDivisionError'):
         executed(kernels, tmp_path, '1 / 0')
@@ -342,6 +344,7 @@ def test_a_kernel_is_not_used_again_after_an_error(kernels, tmp_path):
     assert executed(kernels, tmp_path, LOOK, OF='next')[1:] == ['False', 'next', str(tmp_path)]
 
 
+@pytest.mark.exhaustive
 def test_a_kernel_that_died_waiting_is_replaced(kernels, tmp_path):
     process, *_ = executed(kernels, tmp_path, LOOK, OF='first')
     [kernel] = kernels.idle

@@ -289,6 +289,7 @@ def test_dead_links_and_what_is_loaded_are_found(tmp_path):
         check(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_a_small_site_is_built_without_warnings(written, tmp_path):
     source = tmp_path / 'source'
     small = site.Site(ROOT, source, written.modules, written.addresses, {})

@@ -119,6 +119,7 @@ def test_a_sound_trainer(case, mode, parameters):
     assert all(f.found and not f.change for f in found.values())
 
 
+@pytest.mark.exhaustive
 def test_two_ranks_and_the_command(given, home, capsys):
     words = [x for k, v in settings(given, ranks=2).items() for x in ('-p', f'{k}={v}')]
     assert main(['doctor', '--mode', 'full_kd', *words, '--json']) == 0
@@ -284,6 +285,7 @@ SUM_OVER_RANKS = Mutant(
 )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     'mutant, words',
     one_of_each(

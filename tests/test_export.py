@@ -250,7 +250,7 @@ def test_a_graph_that_gives_something_else_is_not_kept(small_run, tmp_path, monk
 
 
 @needs_onnx
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings('ignore')
 def test_a_disk_that_is_full_is_told_and_leaves_no_folder(small_run, tmp_path, capsys):
     run_id = small_run('text_classification')

@@ -186,7 +186,7 @@ def test_a_full_disk_is_told_and_costs_nothing_that_was_written(undisturbed, tmp
     same(notes, undisturbed[1])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_disk_that_fills_in_the_middle_of_a_checkpoint_costs_that_one_alone(undisturbed, tmp_path):
     "A real one, of which the first checkpoints take a part; with room again the training goes on."
     killed(folder_in(tmp_path, 'on a large disk'), 8)
@@ -266,6 +266,7 @@ def test_a_run_that_dies_after_its_record_is_done(monkeypatch, tmp_path, mode):
     assert 'was ended by SIGKILL' in said and 'start again' not in said
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_killed_says_so(monkeypatch, tmp_path):
     planned, folder = run_that_dies(monkeypatch, tmp_path, 'os.makedirs', 'model')
     with pytest.raises(KdnotesError, match='was ended by SIGKILL: as when memory runs out .*same command'):

@@ -153,6 +153,7 @@ def test_energy_is_shown_of_the_arms_that_have_it():
     assert not made.path.exists()
 
 
+@pytest.mark.exhaustive
 def test_runs_of_another_machine_are_excluded_from_times():
     n = len(commit(study(seeds=(0, 1))))
     commit(study(seeds=(0, 1)) + [run('full_kd', 2, torch='2.14.0')])
@@ -214,6 +215,7 @@ def test_an_interval_of_few_units_looks_different_and_is_explained():
     assert not dashed(plain) and not plain.legends and 'Dashed' not in fg.FIGURES['effects'].caption(e)
 
 
+@pytest.mark.exhaustive
 def test_many_arms_can_be_told_apart():
     "Fourteen arms of one mode: a row each, in accuracy and in courses, and no name on another."
     names = [f'full_student_rate_{n}e-5' for n in range(1, 15)]

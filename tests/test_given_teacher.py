@@ -243,6 +243,7 @@ def classification(folder, **given):
     return asked(folder, task='text_classification', **given)
 
 
+@pytest.mark.exhaustive
 def test_a_study_shows_the_teacher_that_it_measured_though_it_is_no_arm():
     by_arm = {
         arm: [make_record(arm, seed, value) for seed in (0, 1)]
@@ -399,6 +400,7 @@ def knows_the_longer(folder: Path, names: list[str], sign: int) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 def test_names_beside_numbers_are_said_and_what_speaks_for_another_order(tmp_path, capsys):
     yes_last = knows_the_longer(tmp_path / 'last', ['no', 'yes'], 1)
     yes_first = knows_the_longer(tmp_path / 'first', ['yes', 'no'], -1)
@@ -486,6 +488,7 @@ def test_a_training_of_what_is_given_is_refused(given, words, tmp_path):
 # ---- compared with its student ----
 
 
+@pytest.mark.exhaustive
 def test_a_comparison_with_a_given_teacher_is_not_one_of_trainings(tmp_path, rank_here):
     student = run(asked(teacher_with(tmp_path), 'full_kd', study='given'))
     given, _ = find_record(student['teacher_run_id'])

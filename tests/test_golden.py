@@ -145,7 +145,7 @@ def observations(folder: Path, *arguments: str) -> list[tuple[str, str, str]]:
     return list(same.of_training('', same.read_lines(file)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_another_order_and_a_dropped_mask_are_observed(tmp_path):
     usual = observations(tmp_path / 'usual', '0', 'mask')
     assert [when for what, when, _ in usual if what == 'attention_mask'] == [

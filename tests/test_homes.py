@@ -97,7 +97,7 @@ def theirs(user: Path) -> dict[str, str]:
     return {place: contents(user / place) for place in places}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('home', one_of_each(['named', 'beside the checkout']))
 def test_lessons_beside_finished_and_damaged_runs(user, home):
     before = theirs(user)

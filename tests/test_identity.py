@@ -242,6 +242,7 @@ OTHERWISE = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('task', one_of_each(SCORED))
 def test_no_changed_file_of_the_second_of_several_teachers_is_read_under_the_old_name(task, home):
     found = table_of(task, 'the second of two', home)
@@ -257,7 +258,7 @@ def test_no_changed_file_of_the_second_of_several_teachers_is_read_under_the_old
             plan(asked(task, 'the second of two', folder.parent), ON)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_student_of_several_teachers_is_made_anew_when_the_second_computes_otherwise(home, rank_here):
     folder = model_for('answer_selection', home / 'model')
     model_for('answer_selection', home / 'teacher')

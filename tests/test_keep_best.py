@@ -147,6 +147,7 @@ def test_it_is_part_of_a_run_only_where_it_is_asked_for():
     assert {'keep', 'patience'} <= training_settings('masked_lm')  # a given teacher has none of it
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('task', one_of_each(['text_classification', 'masked_lm']))
 def test_a_run_says_what_it_has_kept(task, tmp_path, monkeypatch):
     from kdnotes.core.render import phrase

@@ -54,9 +54,6 @@ def printed(outputs: list[dict]) -> str:
     return ''.join(''.join(o['text']) for o in outputs if o['output_type'] == 'stream')
 
 
-SLOWEST = ('lesson_01_ten_minutes', 'lesson_04_many_ranks')  # the others take seconds
-
-
 @pytest.fixture(params=LESSONS, ids=lambda p: p.stem)
 def lesson(request) -> Path:
     return request.param
@@ -131,16 +128,9 @@ def shell(monkeypatch):
     matplotlib.use(backend)
 
 
-def _run_in(lesson: Path):
-    "A lesson as a parameter of the test that runs it."
-    return pytest.param(
-        lesson, marks=pytest.mark.exhaustive if lesson.stem in SLOWEST else (), id=lesson.stem
-    )
-
-
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings('default')
-@pytest.mark.parametrize('lesson', [_run_in(lesson) for lesson in LESSONS], indirect=True)
+@pytest.mark.parametrize('lesson', LESSONS, ids=lambda lesson: lesson.stem, indirect=True)
 def test_a_lesson_runs(lesson, shell, request, monkeypatch):
     "All of it, with few steps; a cell shows what it has stored, or at least outputs of the same kind."
     monkeypatch.chdir(lesson.parent)

@@ -112,7 +112,7 @@ def records(home: Path) -> dict[str, dict]:  # mode -> record
     return {record['mode']: record for record in found}
 
 
-@pytest.fixture(params=['apart or localhost', pytest.param('localhost', marks=pytest.mark.exhaustive)])
+@pytest.fixture(params=['apart or localhost', 'localhost'])
 def machines(request, tmp_path, small_teacher):
     "Two in networks of their own, where the kernel permits it; and two on the loopback interface."
     with ExitStack() as stack:
@@ -142,12 +142,13 @@ def results(home: Path) -> dict[str, tuple[str, str]]:  # mode -> run_id, weight
     return {mode: (r['run_id'], r['model_sha256']) for mode, r in records(home).items()}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     'ranks, more',
     [
         (2, []),
         # a step has three examples, so that a rank of the second machine has none
-        pytest.param(4, ['batch_size=3'], marks=pytest.mark.exhaustive),
+        (4, ['batch_size=3']),
     ],
 )
 def test_two_machines_leave_the_run_that_one_machine_leaves(machines, tmp_path, small_teacher, ranks, more):

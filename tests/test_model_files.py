@@ -274,7 +274,11 @@ def other_weights(folder):
 
 @slow
 @pytest.mark.parametrize(
-    'change, name', [(other_weights, 'model.safetensors'), (other_vocabulary, 'tokenizer')]
+    'change, name',
+    [
+        (other_weights, 'model.safetensors'),
+        pytest.param(other_vocabulary, 'tokenizer', marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_model_that_changes_after_its_plan_is_not_trained(home, given, change, name):
     planned = plan(make_config(mode='baseline', **given), Machine('cpu', 2))

@@ -483,6 +483,7 @@ def records_of(study) -> dict[str, dict]:
     return {record['mode']: record for record in found}
 
 
+@pytest.mark.exhaustive
 @slow
 def test_a_study_shows_its_table_and_binds_its_figures(made_study, first_run, home):
     study = home / 'runs/default-smoke'
@@ -601,6 +602,7 @@ def test_another_study_takes_over_what_is_done(first_run, small_teacher, home, m
     assert records_of(home / 'runs/other') == dict(mixed_kd=record | dict(study='other'))
 
 
+@pytest.mark.exhaustive
 @slow
 def test_evidence_is_kept_when_it_is_asked_for(made_study, home):
     assert not (home / 'thesis').exists()

@@ -130,7 +130,7 @@ def texts_of(task, split: str) -> list[tuple[str, ...]]:
 FAMILIES = [
     ('roberta', 'bert', 'answer_selection'),
     pytest.param('deberta_v2', 'bert', 'text_classification', marks=pytest.mark.exhaustive),
-    ('modernbert', 'distilbert', 'text_classification'),
+    pytest.param('modernbert', 'distilbert', 'text_classification', marks=pytest.mark.exhaustive),
     pytest.param('bert', 'roberta', 'answer_selection', marks=pytest.mark.exhaustive),
     pytest.param('bert', 'modernbert', 'text_classification', marks=pytest.mark.exhaustive),
 ]

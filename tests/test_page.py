@@ -52,6 +52,7 @@ def test_html_and_pdf_are_the_same_bytes_again(home):
     assert (again.html.read_bytes(), again.pdf.read_bytes()) == before
 
 
+@pytest.mark.exhaustive
 def test_what_a_machine_calls_itself_is_text_and_no_markup():
     write_study(change=lambda record: record['environment'].update(device='<b>&"cpu"</b>'))
     page = save_report('made', pdf=False).page
@@ -65,6 +66,7 @@ def test_a_single_seed_is_reported_as_one():
     assert phrase('reasons.jinja', 'one_seed') in page.headline[-1]
 
 
+@pytest.mark.exhaustive
 def test_without_typst_the_sentence_says_what_to_install(home, monkeypatch, capsys):
     write_study()
     monkeypatch.setitem(sys.modules, 'typst', None)

@@ -211,6 +211,7 @@ def check_same_steps_skipped(ranks: list[dict]):
     assert main['count'] == len(skipped) and main['final_scale'] == main['scales'][-1]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('ranks', RANKS)
 @pytest.mark.parametrize('name', [n for n, run in RUNS.items() if run[1] == 'fp16'])
 def test_every_rank_skips_the_same_step(ranks, name):

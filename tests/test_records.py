@@ -528,6 +528,7 @@ def test_a_folder_wins_over_its_older_copy(home):
     assert len(R.records('s')) == 1 and b'"params_total":2' in evidence(home)['s.records.jsonl']
 
 
+@pytest.mark.exhaustive
 def test_export_waits_for_another_one(home):
     """An export holds the lock from reading to writing: otherwise a run between the two is lost."""
     finish('r-a')

@@ -135,6 +135,7 @@ def test_times_are_of_the_machine_that_made_most():
     assert note['n'] == 9 and tuple(note['excluded']) == (moved['run_id'],)
 
 
+@pytest.mark.exhaustive
 def test_two_machines_with_equally_many_runs_show_no_times_and_remove_stale_figures():
     write_all(study())
     rp.report('made')

@@ -177,6 +177,7 @@ def parts_done(home: Path) -> int:
     return json.loads(ledgers[0].read_text())['parts'] if ledgers else 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('how', one_of_each([signal.SIGKILL, signal.SIGTERM]))
 def test_an_interrupted_call_goes_on_to_the_same_figures(how, model, tmp_path, monkeypatch, capsys):
     texts = books(tmp_path / 'texts', words=9 * PART // 3)

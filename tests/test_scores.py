@@ -296,6 +296,7 @@ def test_several_columns_are_several_teachers(tmp_path):
     assert 'the mean of their logits weighted 3, 1' in told and 'score; other' in told
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('signal', ('cached', 'online'))
 def test_several_models_teach_as_the_mean_of_their_scores_does(signal, tmp_path, rank_here):
     "Two folders, one of which has one output; the columns are what each says by itself."

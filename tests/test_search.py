@@ -311,7 +311,7 @@ def in_database(path: Path, n: int) -> TrialStore:
     return toy_search(None, 'tpe', n, url=f'sqlite:///{path}')
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_damaged_page_of_a_database_is_a_sentence(tmp_path):
     whole = as_told(in_database(tmp_path / 'trials.db', 6))
     content = (tmp_path / 'trials.db').read_bytes()
@@ -350,7 +350,7 @@ def test_two_searches_of_one_database_are_a_sentence(tmp_path, monkeypatch):
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_cannot_be_reached_or_run_is_told_and_stops_nothing(home, small_teacher, rank_here):
     said = []
     none = small_search(small_teacher, threshold=2.0, n_trials=2, front_seeds=0, say=said.append)
@@ -404,7 +404,7 @@ def test_the_notebook_shows_a_search(tmp_path, small_teacher):
     assert json.loads((folder / 'search.json').read_text())['space_name'] == 'student'
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trials_of_one_setting_are_one_run(home, small_teacher, rank_here):
     "What is drawn here names no run: the second trial waits for the first, and finds what it has made."
     given = dict(corpus='embedded', smoke=True, threshold='none', front_seeds=0, sampler='random')
@@ -446,6 +446,7 @@ def test_a_journal_that_lost_a_line_of_a_finished_trial_is_refused(tmp_path, nam
     assert '\n' not in str(e.value)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('sampler', ['tpe', 'sobol'])
 def test_a_search_killed_between_any_two_lines_of_its_journal_proposes_the_same_trials(tmp_path, sampler):
     "A kill leaves the first lines of the journal; the rest is written again."

@@ -204,6 +204,7 @@ def test_a_simulated_link_is_not_taken_for_the_own_one():
     assert forgotten.byte_s > 2 * CPU.byte_s
 
 
+@pytest.mark.exhaustive
 def test_no_constant_is_below_zero():
     made = [row | dict(step_s=[0.1]) for row in rows()]  # nothing depends on anything
     machine = s.Machine()
@@ -231,6 +232,7 @@ def test_constants_that_no_row_tells_are_named(chosen, told):
         s.calibrate(few)
 
 
+@pytest.mark.exhaustive
 def test_as_many_constants_as_rows_tell():
     assert s.identified(rows()) == s.FREE
     assert s.identified([r for r in rows() if r['ranks'] == 1]) == ('per_example_s', 'optimizer_s', 'fixed_s')

@@ -167,6 +167,7 @@ def alone(name: str, *parameters: tuple[str, Any]) -> dict:
     return launched(name, 1, **dict(parameters))[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('ranks,lengths', [(1, 2), (2, 500), (2, 1)])
 @pytest.mark.parametrize('name', KINDS)
 def test_ranks_and_accumulation_change_nothing(name, ranks, lengths):

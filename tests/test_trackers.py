@@ -41,7 +41,7 @@ def data(home):
         return kd.load_data(questions(), columns=COLUMNS)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_mlflow_has_the_settings_and_every_number_of_student_and_teacher(
     data, small_teacher, rank_here, tmp_path, monkeypatch
 ):

@@ -90,6 +90,7 @@ def test_kd_is_one_factor_for_students_that_start_from_their_own_transfer():
     assert attribute((a, b | dict(teacher_run_id='x'))).factor == 'kd'
 
 
+@pytest.mark.exhaustive
 def test_a_study_reads_each_corpus_once(corpus, monkeypatch):
     asked = []
     monkeypatch.setattr(
@@ -115,6 +116,7 @@ def test_a_folder_with_wikiqa_has_the_settings_of_wikiqa(corpora, tmp_path, monk
     assert (p.run_id, p.teacher.run_id) == (usual.run_id, usual.teacher.run_id)
 
 
+@pytest.mark.exhaustive
 def test_the_hub_and_the_file_give_the_same_paragraphs(corpora):
     if not (files := [f for n in SQUAD_FILES if (f := corpora / 'squad1' / n).exists()]):
         pytest.skip('no SQuAD 1.1 here')

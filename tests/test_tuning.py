@@ -62,7 +62,7 @@ def last_words(home):
     return nbformat.read(home / 'tune.ipynb', 4).cells[-1].outputs[0].text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_search_with_papermill(searched):
     tmp_path, records, last = searched, trials(searched), last_words(searched)
     assert (

@@ -239,6 +239,7 @@ def unknown_share(
     return sum(row.count(tokenizer.unk_token_id) for row in ids) / n if n else 0.0
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #1376c11b
+@remembered
 def check_batches(
     source: str | Path,  # as for `find_model`
     max_length: int,  # tokens of the longest text
