@@ -167,6 +167,7 @@ def test_ranks_stay_equal(name):
     check_equal_on_all_ranks([notes[name] for notes in trained()])
 
 
+@pytest.mark.exhaustive
 def test_waiting_is_counted_wherever_gradients_are_synchronised():
     "After each backward that is, and before the update for what travels by itself."
     for notes in trained():

@@ -110,6 +110,7 @@ def trained_by_hand() -> tuple[np.ndarray, list[float]]:
     return trained_weights(replicas[0]), losses
 
 
+@pytest.mark.exhaustive
 def test_the_same_ranks_train_the_same_again(ranks):
     again = launch('test_dropout:trained_rank', ranks=RANKS)
     for before, now in zip(ranks, again):

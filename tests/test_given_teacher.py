@@ -296,6 +296,7 @@ def three_colours(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('whose', ['baseline', 'full_student'])
 @pytest.mark.parametrize('config_says', [2, 3])
 def test_a_head_of_another_size_is_replaced_where_a_model_is_fine_tuned(

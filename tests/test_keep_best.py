@@ -121,7 +121,7 @@ def trained_rank():
     return flat(model.parameters()), result.kept, result.steps
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ranks_agree():
     (a, kept, steps), (b, other, others) = launch('test_keep_best:trained_rank', ranks=2)
     assert kept == other and kept['step'] == 2 * EPOCH and steps == others == 3 * EPOCH

@@ -129,14 +129,14 @@ def texts_of(task, split: str) -> list[tuple[str, ...]]:
 
 FAMILIES = [
     ('roberta', 'bert', 'answer_selection'),
-    pytest.param('deberta_v2', 'bert', 'text_classification', marks=pytest.mark.exhaustive),
-    pytest.param('modernbert', 'distilbert', 'text_classification', marks=pytest.mark.exhaustive),
-    pytest.param('bert', 'roberta', 'answer_selection', marks=pytest.mark.exhaustive),
-    pytest.param('bert', 'modernbert', 'text_classification', marks=pytest.mark.exhaustive),
+    ('deberta_v2', 'bert', 'text_classification'),
+    ('modernbert', 'distilbert', 'text_classification'),
+    ('bert', 'roberta', 'answer_selection'),
+    ('bert', 'modernbert', 'text_classification'),
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('of_teacher, of_student, task', FAMILIES)
 def test_a_student_of_another_family_learns_what_its_teacher_says_of_its_own_tokens(
     of_teacher, of_student, task, tmp_path, rank_here

@@ -60,6 +60,7 @@ def test_what_a_machine_calls_itself_is_text_and_no_markup():
     assert '<b>&"cpu"</b>' in ' '.join(read(as_html(page)).itertext())
 
 
+@pytest.mark.exhaustive
 def test_a_single_seed_is_reported_as_one():
     write_study(seeds=(0,))
     page = save_report('made', pdf=False).page

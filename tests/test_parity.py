@@ -149,6 +149,7 @@ def test_untouched_rows_decay():
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('kd, dtype', KINDS)
 def test_micro_batches_do_not_matter(world, kd, dtype):
     runs = {tokens: world[Run(1, kd, dtype, tokens, even=True)][0] for tokens in EVEN}

@@ -71,7 +71,8 @@ def alone() -> dict[str, dict[str, np.ndarray]]:
     return launch('test_scaling:train_ways')[0]
 
 
-@pytest.mark.parametrize('ranks', [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('ranks', [2, 4])
 def test_delayed_and_every_are_one_large_batch_on_any_number_of_ranks(alone, ranks):
     notes = launch('test_scaling:train_ways', ranks=ranks)
     for task in TASKS:

@@ -436,6 +436,7 @@ KINDS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('kind', KINDS)
 def test_every_architecture_costs_what_transformers_says(kind, tmp_path, capsys):
     words = 'The quick brown fox jumps over the lazy dog. Ünïcode, 12 numbers and (signs)! '

@@ -99,7 +99,8 @@ def overlapping(figure):
     return found
 
 
-@pytest.mark.parametrize('lower', [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('lower', [False, True])
 def test_figures_of_eighteen_parameters_fit_a_page(lower):
     result = search(lower=lower, threshold=1.9 if lower else 0.5, seeds={'run-0': dict(score=[0.6, 0.7])})
     for name in ('front', 'hypervolume', 'parallel', 'slices'):

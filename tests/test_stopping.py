@@ -8,7 +8,6 @@ import sys
 import time
 import psutil
 import pytest
-from kinds import one_of_each
 from notebooks import last_line, surroundings
 from processes import has_ended, ranks_of
 from small_runs import write_corpus, write_model
@@ -74,9 +73,9 @@ STOPS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('jobs', [1, pytest.param(2, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize('how', one_of_each(STOPS))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('jobs', [1, 2])
+@pytest.mark.parametrize('how', STOPS)
 def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs, monkeypatch, capsys):
     number, to_all = STOPS[how]
     process = study(home, '--seeds', str(jobs), '--jobs', str(jobs), epochs=12)

@@ -636,6 +636,7 @@ def test_rows_of_tokens_and_integers_are_what_is_computed_online(teacher, tmp_pa
     assert not torch.equal(some['words'][: n[7]], some['words'][n[3] :]), 'in the order of the batch'
 
 
+@pytest.mark.exhaustive
 def test_rows_of_tokens_go_on_after_an_interruption(teacher, tmp_path, monkeypatch):
     monkeypatch.setattr(T, 'PART', 1)
     task = EachToken()

@@ -265,6 +265,7 @@ def interrupted(cache: Path, parts: int, monkeypatch) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('damage', DAMAGES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize('finished', (True, False))
 @pytest.mark.parametrize('name', [*ARRAYS, 'its record'])

@@ -132,6 +132,7 @@ def test_values_of_the_study(home):
     assert perplexity == pytest.approx(np.exp(nll))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     'pseudo, seeds, verdict',
     [(-0.2, 3, 'consistent'), (0.2, 3, 'reproduced'), (0.05, 3, 'consistent'), (0.2, 1, 'open')],
