@@ -45,7 +45,7 @@ from kdnotes.distill.teacher_cache import (
     open_signal,
     teacher_signal,
 )
-from kdnotes.telemetry.meters import open_meter
+from kdnotes.telemetry.meters import open_meters
 from kdnotes.telemetry.sampler import Telemetry
 from kdnotes.telemetry.summary import summarise
 from .turns import Place
@@ -432,7 +432,7 @@ def _train_watched(
 ) -> dict:
     "A short training of a mode, and an evaluation, under telemetry."
     pair = make_pair(job, 'minilm', mode, **dict(smoke=True) if job['smoke'] else {})
-    here = Metered(pair.runtime, open_meter(job['device']))
+    here = Metered(pair.runtime, open_meters(job['device']))
     signal = None
     teacher = None
     if MODES[mode].kd:

@@ -19,7 +19,7 @@ from .gpu_setup import ENDING, SIZES, Metered, finding, formats, mean_power, sen
 from .race import Heat
 from .profiling import peaks, reset_peaks
 from kdnotes.tasks.base import Task, TaskView
-from kdnotes.telemetry.meters import open_meter
+from kdnotes.telemetry.meters import open_meters
 from kdnotes.train.distributed import set_matmul_precision
 
 # %% auto #0
@@ -95,7 +95,7 @@ class Here:
     def __init__(
         self,
         shared: dict,  # what all have loaded: attributes of `turns.Place`
-        meter,  # of `telemetry.meters.open_meter`
+        meter,  # of `telemetry.meters.open_meters`
         name: str,
         job: dict,
     ):
@@ -179,7 +179,7 @@ def run_race(
     folder.mkdir(parents=True)
     jobs = _jobs(job, chosen)
     shared = _shared(job, jobs)
-    meter = open_meter(job['device'])
+    meter = open_meters(job['device'])
     start = partial(Here, shared, meter)
     rates = turns.measure_matmuls(start('kdnotes', jobs['kdnotes']).place, 0, formats(job))['rates']
     heat = Heat(

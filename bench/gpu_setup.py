@@ -18,7 +18,7 @@ from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import machine, resolve
 from kdnotes.core.streams import torch_seed
 from kdnotes.tasks.sources import load_corpus, resolve_corpus
-from kdnotes.telemetry.meters import open_meter
+from kdnotes.telemetry.meters import open_meters
 from kdnotes.distill.models import fresh_model, save_model
 from kdnotes.distill.students import choose_layers
 from kdnotes.distill.tokenizers import load_tokenizer
@@ -135,7 +135,7 @@ def describe_machine(
     gpu = None
     if job['device'] == 'cuda':
         seen = torch.cuda.get_device_properties(0)
-        meter = open_meter('cuda')
+        meter = open_meters('cuda')
         energy = meter.joules() is not None
         gpu = dict(
             name=seen.name,
@@ -236,7 +236,7 @@ class Metered:
     def __init__(
         self,
         runtime: Any,  # a `Runtime`
-        meter: Any,  # of `telemetry.meters.open_meter`
+        meter: Any,  # of `telemetry.meters.open_meters`
     ):
         self.runtime = runtime
         self.meter = meter

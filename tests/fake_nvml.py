@@ -86,11 +86,8 @@ class FakeNvml:
         return self._answer(LOAD, SimpleNamespace(gpu=self.load.pop(0) if self.load else 75, memory=10))
 
     def nvmlDeviceGetMemoryInfo(self, handle, version=None):  # the first form adds what the driver keeps
-        if version and 'memory v2' in self.lacks:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-        return self._answer(
-            MEMORY, SimpleNamespace(used=2**30 if version == pynvml.nvmlMemory_v2 else 2**30 + 600 * 2**20)
-        )
+        kept = 0 if version == pynvml.nvmlMemory_v2 else 600 * 2**20
+        return self._answer(MEMORY, SimpleNamespace(used=2**30 + kept))
 
     def nvmlDeviceGetPowerUsage(self, handle):
         return self._answer(POWER, 140_000)  # the mean of the last second

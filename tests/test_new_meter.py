@@ -25,6 +25,12 @@ def locked(process):
     raise PermissionError('this counter may not be read')
 
 
+@meter('NVML', '%', of_device=True)
+def fan(gpu):
+    "Speed of the fan."
+    return gpu.ask('nvmlDeviceGetFanSpeed')
+
+
 import json
 import sys
 from pathlib import Path
@@ -60,6 +66,8 @@ def test_it_is_in_all_that_is_left_of_a_run(tmp_path):
     assert all(1 <= point['threads'] <= threads for point in record['timeline'])
     assert record['utilisation']['locked'] is None and found['row']['locked'] is None
     assert 'PermissionError: this counter may not be read' in record['reasons']['utilisation.locked']
+    [device] = record['devices']
+    assert (device['fan'], record['reasons']['devices.0.fan']) == (None, 'no GPU was used')
     assert 'threads' in found['columns'] and 'locked' not in found['columns']
     results = {metric: (value, reason) for metric, value, reason in found['results']}
     assert results['utilisation.threads'] == (threads, None)

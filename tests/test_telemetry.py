@@ -10,12 +10,7 @@ from types import SimpleNamespace
 import pytest
 from fake_nvml import COUNTER, INSTANT, LOAD, MEMORY, POWER, THROTTLE, FakeNvml
 from kdnotes.telemetry import meters as M, sampler as T, summary as S
-from kdnotes.telemetry.meters import (
-    READINGS,
-    GpuMeter,
-    open_meter,
-    throttle_names,
-)
+from kdnotes.telemetry.meters import Gpu, Meters, cpu_meters, gpu_meters, open_meters, throttle_names
 from processes import wait_for
 from kdnotes.results.schema import ROW_KEYS
 from kdnotes.telemetry.sampler import Telemetry, energy_of
@@ -42,7 +37,9 @@ def gpus(monkeypatch):
     return use
 
 
-# energy from power
+def gpu_meter(key, index=0):
+    "What the meters of a GPU read under one name."
+    return open_meters('cuda', index).read([key])[key]
 
 
 # which GPU
@@ -69,21 +66,24 @@ def gpus(monkeypatch):
         ('', 0, None, (), 'shows 0 GPUs'),
         ('GPU-aa', 0, None, (), '2 of the 4 GPUs'),
         ('GPU-aa111111-2', 0, None, (1,), '0 of the 3 GPUs'),
-        ('MIG-1', 0, None, (), 'Not Found'),
+        ('MIG-1', 0, None, (), '0 of the 4 GPUs'),
         ('9', 0, None, (), 'Invalid Argument'),
     ],
 )
 def test_the_gpu_read_is_the_gpu_used(gpus, visible, index, cuda_uuid, forbidden, found):
     gpus(visible, cuda_uuid, forbidden=set(forbidden))
-    meter = open_meter('cuda', index)
-    assert getattr(meter, 'handle', None) == found or str(found) in meter.reasons['power_w']
+    meters = open_meters('cuda', index)
+    if isinstance(found, str) and not found.startswith('MIG'):
+        assert found in meters.reasons['power_w']
+    else:
+        assert meters.questions['power_w'].args[0].handle == found
 
 
-def test_power_is_of_now_and_memory_without_the_drivers_where_nvml_can_tell(gpus):
+def test_power_is_of_now_where_nvml_can_tell(gpus):
     gpus()
-    assert [open_meter('cuda').read()[k] for k in ('power_w', 'device_mib')] == [150.0, 1024.0]
-    gpus(lacks={INSTANT, 'memory v2'})  # an older driver
-    assert [open_meter('cuda').read()[k] for k in ('power_w', 'device_mib')] == [140.0, 1624.0]
+    assert gpu_meter('power_w') == 150.0 and gpu_meter('device_mib') == 1024.0
+    gpus(lacks={INSTANT})  # an older driver
+    assert gpu_meter('power_w') == 140.0
 
 
 def test_codes_are_those_of_nvml():
@@ -101,35 +101,28 @@ def test_codes_are_those_of_nvml():
 
 def test_a_driver_without_time_is_asked_again(gpus):
     gpus(busy={COUNTER: {2, 3}, LOAD: {2}})
-    meter = open_meter('cuda')
-    assert (
-        [meter.joules() for _ in range(5)] == [0, None, None, 180, 240]
-        and [meter.read()['gpu_percent'] for _ in range(3)] == [75, None, 75]
-        and not meter.reasons
-    )
-    gpus(busy={COUNTER: set(range(2, 100))})
-    meter = open_meter('cuda')
-    assert (
-        [meter.joules() for _ in range(8)] == [0] + [None] * 7
-        and 'Timeout' in meter.reasons['joules']
-        and meter.nvml.asked.count(COUNTER) == 1 + M.TRIES
-    )
+    meters = open_meters('cuda')
+    assert [meters.joules() for _ in range(5)] == [0, None, None, 180, 240]
+    assert [meters.read(['gpu_percent'])['gpu_percent'] for _ in range(3)] == [75, None, 75]
+    assert not meters.reasons
+    nvml = gpus(busy={COUNTER: set(range(2, 100))})
+    meters = open_meters('cuda')
+    assert [meters.joules() for _ in range(8)] == [0] + [None] * 7
+    assert meters.reasons['joules'] == f'{COUNTER}: Timeout'
+    assert nvml.asked.count(COUNTER) == 1 + M.TRIES
 
 
 def test_a_mig_instance_does_not_report_its_neighbours(gpus):
     gpus('MIG-77')
-    meter = open_meter('cuda')
-    seen = meter.read()
-    assert (seen['gpu_percent'], seen['device_mib'], seen['power_w']) == (
-        None,
-        1024.0,
-        None,
-    ) and meter.joules() is None
-    assert 'shares its GPU' in meter.reasons['power_w'] and meter.identity()['uuid'] == 'MIG-77'
+    meters = open_meters('cuda')
+    assert meters.read(['gpu_percent', 'device_mib', 'power_w', 'joules', 'uuid']) == dict(
+        gpu_percent=None, device_mib=1024.0, power_w=None, joules=None, uuid='MIG-77'
+    )
+    assert 'shares its GPU' in meters.reasons['power_w']
     gpus('2')  # the whole GPU in MIG mode
-    assert {open_meter('cuda').read()[k] for k in ('power_w', 'device_mib')} == {None}
+    assert open_meters('cuda').read(['power_w', 'device_mib']) == dict(power_w=None, device_mib=None)
     gpus('0')  # a GPU without MIG
-    assert open_meter('cuda').read()['power_w'] == 150
+    assert gpu_meter('power_w') == 150
 
 
 # a counter of energy
@@ -167,13 +160,13 @@ def test_sampling_never_takes_more_than_a_hundredth_of_a_core(gpus, monkeypatch,
         return SimpleNamespace(gpu=75)
 
     t = Telemetry('cuda', idle_s=0)
-    t.meter = GpuMeter(gpus(), 0)
-    monkeypatch.setattr(t.meter.nvml, 'nvmlDeviceGetUtilizationRates', dear)
+    nvml = gpus()
+    monkeypatch.setattr(nvml, 'nvmlDeviceGetUtilizationRates', dear)
+    t.meters = gpu_meters(nvml, 0)
     monkeypatch.setattr(
         T, 'time', SimpleNamespace(perf_counter=lambda: clock.now, thread_time=lambda: clock.spent)
     )
-    t.begin_s = t.begin_cpu_s = 0.0
-    t.idle_w = None
+    t.begin_s = 0.0
     t._stop = Stop()
     T._watch(t)
     gaps = [b - a for a, b in zip(starts, starts[1:])]
@@ -195,12 +188,12 @@ def test_a_dear_device_is_sampled_less_often_and_the_record_says_so(gpus, monkey
 
 
 def test_a_counter_that_starts_anew_gives_way_to_power(gpus):
-    gpus(counter=[500_000_000 + 60_000 * i for i in range(4)] + [10_000] * 1000)
+    gpus(counter=[500_000_000 + 60_000 * i for i in range(14)] + [10_000] * 1000)
     t, used = run()
     assert 'power integrated' in used['energy']['source'] and used['energy']['device_j'] == pytest.approx(
         150 * (t.trace['elapsed_s'][-1] - t.trace['elapsed_s'][0])
     )
-    gpus(counter=[500_000_000 + 60_000 * i for i in range(4)] + [10_000] * 1000, lacks={POWER})
+    gpus(counter=[500_000_000 + 60_000 * i for i in range(14)] + [10_000] * 1000, lacks={POWER})
     _, used = run()
     assert used['energy']['device_j'] is None and all(
         why in used['reasons']['energy.device_j']
@@ -280,7 +273,8 @@ def test_a_gpu_that_is_lost_ends_the_readings_and_not_the_run(gpus):
 
 
 def test_a_missed_reading_is_taken_from_its_neighbours(gpus):
-    gpus(busy={COUNTER: {6, 7}, LOAD: {14}, THROTTLE: {15, 16}})  # the first ten looks are at the idle device
+    # the first ten readings are of the idle device
+    gpus(busy={COUNTER: {14, 15}, LOAD: {14}, THROTTLE: {5, 6}})
     with Telemetry('cuda', interval_s=0.01, idle_s=0, row_s=0) as t:
         wait_for(lambda: len(t.trace['joules']) > 12)
     used = summarise(t)
@@ -312,11 +306,8 @@ def replay(power=(), counter_mj=(), t_s=()):
             return answers.counter.pop(0) if answers.counter else self._answer(COUNTER, 0)
 
     t = Telemetry('cuda', idle_s=0)
-    t.meter = GpuMeter(Replay(lacks={COUNTER, INSTANT}), 0)
+    t.meters = gpu_meters(Replay(lacks={COUNTER, INSTANT}), 0)
     t.begin_s = time.perf_counter()
-    t.begin_cpu_s = 0.0
-    t.idle_w = None
-    t.loads.append(1.5)
     for at in t_s:
         T._sample(t)
         t.trace['elapsed_s'][-1] = at
@@ -446,7 +437,6 @@ def machine(own_s, used_s, wall_s=10.0, steal=0.0, gpu=None):
         load_average_mean=2.0,
         load_average_end=3.0,
         cpu_steal=steal,
-        busy_share=S._others(4, used_s, own_s, wall_s),
         idle_gpu_percent=gpu,
     )
 
@@ -464,6 +454,7 @@ def machine(own_s, used_s, wall_s=10.0, steal=0.0, gpu=None):
 )
 def test_a_busy_machine_is_flagged(own, used, steal, busy):
     found = machine(own, used, steal=steal)
+    found['busy_share'] = S._busy_share(found)
     assert is_busy(found) is busy and found['busy_share'] >= 0
 
 
@@ -498,20 +489,15 @@ def rapl(folder, **microjoules):
 
 def test_a_cpu_run_counts_its_energy(tmp_path, monkeypatch):
     rapl(tmp_path, p0=0)
-    monkeypatch.setattr(T, 'open_meter', lambda *_: M.CpuMeter(tmp_path))
-    with Telemetry(interval_s=60, idle_s=0.02) as t:
+    monkeypatch.setattr(T, 'open_meters', lambda *_: cpu_meters(tmp_path))
+    rows = []
+    with Telemetry(on_sample=rows.append, interval_s=60, idle_s=0.02) as t:
         time.sleep(0.05)
         rapl(tmp_path, p0=2_000_000)
     used = summarise(t)
-    assert (
-        used['energy']['device_j'] == 2
-        and used['energy']['source'].startswith('RAPL')
-        and used['energy']['mean_w'] == pytest.approx(2 / t.wall_s)
-    )
-    assert (
-        t.trace['power_w'][-1] == pytest.approx(2 / (t.trace['elapsed_s'][-1] - t.trace['elapsed_s'][0]))
-        and used['energy']['idle_w'] == 0
-    )
+    assert used['energy']['device_j'] == 2 and used['energy']['source'].startswith('RAPL')
+    assert used['energy']['mean_w'] == pytest.approx(2 / t.wall_s) and used['energy']['idle_w'] == 0
+    assert rows[-1]['power_w'] == pytest.approx(2 / (t.trace['elapsed_s'][-1] - t.trace['elapsed_s'][0]))
 
 
 # beside training
@@ -528,7 +514,7 @@ def test_a_broken_listener_or_driver_does_not_reach_training(gpus, monkeypatch):
     with Telemetry('cuda', listen, interval_s=0.01, idle_s=0, row_s=0) as t:
         wait_for(lambda: len(t.trace['joules']) > 5)
     assert len(calls) == 1 and 'disk full' in summarise(t)['reasons']['on_sample']
-    monkeypatch.setattr(GpuMeter, 'read', lambda self: 1 / 0)
+    monkeypatch.setattr(Meters, 'read', lambda self, names: 1 / 0 if len(names) > 3 else dict.fromkeys(names))
     _, used = run()
     assert (
         'ZeroDivisionError' in used['reasons']['samples']
@@ -567,12 +553,14 @@ def test_a_driver_that_hangs_does_not_hang_the_run(gpus, monkeypatch):
     gpus()
     released, entered = threading.Event(), threading.Event()
 
-    def hang(self):
+    ask = Gpu.ask
+
+    def hang(self, *question):
         if threading.current_thread().name == 'telemetry':
             entered.set(), released.wait(60)
-        return dict.fromkeys(READINGS)
+        return ask(self, *question)
 
-    monkeypatch.setattr(GpuMeter, 'read', hang)
+    monkeypatch.setattr(Gpu, 'ask', hang)
     monkeypatch.setattr(T, 'DEVICE_TIMEOUT_S', 0.05)
     with Telemetry('cuda', interval_s=0.005, idle_s=0) as t:
         assert entered.wait(20)

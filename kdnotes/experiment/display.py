@@ -18,7 +18,7 @@ from ..core.render import metric_on, phrase, render, sentences, unit_of
 from ..report.tables import corpus_of, use_table
 from ..core.processes import Stopped
 from .cluster import make_run
-from .launch import goes_on, missing, progress
+from .launch import goes_on, milestones, missing
 from .plan import Plan
 from .worker import have_floors
 from ..results.schema import RecordError
@@ -127,7 +127,7 @@ def make_here(
 ) -> dict:  # the record
     "Make a planned run under the eyes of a notebook, or find it done."
     try:
-        record = make_run(planned, on_row=progress(), say=print)
+        record = make_run(planned, on_row=milestones(print), say=print)
         have_floors(planned.config, planned.corpus_sha256)
         return record
     except KeyboardInterrupt:

@@ -49,8 +49,7 @@ from ..results.store import find_record, find_run_model, records
 from ..train.checkpoint import checkpoints
 
 # %% auto #0
-__all__ = ['RESTARTS', 'Follow', 'run', 'execute', 'make_runs', 'missing', 'stop_made', 'stages', 'with_run', 'progress',
-           'milestones']
+__all__ = ['RESTARTS', 'Follow', 'run', 'execute', 'make_runs', 'missing', 'stop_made', 'stages', 'with_run', 'milestones']
 
 # %% ../../nbs/experiment/06_launch.ipynb #6f138b76
 def run(
@@ -514,41 +513,6 @@ def with_run(
         return named
     return named | dict(settings=settings(plan.config) | dict(seed=plan.config.seed))
 
-# %% ../../nbs/experiment/06_launch.ipynb #1fdb4894
-def progress() -> Callable[[dict], None]:  # give it every row
-    "A progress bar for a run and, before it, its teacher."
-    from IPython.display import display
-    from tqdm import tqdm
-
-    bar = dict(total=0, title='', handle=None)
-
-    def show(text: str):
-        if bar['handle'] is None:
-            bar['handle'] = display({'text/plain': text}, raw=True, display_id=True)
-        else:
-            bar['handle'].update({'text/plain': text}, raw=True)
-
-    def on_row(row: dict):
-        if row['kind'] == 'start':
-            bar.update(
-                total=row['steps'], handle=None, title=f"{counted(row['ranks'], 'rank')}, {row['precision']}"
-            )
-        elif row['kind'] == 'step':
-            rate = f"loss {row['loss']:.3f}, {row['examples'] / row['elapsed_s']:.0f} examples/s"
-            show(
-                tqdm.format_meter(
-                    row['step'],
-                    bar['total'],
-                    row['elapsed_s'],
-                    ncols=110,
-                    unit='step',
-                    prefix=bar['title'],
-                    postfix=rate,
-                )
-            )
-
-    return on_row
-
 # %% ../../nbs/experiment/06_launch.ipynb #e779bb31
 # makes of a `say` what is called with each row of a run
 Follow = Callable[[Callable[[str], None]], Callable[[dict], None]]
@@ -577,6 +541,7 @@ def milestones(
             at_s = row['elapsed_s']
             share = 100 * row['step'] // steps
             rate = row['examples'] / at_s
-            say(f"   {share} %: step {row['step']} of {steps}, loss {row['loss']:.3f}, {rate:.0f} examples/s")
+            loss = 'unknown' if row['loss'] is None else f'{row["loss"]:.3f}'
+            say(f'   {share} %: step {row["step"]} of {steps}, loss {loss}, {rate:.0f} examples/s')
 
     return on_row

@@ -7,26 +7,21 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 import psutil
 from ..core.resolve import cpu_facts
 
 # %% auto #0
-__all__ = ['MOST_W', 'THROTTLES', 'METERS', 'READINGS', 'PASSING', 'TRIES', 'counted', 'counter_growth', 'visible_gpu',
-           'gpu_handle', 'throttle_names', 'Meter', 'meter', 'read_meters', 'gpu_percent', 'device_mib', 'power_w',
-           'temperature_c', 'sm_mhz', 'memory_mhz', 'throttle', 'cpu_percent', 'host_mib', 'GpuMeter', 'cpu_name',
-           'CpuMeter', 'NoMeter', 'open_meter']
-
-# %% ../../nbs/telemetry/01_meters.ipynb #3c29cfc5
-def counted(
-    readings: Sequence[float],  # of a counter that only grows, in the order read
-    wraps_at: float,  # value at which it starts again from 0; at most one wrap between two readings
-) -> float:  # what was counted from the first reading to the last
-    "The growth of a counter that wraps."
-    return sum((b - a) % wraps_at for a, b in zip(readings, readings[1:]))
+__all__ = ['MOST_W', 'THROTTLES', 'METERS', 'PASSING', 'TRIES', 'POWERCAP', 'counter_growth', 'visible_gpu', 'gpu_handle',
+           'throttle_names', 'Meter', 'meter', 'gpu_percent', 'device_mib', 'power_w', 'temperature_c', 'sm_mhz',
+           'memory_mhz', 'throttle', 'cpu_percent', 'host_mib', 'NotRead', 'Meters', 'Gpu', 'gpu_meters', 'Rapl',
+           'cpu_name', 'cpu_meters', 'open_meters']
 
 # %% ../../nbs/telemetry/01_meters.ipynb #2864073b
 MOST_W = 5000.0  # no single GPU draws as much
@@ -36,10 +31,10 @@ def counter_growth(
     before: int,  # mJ
     now: int,  # mJ
     seconds: float,  # between the two readings
-) -> int | None:  # mJ; None: the counter started anew
+) -> int | None:  # mJ; None: the counter restarted
     "What an energy counter counted between two readings, over a wrap at 32 or 64 bits."
     most = 1e3 * MOST_W * (seconds + 1)  # a second more, since the counter moves in steps
-    grown = [now - before] + [counted((before, now), 2**bits) for bits in (32, 64) if now < before < 2**bits]
+    grown = [now - before] + [(now - before) % 2**bits for bits in (32, 64) if now < before < 2**bits]
     return next((g for g in grown if 0 <= g <= most), None)
 
 # %% ../../nbs/telemetry/01_meters.ipynb #de836c25
@@ -71,35 +66,23 @@ def gpu_handle(
     "NVML's handle of a GPU or MIG instance."
     if isinstance(name, int):
         return nvml.nvmlDeviceGetHandleByIndex(name)
-    if not name.startswith('GPU-'):
-        return nvml.nvmlDeviceGetHandleByUUID(name)
     # torch gives the UUID of a MIG instance as that of a GPU
     for uuid in (name, 'MIG-' + name.removeprefix('GPU-')):
-        try:
+        with suppress(nvml.NVMLError):
             return nvml.nvmlDeviceGetHandleByUUID(uuid)
-        except nvml.NVMLError:
-            pass
-    readable = dict(_readable(nvml))
-    # CUDA takes the beginning of a UUID too
-    found = [uuid for uuid in readable if uuid.lower().startswith(name.lower())]
-    if len(found) != 1:
-        raise LookupError(
-            f'{len(found)} of the {len(readable)} GPUs that NVML can read have a UUID that begins with {name}'
-        )
-    return readable[found[0]]
-
-
-def _readable(nvml: Any) -> Iterator[tuple[str, Any]]:  # UUID, handle
-    "The GPUs that may be looked at: on a shared machine others may be forbidden, and one may be lost."
+    # CUDA takes the beginning of a UUID too; on a shared machine some GPUs cannot be read
+    readable = {}
     for i in range(nvml.nvmlDeviceGetCount()):
-        try:
-            yield _text(nvml.nvmlDeviceGetUUID(handle := nvml.nvmlDeviceGetHandleByIndex(i))), handle
-        except nvml.NVMLError:
-            continue
-
-
-def _text(answer: str | bytes) -> str:
-    return answer.decode() if isinstance(answer, bytes) else answer  # bytes from an older pynvml
+        with suppress(nvml.NVMLError):
+            handle = nvml.nvmlDeviceGetHandleByIndex(i)
+            readable[nvml.nvmlDeviceGetUUID(handle)] = handle
+    matching = [handle for uuid, handle in readable.items() if uuid.lower().startswith(name.lower())]
+    if len(matching) != 1:
+        raise LookupError(
+            f'{len(matching)} of the {len(readable)} GPUs that NVML can read have a UUID that begins with '
+            f'{name}'
+        )
+    return matching[0]
 
 # %% ../../nbs/telemetry/01_meters.ipynb #8ca55376
 # by bit
@@ -127,15 +110,15 @@ def throttle_names(
 # %% ../../nbs/telemetry/01_meters.ipynb #ff48e8a6
 @dataclass(frozen=True)
 class Meter:
-    "A quantity that is sampled beside a training."
+    "A quantity that is sampled during a training."
 
     name: str  # of its column in traces, rows and timelines
     about: str
-    read: Callable[[Any], float | None]  # of the device or of the process; None: the device says why
+    read: Callable[[Any], float | None]  # of the device or of the process
     source: str  # where it is read
     unit: str
     of_device: bool  # else of this process
-    over_time: str = 'mean'  # 'mean', 'max', or 'rate': the growth a second of a counter
+    over_time: str = 'mean'  # 'mean', 'max', or 'rate': the growth per second of a counter
     over_ranks: str = 'sum'  # 'sum', 'mean' or 'max'
     key: str = ''  # its place in a record, part.name; '': among the devices alone, or nowhere
     title: str = ''  # of its column in tables of results; '': it has none
@@ -162,71 +145,54 @@ def meter(
 
     return declare
 
-
-def read_meters(
-    of: Any,  # a device or a process
-    of_device: bool,
-    reasons: dict[str, str],  # of the device; a meter that fails adds its own
-) -> dict[str, float | None]:  # meter -> number; None: `reasons` says why
-    "What all meters of a device, or of a process, show now."
-    found = {}
-    for name, declared in METERS.items():
-        if declared.of_device != of_device:
-            continue
-        try:
-            found[name] = None if name in reasons else declared.read(of)
-        except Exception as e:  # of any kind: a number is worth a line in the record, not a run
-            reasons[name] = f'{type(e).__name__}: {e}'
-            found[name] = None
-    return found
-
 # %% ../../nbs/telemetry/01_meters.ipynb #f1f84fcd
 _GPU = dict(source='NVML', of_device=True)
+# nvmlMemory_v2, without what the driver reserves; NVML_FI_DEV_POWER_INSTANT
+_MEMORY_V2 = 0x2000028
+_POWER_INSTANT = 186
 
 
 @meter(**_GPU, unit='%', over_ranks='mean', key='utilisation.gpu_percent', title='GPU %', panel='GPU busy, %')
-def gpu_percent(gpu: Any) -> float | None:
+def gpu_percent(gpu: Gpu) -> float:
     "Share of the last moments in which a kernel ran, on one multiprocessor or on all."
-    return gpu.ask('gpu_percent', 'nvmlDeviceGetUtilizationRates', take=lambda rates: rates.gpu)
+    return gpu.ask('nvmlDeviceGetUtilizationRates').gpu
 
 
 @meter(**_GPU, unit='MiB', over_time='max')
-def device_mib(gpu: Any) -> float | None:
+def device_mib(gpu: Gpu) -> float:
     "Memory used on the device, by any process, without what the driver reserves."
-    return gpu.ask('device_mib', *gpu.memory, take=lambda memory: memory.used / 2**20)
+    return gpu.ask('nvmlDeviceGetMemoryInfo', _MEMORY_V2).used / 2**20
 
 
 @meter(**_GPU, unit='W', panel='power, W')
-def power_w(gpu: Any) -> float | None:
-    "Power of the board: now where the driver tells it, else its mean over the last second."
-    return gpu.ask('power_w', *gpu.power, take=lambda answer: gpu.milliwatts(answer) / 1e3)
+def power_w(gpu: Gpu) -> float:
+    "Power of the board: that of now where the driver has it, else its mean over the last second."
+    [now] = gpu.ask('nvmlDeviceGetFieldValues', [_POWER_INSTANT])
+    return (gpu.ask('nvmlDeviceGetPowerUsage') if now.nvmlReturn else now.value.uiVal) / 1e3
 
 
 @meter(**_GPU, unit='degrees Celsius', over_time='max', timeline=False)
-def temperature_c(gpu: Any) -> float | None:
+def temperature_c(gpu: Gpu) -> float:
     "Temperature of the chip."
-    return gpu.ask('temperature_c', 'nvmlDeviceGetTemperature', gpu.nvml.NVML_TEMPERATURE_GPU)
+    return gpu.ask('nvmlDeviceGetTemperature', gpu.nvml.NVML_TEMPERATURE_GPU)
 
 
 @meter(**_GPU, unit='MHz', timeline=False)
-def sm_mhz(gpu: Any) -> float | None:
+def sm_mhz(gpu: Gpu) -> float:
     "Clock of the multiprocessors."
-    return gpu.ask('sm_mhz', 'nvmlDeviceGetClockInfo', gpu.nvml.NVML_CLOCK_SM)
+    return gpu.ask('nvmlDeviceGetClockInfo', gpu.nvml.NVML_CLOCK_SM)
 
 
 @meter(**_GPU, unit='MHz', timeline=False)
-def memory_mhz(gpu: Any) -> float | None:
+def memory_mhz(gpu: Gpu) -> float:
     "Clock of the memory."
-    return gpu.ask('memory_mhz', 'nvmlDeviceGetClockInfo', gpu.nvml.NVML_CLOCK_MEM)
+    return gpu.ask('nvmlDeviceGetClockInfo', gpu.nvml.NVML_CLOCK_MEM)
 
 
 @meter(**_GPU, unit='bits', timeline=False)
-def throttle(gpu: Any) -> int | None:
+def throttle(gpu: Gpu) -> int:
     "Why the clock is lower than it could be, as bits of NVML: `throttle_names`."
-    return gpu.ask('throttle', 'nvmlDeviceGetCurrentClocksEventReasons')
-
-
-READINGS = tuple(METERS)  # those of a device
+    return gpu.ask('nvmlDeviceGetCurrentClocksEventReasons')
 
 
 @meter(
@@ -260,208 +226,178 @@ def host_mib(process: psutil.Process) -> float:
 # NVML's codes of timeout, in use, no data, not ready, unknown; failures in a row of which the last is final
 PASSING = (10, 19, 21, 27, 999)
 TRIES = 5
-# nvmlMemory_v2, NVML_FI_DEV_POWER_INSTANT: an older pynvml has no names for them
-_MEMORY_V2 = 0x2000028
-_POWER_INSTANT = 186
 
-# %% ../../nbs/telemetry/01_meters.ipynb #5266ee7c
-class _Driver:
-    "A device of NVML that is asked one question after another."
+
+class NotRead(Exception):
+    "A reading that failed; where it is `passing`, the next one may succeed."
+
+    def __init__(self, why: str, passing: bool = False):
+        super().__init__(why)
+        self.passing = passing
+
+
+class Meters:
+    "What is read of a device and of this process. What fails is None, and `reasons` says why."
+
+    def __init__(
+        self,
+        questions: dict[str, Callable[[], Any]],  # METERS, joules, uuid and name, as far as there are any
+        reasons: dict[str, str],  # why others are not read
+        source: str | None = None,  # of joules
+    ):
+        self.questions = questions
+        self.reasons = reasons
+        self.source = source
+        self.failures = Counter()
+
+    def read(self, names: Iterable[str]) -> dict[str, Any]:
+        "These numbers now; None: not read, for good if `reasons` says why."
+        return {name: self._ask(name) for name in names}
+
+    def joules(self) -> float | None:
+        "What the device has used since it was opened."
+        return self._ask('joules')
+
+    def _ask(self, name: str) -> Any:
+        if name in self.reasons or name not in self.questions:
+            return None
+        try:
+            answer = self.questions[name]()
+        except Exception as e:
+            self.failures[name] += 1
+            if not getattr(e, 'passing', False) or self.failures[name] >= TRIES:
+                self.reasons[name] = f'{e}' if isinstance(e, NotRead) else f'{type(e).__name__}: {e}'
+            return None
+        self.failures[name] = 0
+        return answer
+
+# %% ../../nbs/telemetry/01_meters.ipynb #5f23a19f
+class Gpu:
+    "One GPU or MIG instance, read through NVML."
 
     def __init__(self, nvml: Any, handle: Any):
         self.nvml = nvml
         self.handle = handle
-        self.reasons = {}
-        self.failures = {}
-
-    def _newer(self, new: tuple, old: tuple, take: Callable = lambda answer: answer) -> tuple:
-        "The newer form of a question where the driver knows it."
-        try:
-            take(getattr(self.nvml, new[0])(self.handle, *new[1:]))
-        except (self.nvml.NVMLError, AttributeError, TypeError):
-            return old  # TypeError: a pynvml whose function takes no version
-        return new
-
-    def milliwatts(self, answer: Any) -> int:
-        if isinstance(answer, int):
-            return answer
-        if answer[0].nvmlReturn:
-            raise self.nvml.NVMLError(answer[0].nvmlReturn)  # each field has its own
-        return answer[0].value.uiVal
+        self.millijoules = 0
+        self.last = None
 
     def ask(
         self,
-        key: str,  # the reading that it is for
         question: str,  # a function of pynvml
-        *more: Any,  # its arguments behind the handle
-        take: Callable = lambda answer: answer,  # what of the answer is wanted
-    ) -> Any:  # None: no answer, for good if `reasons` says why
+        *more: Any,  # its arguments after the handle
+    ) -> Any:
         "What the driver answers."
-        if key in self.reasons:
-            return None
         try:
-            answer = take(getattr(self.nvml, question)(self.handle, *more))
-        except (self.nvml.NVMLError, AttributeError) as e:
-            self.failures[key] = self.failures.get(key, 0) + 1
-            if getattr(e, 'value', None) not in PASSING or self.failures[key] >= TRIES:
-                self.reasons[key] = f'{question}: {e}'
-            return None
-        self.failures.pop(key, None)
-        return answer
+            return getattr(self.nvml, question)(self.handle, *more)
+        except self.nvml.NVMLError as e:
+            raise NotRead(f'{question}: {e}', getattr(e, 'value', None) in PASSING) from e
 
-# %% ../../nbs/telemetry/01_meters.ipynb #5f23a19f
-class GpuMeter(_Driver):
-    "One GPU or MIG instance, read through NVML."
-
-    source = 'NVML energy counter'
-
-    def __init__(self, nvml: Any, handle: Any):
-        super().__init__(nvml, handle)
-        self.millijoules = 0
-        self.last = None
-        self.memory = self._newer(('nvmlDeviceGetMemoryInfo', _MEMORY_V2), ('nvmlDeviceGetMemoryInfo',))
-        self.power = self._newer(
-            ('nvmlDeviceGetFieldValues', [_POWER_INSTANT]), ('nvmlDeviceGetPowerUsage',), self.milliwatts
-        )
-        if self._in_mig():
-            why = 'a MIG instance shares its GPU, whose readings include the work of others'
-            self.reasons |= dict.fromkeys(
-                ('gpu_percent', 'power_w', 'joules')
-                if self._is_instance()
-                else ('gpu_percent', 'power_w', 'joules', 'device_mib'),
-                why,
-            )
-
-    def _is_instance(self) -> bool:
-        return bool(self.nvml.nvmlDeviceIsMigDeviceHandle(self.handle))
-
-    def _in_mig(self) -> bool:
-        try:
-            return self._is_instance() or self.nvml.nvmlDeviceGetMigMode(self.handle)[0] == 1
-        except self.nvml.NVMLError:
-            return False  # no MIG on this GPU
-
-    def identity(self) -> dict:
-        "Its uuid and name, as NVML gives them; None: not read."
-        return dict(
-            uuid=self.ask('uuid', 'nvmlDeviceGetUUID', take=_text),
-            name=self.ask('name', 'nvmlDeviceGetName', take=_text),
-        )
-
-    def read(self) -> dict:
-        "The READINGS now; None: not read."
-        return read_meters(self, True, self.reasons)
-
-    def joules(self) -> float | None:
-        "What the GPU has used since the first call; None: not read, for good if `reasons` says why."
-        now = self.ask('joules', 'nvmlDeviceGetTotalEnergyConsumption')
+    def joules(self) -> float:
+        "What the GPU has used since the first call."
+        now = self.ask('nvmlDeviceGetTotalEnergyConsumption')
         at = time.monotonic()
-        if now is None:
-            return None
-        grown = 0 if self.last is None else counter_growth(self.last[1], now, at - self.last[0])
+        grown = counter_growth(self.last[1], now, at - self.last[0]) if self.last else 0
         if grown is None:
-            self.reasons['joules'] = 'the energy counter restarted, as after a reset of the device'
-        else:
-            self.millijoules = self.millijoules + grown
-            self.last = (at, now)
-        return None if grown is None else self.millijoules / 1e3
+            raise NotRead('the energy counter restarted, as after a reset of the device')
+        self.millijoules += grown
+        self.last = (at, now)
+        return self.millijoules / 1e3
+
+    def shared(self) -> tuple[str, ...]:  # names of meters
+        "What would include the work of others: all but the memory of a MIG instance."
+        try:
+            if self.nvml.nvmlDeviceIsMigDeviceHandle(self.handle):
+                return ('gpu_percent', 'power_w', 'joules')
+            in_mig = self.nvml.nvmlDeviceGetMigMode(self.handle)[0] == 1
+        except self.nvml.NVMLError:
+            return ()  # no MIG on this GPU
+        return ('gpu_percent', 'power_w', 'joules', 'device_mib') if in_mig else ()
+
+
+def _questions(of: Any, of_device: bool) -> dict[str, Callable[[], Any]]:
+    "The meters of a device, or of the process."
+    return {name: partial(m.read, of) for name, m in METERS.items() if m.of_device == of_device}
+
+
+def gpu_meters(nvml: Any, handle: Any) -> Meters:
+    "The meters of one GPU; what it would share with others is null from the start."
+    gpu = Gpu(nvml, handle)
+    why = 'a MIG instance shares its GPU, whose readings include the work of others'
+    identity = dict(uuid=partial(gpu.ask, 'nvmlDeviceGetUUID'), name=partial(gpu.ask, 'nvmlDeviceGetName'))
+    questions = _questions(gpu, True) | dict(joules=gpu.joules) | identity
+    return Meters(questions, dict.fromkeys(gpu.shared(), why), 'NVML energy counter')
 
 # %% ../../nbs/telemetry/01_meters.ipynb #5f110dad
-def cpu_name() -> str:
-    "The processor's name."
-    return cpu_facts().get('model name') or platform.processor() or platform.machine()
+POWERCAP = Path('/sys/class/powercap')
 
 
-class CpuMeter:
-    "The machine's CPU packages, read through RAPL."
+class Rapl:
+    "The machine's CPU packages; raises OSError where there is no readable counter."
 
-    source = 'RAPL counters of all CPU packages, other processes included'
-
-    # raises OSError where there is no readable counter
-    def __init__(self, folder: str | Path = '/sys/class/powercap'):
-        self.reasons = dict.fromkeys((*READINGS, 'uuid'), 'no GPU was used')
-        del self.reasons['power_w']  # follows from the counter
+    def __init__(self, folder: Path):
         self.packages = [
             p
-            for p in sorted(Path(folder).glob('intel-rapl:*'))
+            for p in sorted(folder.glob('intel-rapl:*'))
             if p.name.count(':') == 1 and (p / 'name').read_text().startswith('package')
         ]
         if not self.packages:
             raise OSError('this machine has no RAPL counters')
         self.microjoules = 0
-        self.last = [self._reading(p) for p in self.packages]
+        self.last = self._read()
 
-    def identity(self) -> dict:
-        "The processor's name; there is no uuid."
-        return dict(uuid=None, name=cpu_name())
+    def _read(self) -> list[list[int]]:  # for each package: energy, and the largest energy
+        files = ('energy_uj', 'max_energy_range_uj')
+        return [[int((package / file).read_text()) for file in files] for package in self.packages]
 
-    def read(self) -> dict:
-        "READINGS -> None: they are of a GPU."
-        return dict.fromkeys(READINGS)
-
-    def _reading(self, package: Path, name: str = 'energy_uj') -> int:
-        return int((package / name).read_text())
-
-    def joules(self) -> float | None:
-        "What all packages have used since the meter was made; None: `reasons` says why."
-        if 'joules' in self.reasons:
-            return None
+    def joules(self) -> float:
+        "What all packages have used since the counters were opened."
         try:
-            for i, package in enumerate(self.packages):
-                now = self._reading(package)
-                self.microjoules += counted(
-                    (self.last[i], now), self._reading(package, 'max_energy_range_uj') + 1
-                )
-                self.last[i] = now
+            now = self._read()
         except (OSError, ValueError) as e:
-            self.reasons['joules'] = f'a RAPL counter could not be read any more: {e}'
-        return None if 'joules' in self.reasons else self.microjoules / 1e6
+            raise NotRead(f'a RAPL counter could not be read any more: {e}') from e
+        self.microjoules += sum((b - a) % (most + 1) for (a, _), (b, most) in zip(self.last, now))
+        self.last = now
+        return self.microjoules / 1e6
 
 # %% ../../nbs/telemetry/01_meters.ipynb #37616576
-class NoMeter:
-    "No device that could be read, and why."
+def cpu_name() -> str:
+    "The processor's name."
+    return cpu_facts().get('model name') or platform.processor() or platform.machine()
 
-    source = None
 
-    def __init__(
-        self,
-        why: str,  # there is no energy
-        gpu: str = '',  # why there are no readings of a GPU; empty: for the same reason
-    ):
-        self.gpu = gpu
-        self.reasons = dict.fromkeys((*READINGS, 'uuid', 'name'), gpu or why) | dict(power_w=why, joules=why)
-
-    def identity(self) -> dict:
-        "The processor's name where no GPU was used; there is no uuid."
-        return dict(uuid=None, name=cpu_name() if self.gpu else None)
-
-    def read(self) -> dict:
-        "READINGS -> None."
-        return dict.fromkeys(READINGS)
-
-    def joules(self) -> None:
-        "Nothing is known of the energy."
-        return None
+def cpu_meters(folder: str | Path = POWERCAP) -> Meters:
+    "What can be read of the CPU packages; nothing of it is of a GPU."
+    reasons = dict.fromkeys((*_questions(None, True), 'uuid'), 'no GPU was used')
+    try:
+        questions = dict(name=cpu_name, joules=Rapl(Path(folder)).joules)
+        del reasons['power_w']  # follows from the counter
+        return Meters(questions, reasons, 'RAPL counters of all CPU packages, other processes included')
+    except PermissionError:
+        why = 'the RAPL counters can be read by the superuser only'
+    except Exception as e:
+        why = f'{e}'
+    return Meters(dict(name=cpu_name), reasons | dict(power_w=why, joules=why))
 
 # %% ../../nbs/telemetry/01_meters.ipynb #954e0878
-def open_meter(
+def open_meters(
     device: str,  # 'cpu' or 'cuda'
     gpu_index: int = 0,  # torch's number of the GPU
-) -> GpuMeter | CpuMeter | NoMeter:
-    "The best meter there is for a device; never an error."
-    no_gpu = '' if device == 'cuda' else 'no GPU was used'
-    try:
-        if no_gpu:
-            return CpuMeter()
-        import pynvml
+) -> Meters:
+    "The best meters there are for a device, and those of this process; never an error."
+    if device == 'cuda':
+        try:
+            import pynvml
 
-        pynvml.nvmlInit()
-        name = visible_gpu(gpu_index, os.environ.get('CUDA_VISIBLE_DEVICES'), _cuda_uuid(gpu_index))
-        return GpuMeter(pynvml, gpu_handle(pynvml, name))
-    except PermissionError:
-        return NoMeter('the RAPL counters can be read by the superuser only', no_gpu)
-    except Exception as e:
-        return NoMeter(f'{e}' if no_gpu else f'NVML cannot read the GPU: {e}', no_gpu)
+            pynvml.nvmlInit()
+            name = visible_gpu(gpu_index, os.environ.get('CUDA_VISIBLE_DEVICES'), _cuda_uuid(gpu_index))
+            found = gpu_meters(pynvml, gpu_handle(pynvml, name))
+        except Exception as e:
+            why = f'NVML cannot read the GPU: {e}'
+            found = Meters({}, dict.fromkeys((*_questions(None, True), 'joules', 'uuid', 'name'), why))
+    else:
+        found = cpu_meters()
+    found.questions |= _questions(psutil.Process(), False)
+    return found
 
 
 def _cuda_uuid(gpu_index: int) -> str | None:

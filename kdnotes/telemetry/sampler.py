@@ -4,61 +4,42 @@
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #cecce039
 from __future__ import annotations
-import math
 import os
 import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 import numpy as np
+import pandas as pd
 import psutil
-from kdnotes.telemetry.meters import (
-    METERS,
-    READINGS,
-    CpuMeter,
-    GpuMeter,
-    NoMeter,
-    open_meter,
-    read_meters,
-    throttle_names,
-)
+from .meters import METERS, Meters, open_meters, throttle_names
 
 # %% auto #0
-__all__ = ['COLUMNS', 'DEVICE_TIMEOUT_S', 'MOST_SHARE', 'SAMPLE_KEYS', 'column_values', 'reduced', 'energy_of', 'Telemetry']
+__all__ = ['COLUMNS', 'DEVICE_TIMEOUT_S', 'MOST_SHARE', 'SAMPLE_KEYS', 'reduced', 'energy_of', 'Telemetry', 'bridged']
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #08068548
 # joules: of the device's counter so far
 COLUMNS = ('elapsed_s', *METERS, 'joules')
 
 
-def column_values(
-    trace: dict,  # of COLUMNS
-    key: str,  # one of COLUMNS
-    first: int = 0,  # sample that the part begins with
-    end: int | None = None,  # sample before which it ends; None: after the last
-) -> np.ndarray:  # (samples,) float
-    "A part of a column; NaN where there was no answer."
-    return np.array(trace[key][first:end], dtype=float)
-
-
 def reduced(
     trace: dict,  # of COLUMNS
-    key: str,  # of METERS
+    key: str,  # of METERS, or joules
+    how: str,  # as `over_time` of a meter
     first: int = 0,  # sample that the part begins with
     end: int | None = None,  # sample before which it ends; None: after the last
-    how: str = '',  # as `over_time` of a meter; '': the meter's
 ) -> float | None:
     "A part of a column as one number; None unless it was read every time."
-    values = column_values(trace, key, first, end)
+    times, values = (np.array(trace[k][first:end], dtype=float) for k in ('elapsed_s', key))
     if not len(values) or not np.isfinite(values).all():
         return None
-    how = how or METERS[key].over_time
     if how == 'rate':
-        took = trace['elapsed_s'][first:end][-1] - trace['elapsed_s'][first:end][0]
-        return float(values[-1] - values[0]) / took if took > 0.01 else None
+        took = times[-1] - times[0]
+        return float((values[-1] - values[0]) / took) if took > 0.01 else None
     return float(values.max() if how == 'max' else values.mean())
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #660c39f0
@@ -69,7 +50,7 @@ def energy_of(
 ) -> tuple[float | None, str | None]:  # joules; 'counter', 'power' or None
     "The energy between two samples: the counter's where it was read all the time, else power integrated."
     part = slice(first, None if last is None else last + 1)
-    times, joules, watts = (column_values(trace, k)[part] for k in ('elapsed_s', 'joules', 'power_w'))
+    times, joules, watts = (np.array(trace[k][part], dtype=float) for k in ('elapsed_s', 'joules', 'power_w'))
     if len(times) < 2:
         return None, None
     if np.isfinite(joules).all():
@@ -79,36 +60,33 @@ def energy_of(
     return None, None
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #e6f91b83
+DEVICE_TIMEOUT_S = 2.0  # with a device that does not answer: a driver that hangs must not hang the run
+MOST_SHARE = 0.01  # of one core, for sampling: where a sample costs more than that allows, there are fewer
+
+
+@dataclass
 class Telemetry:
     "Samples this process and its device while a `with` block runs."
 
-    def __init__(
-        self,
-        device: str = 'cpu',  # 'cpu' or 'cuda'
-        # gets SAMPLE_KEYS; called in the thread, the last time in the caller's
-        on_sample: Callable[[dict], None] | None = None,
-        interval_s: float = 0.1,  # time between samples, > 0
-        gpu_index: int = 0,  # torch's number of the GPU
-        idle_s: float = 1.0,  # how long idle power is watched for
-        row_s: float = 1.0,  # least time between two calls of on_sample
-    ):
-        if interval_s <= 0:
-            raise ValueError(f'interval_s must be > 0, got {interval_s}; 0.1 is the default')
-        self.device = device
-        self.on_sample = on_sample
-        self.interval_s = interval_s
-        self.gpu_index = gpu_index
-        self.idle_s = idle_s
-        self.row_s = row_s
+    device: str = 'cpu'  # 'cpu' or 'cuda'
+    # gets SAMPLE_KEYS; called in the thread, the last time in the caller's
+    on_sample: Callable[[dict], None] | None = None
+    interval_s: float = 0.1  # time between samples, > 0
+    gpu_index: int = 0  # torch's number of the GPU
+    idle_s: float = 1.0  # how long idle power is measured
+    row_s: float = 1.0  # least time between two calls of on_sample
+
+    def __post_init__(self):
+        if self.interval_s <= 0:
+            raise ValueError(f'interval_s must be > 0, got {self.interval_s}; 0.1 is the default')
         self.trace = {key: array('d') for key in COLUMNS}
         self.loads = array('d')
         self.reasons = {}
-        self.process = psutil.Process()
-        self.pieces = []
-        self.waited = {}
-        self.bridged = {}
+        self.pieces = []  # of phases: name, begin, end
+        self.waited = {}  # phase inside others -> seconds
+        self.bridged = {}  # column -> readings that were interpolated
         self.busy_s = 0.0
-        self.widest_s = interval_s
+        self.widest_s = self.interval_s
         self._paid_at = 0.0
         self._reported = 0
         self._now = None
@@ -117,97 +95,93 @@ class Telemetry:
         self._thread = threading.Thread(target=_watch, args=(self,), daemon=True, name='telemetry')
 
     def __enter__(self) -> Telemetry:
-        _begin(self)
+        self.meters = open_meters(self.device, self.gpu_index)
+        self.identity = self.meters.read(('uuid', 'name'))
+        self.idle_w, self.idle_gpu_percent = _idle(self.meters, self.idle_s)
+        _device_peak_mib(self.device, self.gpu_index, reset=True)
+        self.begin_s = time.perf_counter()
+        self.begin_cpu_s = _cpu_s()
+        self.begin_machine = psutil.cpu_times()
+        _sample(self)
+        self.loads.append(os.getloadavg()[0])
+        self._thread.start()
         return self
 
     def __exit__(self, *_) -> None:
-        _end(self)
+        self._stop.set()
+        self._thread.join(timeout=DEVICE_TIMEOUT_S)
+        _sample(self)
+        self.loads.append(os.getloadavg()[0])
+        self.wall_s = time.perf_counter() - self.begin_s
+        self.cpu_s = _cpu_s() - self.begin_cpu_s
+        self.end_machine = psutil.cpu_times()
+        self.peak_device_mib = _device_peak_mib(self.device, self.gpu_index)
+        _report(self)
+        self.trace, self.bridged = bridged(self.trace)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:  # 'teacher', 'student', 'evaluation'
         "What runs in this block belongs to a phase, and to no phase around it."
         before = self._now
-        _change(self, name)
+        self._change(name)
         try:
             yield
         finally:
-            _change(self, before and before[0])
+            self._change(before and before[0])
+
+    def _change(self, name: str | None) -> None:
+        "End a phase, and begin another one or none."
+        mark = time.perf_counter(), _cpu_s(), _sample(self)
+        if self._now:
+            self.pieces.append((*self._now, mark))
+        self._now = name and (name, mark)
 
     def add_phase_seconds(self, name: str, seconds: float) -> None:
         "Time that was spent inside other phases."
         self.waited[name] = self.waited.get(name, 0.0) + seconds
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #a69494c7
-DEVICE_TIMEOUT_S = 2.0  # with a device that does not answer: a driver that hangs must not hang the run
-MOST_SHARE = 0.01  # of one core, for sampling: where a sample costs more than that allows, there are fewer
+def _cpu_s() -> float:
+    "CPU time that this process has used, on all cores."
+    times = psutil.Process().cpu_times()
+    return times.user + times.system
 
 
-def _begin(telemetry: Telemetry) -> None:
-    "Look at the idle device, then start to sample."
-    telemetry.meter = open_meter(telemetry.device, telemetry.gpu_index)
-    telemetry.identity = telemetry.meter.identity()
-    telemetry.idle_w, telemetry.idle_gpu_percent = _idle(telemetry.meter, telemetry.idle_s)
-    _device_peak_mib(telemetry.device, telemetry.gpu_index, reset=True)
-    telemetry.begin_s = time.perf_counter()
-    telemetry.begin_cpu_s = _cpu_s(telemetry.process)
-    telemetry.begin_machine = psutil.cpu_times()
-    _sample(telemetry)
-    telemetry.loads.append(os.getloadavg()[0])
-    telemetry._thread.start()
+def _device_peak_mib(device: str, gpu_index: int, reset: bool = False) -> float | None:
+    "The most memory torch's allocator handed out on a GPU since the last reset; None without one."
+    if device != 'cuda':
+        return None
+    import torch
 
-
-def _end(telemetry: Telemetry) -> None:
-    "Stop sampling, and read what is read once."
-    telemetry._stop.set()
-    telemetry._thread.join(timeout=DEVICE_TIMEOUT_S)
-    _sample(telemetry)
-    telemetry.loads.append(os.getloadavg()[0])
-    telemetry.wall_s = time.perf_counter() - telemetry.begin_s
-    telemetry.cpu_s = _cpu_s(telemetry.process) - telemetry.begin_cpu_s
-    telemetry.end_machine = psutil.cpu_times()
-    telemetry.peak_device_mib = _device_peak_mib(telemetry.device, telemetry.gpu_index)
-    _report(telemetry)
-
-# %% ../../nbs/telemetry/02_sampler.ipynb #a55544a2
-def _change(telemetry: Telemetry, name: str | None) -> None:
-    "End a phase, and begin another one or none."
-    mark = time.perf_counter(), _cpu_s(telemetry.process), _sample(telemetry)
-    if telemetry._now:
-        telemetry.pieces.append((*telemetry._now, mark))
-    telemetry._now = name and (name, mark)
+    if not torch.cuda.is_available():
+        return None
+    if reset:
+        torch.cuda.init()  # there is nothing to reset before
+        torch.cuda.reset_peak_memory_stats(gpu_index)
+    return torch.cuda.max_memory_allocated(gpu_index) / 2**20
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #83901d4c
 def _watch(telemetry: Telemetry) -> None:
     "The thread's work: samples, and now and then a row."
-    reported_at = time.perf_counter()
-    due = reported_at
+    reported_at = due = time.perf_counter()
     while True:
         sampled_at = due
-        # asking takes its time out of the pause; a device that is slow to answer still gets one
+        # reading takes its time out of the pause; a device that is slow to answer still gets one
         due = max(due + telemetry.interval_s, time.perf_counter() + telemetry.interval_s / 2)
-        if not _wait(telemetry, due):
+        # a change of phases may sample meanwhile, and that has to be paid for, too
+        while (pause := max(due, telemetry._paid_at) - time.perf_counter()) > 0:
+            if telemetry._stop.wait(pause):
+                return
+        if telemetry._stop.is_set():
             return
         if telemetry._paid_at > due:
             due = telemetry._paid_at
             telemetry.widest_s = max(telemetry.widest_s, due - sampled_at)
         _sample(telemetry)
-        if time.perf_counter() - reported_at < telemetry.row_s:
-            continue
-        reported_at = time.perf_counter()
-        telemetry.loads.append(os.getloadavg()[0])
-        _report(telemetry)
-
-
-def _wait(
-    telemetry: Telemetry,
-    due: float,  # by `time.perf_counter`
-) -> bool:  # False: the block has ended
-    "Wait for the next sample: until it is due, and until what sampling has taken is paid for."
-    # a change of phases may sample meanwhile, and that has to be paid for, too
-    while (pause := max(due, telemetry._paid_at) - time.perf_counter()) > 0:
-        if telemetry._stop.wait(pause):
-            return False
-    return not telemetry._stop.is_set()
+        if time.perf_counter() - reported_at >= telemetry.row_s:
+            reported_at = time.perf_counter()
+            telemetry.loads.append(os.getloadavg()[0])
+            _report(telemetry)
 
 
 def _spend(
@@ -225,116 +199,55 @@ def _sample(
 ) -> int | None:  # its place in the trace; None: there is none
     "One sample, by the thread or at a change of phases."
     begin = time.thread_time()
-    if not telemetry._lock.acquire(
-        timeout=DEVICE_TIMEOUT_S
-    ):  # the thread is stuck in the driver: do not follow it there
+    if not telemetry._lock.acquire(timeout=DEVICE_TIMEOUT_S):
+        # the thread is stuck in the driver: do not follow it there
         telemetry.reasons.setdefault('samples', f'the device did not answer for {DEVICE_TIMEOUT_S:g} s')
         return None
     try:
-        return _append(telemetry)
+        seen = telemetry.meters.read(COLUMNS[1:])
+        seen['elapsed_s'] = time.perf_counter() - telemetry.begin_s
+        for key, column in telemetry.trace.items():
+            column.append(float('nan') if seen[key] is None else seen[key])
+        return len(telemetry.trace['elapsed_s']) - 1
     except Exception as e:
         telemetry.reasons.setdefault('samples', f'a sample failed: {type(e).__name__}: {e}')
     finally:
         _spend(telemetry, begin)
         telemetry._lock.release()
 
-# %% ../../nbs/telemetry/02_sampler.ipynb #a178d12a
-def _append(telemetry: Telemetry) -> int:
-    "Add what the machine shows now to the trace."
-    seen = dict.fromkeys(METERS) | telemetry.meter.read()
-    seen |= read_meters(telemetry.process, False, telemetry.meter.reasons)
-    seen['joules'] = telemetry.meter.joules()
-    seen['elapsed_s'] = time.perf_counter() - telemetry.begin_s
-    if seen['power_w'] is None and seen['joules'] is not None:
-        seen['power_w'] = _counted_power(telemetry, seen)
-    for key, column in telemetry.trace.items():
-        column.append(float('nan') if seen[key] is None else seen[key])
-    for key in (*READINGS, 'joules'):
-        _bridge(telemetry, key)
-    return len(telemetry.trace['elapsed_s']) - 1
-
 # %% ../../nbs/telemetry/02_sampler.ipynb #a1fd516d
-def _bridge(telemetry: Telemetry, key: str) -> None:
-    "Interpolate what the driver did not answer in time; a throttle's bits are those of before."
-    column = telemetry.trace[key]
-    at = telemetry.trace['elapsed_s']
-    last = len(column) - 1
-    if last < 1 or math.isnan(column[last]) or not math.isnan(column[last - 1]):
-        return
-    before = next((i for i in range(last - 1, -1, -1) if not math.isnan(column[i])), None)
-    if before is None:
-        return
-    for i in range(before + 1, last):
-        column[i] = (
-            column[before]
-            if key == 'throttle'
-            else float(np.interp(at[i], (at[before], at[last]), (column[before], column[last])))
-        )
-    telemetry.bridged[key] = telemetry.bridged.get(key, 0) + last - before - 1
-
-
-def _counted_power(telemetry: Telemetry, seen: dict) -> float | None:
-    """The power since the last sample where there is a counter alone;
-    that of before where the two are too near.
-    """
-    if not telemetry.trace['joules']:
-        return telemetry.idle_w
-    step = seen['elapsed_s'] - telemetry.trace['elapsed_s'][-1]
-    return (
-        (seen['joules'] - telemetry.trace['joules'][-1]) / step
-        if step > 0.01
-        else telemetry.trace['power_w'][-1]
-    )
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    "CPU time a process has used, on all cores."
-    times = process.cpu_times()
-    return times.user + times.system
-
-
-def _device_peak_mib(device: str, gpu_index: int, reset: bool = False) -> float | None:
-    "The most memory torch's allocator handed out on a GPU since the last reset; None without one."
-    if device != 'cuda':
-        return None
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    if reset:
-        torch.cuda.init()  # there is nothing to reset before
-        torch.cuda.reset_peak_memory_stats(gpu_index)
-    return torch.cuda.max_memory_allocated(gpu_index) / 2**20
+def bridged(
+    trace: dict,  # of COLUMNS
+) -> tuple[dict[str, np.ndarray], dict[str, int]]:  # the same; column -> values that were interpolated
+    "A trace without holes between two readings; a throttle's bits are those of before."
+    read = pd.DataFrame({key: np.array(column) for key, column in trace.items()})
+    filled = read.set_index('elapsed_s', drop=False).interpolate('index', limit_area='inside')
+    filled['throttle'] = read['throttle'].ffill(limit_area='inside').to_numpy()
+    holes = (filled.notna().to_numpy() & read.isna()).sum()
+    return {key: filled[key].to_numpy() for key in trace}, {key: int(n) for key, n in holes.items() if n}
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #3dd355fe
-def _lowest(samples: list[dict], key: str) -> float | None:
-    "The lowest value of a reading; None unless it was read every time."
-    values = [sample[key] for sample in samples]
-    return None if None in values else min(values)
-
-
-def _idle(meter: GpuMeter | CpuMeter | NoMeter, seconds: float) -> tuple[float | None, float | None]:  # W, %
+def _idle(meters: Meters, seconds: float) -> tuple[float | None, float | None]:  # W, %
     """A device that this process leaves alone for some seconds:
     the lowest of ten readings of power and of kernels running;
     power is what a counter counts where there is no reading of it.
     """
-    try:
-        before = meter.joules()
-        begin = time.perf_counter()
-        seen = [meter.read()]
-        if before is None and seen[0]['power_w'] is None and seen[0]['gpu_percent'] is None:
-            return None, None
-        for _ in range(9):
-            time.sleep(seconds / 9)
-            seen.append(meter.read())
-        watts, percent = (_lowest(seen, key) for key in ('power_w', 'gpu_percent'))
-        if watts is not None or before is None:
-            return watts, percent
-        after = meter.joules()
-        took = time.perf_counter() - begin
-        return (after - before) / took if after is not None and took > 0.01 else None, percent
-    except Exception:
+    keys = ('power_w', 'gpu_percent', 'joules')
+    begin = time.perf_counter()
+    seen = [meters.read(keys)]
+    if not any(value is not None for value in seen[0].values()):
         return None, None
+    for _ in range(9):
+        time.sleep(seconds / 9)
+        seen.append(meters.read(keys))
+    took = time.perf_counter() - begin
+    watts, percent = (
+        None if None in values else min(values) for values in ([s[key] for s in seen] for key in keys[:2])
+    )
+    before, after = seen[0]['joules'], seen[-1]['joules']
+    if watts is None and None not in (before, after) and took > 0.01:
+        watts = (after - before) / took
+    return watts, percent
 
 # %% ../../nbs/telemetry/02_sampler.ipynb #aec26a3f
 SAMPLE_KEYS = ('elapsed_s', *METERS, 'load_average')
@@ -350,21 +263,22 @@ def _report(telemetry: Telemetry) -> None:
     telemetry._reported = end
     begin = time.thread_time()
     try:
-        telemetry.on_sample(_row(telemetry, first, end))
+        telemetry.on_sample(_row(telemetry.trace, first, end) | dict(load_average=telemetry.loads[-1]))
     except Exception as e:
         telemetry.reasons['on_sample'] = f'on_sample failed and was not called again: {type(e).__name__}: {e}'
         telemetry.on_sample = None
     _spend(telemetry, begin)
 
 
-def _row(telemetry: Telemetry, first: int, end: int) -> dict:  # SAMPLE_KEYS
+def _row(trace: dict, first: int, end: int) -> dict:  # SAMPLE_KEYS without the load
     "The samples from `first` to before `end` as one."
-    found = {}
-    for name, declared in METERS.items():
-        if declared.over_time == 'rate':
-            found[name] = reduced(telemetry.trace, name, max(0, first - 1), end)
-        else:
-            found[name] = reduced(telemetry.trace, name, first, end, 'mean')
-    if found['throttle'] is not None:
-        found['throttle'] = throttle_names(reduce(or_, map(int, telemetry.trace['throttle'][first:end])))
-    return dict(elapsed_s=telemetry.trace['elapsed_s'][end - 1], **found, load_average=telemetry.loads[-1])
+    growth = ('rate', max(0, first - 1), end)  # since the last sample of the row before
+    row = {
+        name: reduced(trace, name, *(growth if m.over_time == 'rate' else ('mean', first, end)))
+        for name, m in METERS.items()
+    }
+    if row['power_w'] is None:
+        row['power_w'] = reduced(trace, 'joules', *growth)
+    if row['throttle'] is not None:
+        row['throttle'] = throttle_names(reduce(or_, map(int, trace['throttle'][first:end])))
+    return dict(elapsed_s=trace['elapsed_s'][end - 1]) | row

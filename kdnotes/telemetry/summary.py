@@ -7,17 +7,17 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+import kdnotes
 import numpy as np
 import psutil
-from ..core.files import root
 from ..core.render import reason
 from ..core.resolve import machine
 from .meters import METERS, cpu_name, throttle_names
-from .sampler import MOST_SHARE, Telemetry, column_values, energy_of, reduced
+from .sampler import MOST_SHARE, Telemetry, energy_of, reduced
 
 # %% auto #0
 __all__ = ['BUSY_SHARE', 'is_busy', 'summarise', 'together', 'without_sums', 'carbon', 'environment', 'git_commit']
@@ -33,30 +33,25 @@ def _used_s(times: Any) -> float:
     return times.user + times.system + sum(getattr(times, kind, 0.0) for kind in ('nice', 'irq', 'softirq'))
 
 
+def _busy_share(machine: dict) -> float:
+    "The share of the machine that went to others; its clock moves in hundredths of a second."
+    others_s = max(0.0, machine['used_cpu_s'] - machine['own_cpu_s'])
+    return min(1.0, others_s / (machine['cores'] * machine['wall_s']))
+
+
 def _machine(telemetry: Telemetry) -> dict:
     "What the machine did meanwhile."
-    used_s = _used_s(telemetry.end_machine) - _used_s(telemetry.begin_machine)
-    steal = _steal_percent(telemetry.begin_machine, telemetry.end_machine)
-    loads = dict(
+    found = dict(
+        cores=psutil.cpu_count(),
+        wall_s=telemetry.wall_s,
+        used_cpu_s=_used_s(telemetry.end_machine) - _used_s(telemetry.begin_machine),
+        own_cpu_s=telemetry.cpu_s,
         load_average_start=telemetry.loads[0],
         load_average_mean=sum(telemetry.loads) / len(telemetry.loads),
         load_average_end=telemetry.loads[-1],
+        cpu_steal=_steal_percent(telemetry.begin_machine, telemetry.end_machine),
     )
-    return dict(
-        cores=(cores := psutil.cpu_count()),
-        wall_s=telemetry.wall_s,
-        used_cpu_s=used_s,
-        own_cpu_s=telemetry.cpu_s,
-        **loads,
-        cpu_steal=steal,
-        busy_share=_others(cores, used_s, telemetry.cpu_s, telemetry.wall_s),
-        idle_gpu_percent=telemetry.idle_gpu_percent,
-    )
-
-
-def _others(cores: int, used_s: float, own_s: float, wall_s: float) -> float:
-    "The share of the machine that went to others; its clock moves in hundredths of a second."
-    return min(1.0, max(0.0, used_s - own_s) / (cores * wall_s))
+    return found | dict(busy_share=_busy_share(found), idle_gpu_percent=telemetry.idle_gpu_percent)
 
 # %% ../../nbs/telemetry/03_summary.ipynb #86b39b9f
 def is_busy(
@@ -82,107 +77,75 @@ def _steal_percent(before: Any, after: Any) -> float | None:
 
 # %% ../../nbs/telemetry/03_summary.ipynb #c5e6084a
 def _phases(telemetry: Telemetry) -> dict[str, dict]:
-    "Seconds, energy, CPU time and utilisation of each phase."
-    found = {
-        name: [piece[1:] for piece in telemetry.pieces if piece[0] == name]
-        for name in dict.fromkeys(piece[0] for piece in telemetry.pieces)
-    }
-
-    def total(values):
-        values = list(values)
-        return None if None in values else sum(values)
-
-    def energy(begin, end):
-        return None if None in (begin[2], end[2]) else energy_of(telemetry.trace, begin[2], end[2])[0]
-
-    def percent(pieces):
-        return _weighted(
-            [
-                (reduced(telemetry.trace, 'gpu_percent', b[2], e[2] + 1), e[0] - b[0])
-                for b, e in pieces
-                if None not in (b[2], e[2])
-            ]
-        )
-
-    def measured(pieces):
-        return dict(
-            seconds=sum(e[0] - b[0] for b, e in pieces),
-            device_j=total(energy(b, e) for b, e in pieces),
-            cpu_s=sum(e[1] - b[1] for b, e in pieces),
-            gpu_percent=percent(pieces),
-        )
-
+    "Seconds, energy, CPU time and utilisation of each phase; None where a piece of it was not read."
+    trace = telemetry.trace
+    pieces: dict[str, list[dict]] = {}
+    for name, (begin_s, begin_cpu_s, first), (end_s, end_cpu_s, last) in telemetry.pieces:
+        piece = dict(seconds=end_s - begin_s, device_j=None, cpu_s=end_cpu_s - begin_cpu_s, gpu_percent=None)
+        if None not in (first, last):
+            piece['device_j'] = energy_of(trace, first, last)[0]
+            percent = reduced(trace, 'gpu_percent', 'mean', first, last + 1)
+            piece['gpu_percent'] = None if percent is None else percent * piece['seconds']
+        pieces.setdefault(name, []).append(piece)
     waited = {
         name: dict(seconds=s, device_j=None, cpu_s=None, gpu_percent=None)
         for name, s in telemetry.waited.items()
     }
-    return waited | {name: measured(pieces) for name, pieces in found.items()}
+    phases = {name: {key: _total([p[key] for p in own]) for key in own[0]} for name, own in pieces.items()}
+    for phase in phases.values():
+        if phase['gpu_percent'] is not None:
+            phase['gpu_percent'] /= phase['seconds'] or 1.0
+    return waited | phases
 
 
-def _weighted(pairs: list[tuple[float | None, float]]) -> float | None:
-    "The mean of values, each with its weight; None if one is missing."
-    if not pairs or any(value is None for value, _ in pairs):
-        return None
-    return sum(value * weight for value, weight in pairs) / (sum(weight for _, weight in pairs) or 1.0)
+def _total(values: list[float | None]) -> float | None:
+    return None if None in values else sum(values)
 
 # %% ../../nbs/telemetry/03_summary.ipynb #284cc8bf
 def _device(telemetry: Telemetry, energy: dict) -> dict:
     "A device and how it was used."
     read = [name for name, m in METERS.items() if m.of_device and name not in ('power_w', 'throttle')]
+    held_back = None  # what held the clock back -> share of the samples
+    if reduced(telemetry.trace, 'throttle', 'max') is not None:
+        samples = [throttle_names(int(bits)) for bits in telemetry.trace['throttle']]
+        every = sorted({name for names in samples for name in names})
+        held_back = {name: sum(name in names for names in samples) / len(samples) for name in every}
     return dict(
         rank=0,
         **telemetry.identity,
-        device_j=energy['device_j'],
-        mean_w=energy['mean_w'],
-        idle_w=energy['idle_w'],
-        **{name: reduced(telemetry.trace, name) for name in read},
-        throttle=_throttled(telemetry),
+        **{key: energy[key] for key in ('device_j', 'mean_w', 'idle_w')},
+        **{name: reduced(telemetry.trace, name, METERS[name].over_time) for name in read},
+        throttle=held_back,
     )
 
-
-def _throttled(telemetry: Telemetry) -> dict[str, float] | None:  # name -> share of the samples
-    "What held the clock back, and how often."
-    if reduced(telemetry.trace, 'throttle') is None:
-        return None
-    samples = [throttle_names(int(bits)) for bits in telemetry.trace['throttle']]
-    return {
-        name: sum(name in names for names in samples) / len(samples)
-        for name in sorted({name for names in samples for name in names})
-    }
-
 # %% ../../nbs/telemetry/03_summary.ipynb #3a2c8350
-def _metered(telemetry: Telemetry) -> dict[str, dict]:
-    "The meters that have a place in a record, by its parts."
-    found: dict[str, dict] = {'memory': {}, 'utilisation': {}}
-    for name, declared in METERS.items():
-        part, _, key = declared.key.partition('.')
-        if part:
-            found.setdefault(part, {})[key] = reduced(telemetry.trace, name)
-    # exact, whatever the samples hit
-    found['utilisation']['cpu_percent'] = 100 * telemetry.cpu_s / telemetry.wall_s
-    found['memory']['peak_device_mib'] = telemetry.peak_device_mib
-    return found
-
-
 def summarise(
     telemetry: Telemetry,  # after its `with` block
-) -> dict:  # memory, energy, utilisation, phases, machine, devices, sampling, reasons
+) -> dict:  # memory, utilisation, energy, phases, machine, devices, sampling, reasons
     "What a run used, as one process saw it."
-    joules, how = energy_of(telemetry.trace)
-    samples = len(telemetry.trace['elapsed_s'])
-    sources = dict(counter=telemetry.meter.source, power=f'power integrated over {samples} samples')
-    gaps = np.diff(column_values(telemetry.trace, 'elapsed_s'))
-    energy = dict(
+    trace = telemetry.trace
+    result: dict[str, Any] = {'memory': {}, 'utilisation': {}}
+    for name, m in METERS.items():
+        part, _, key = m.key.partition('.')
+        if part:
+            result.setdefault(part, {})[key] = reduced(trace, name, m.over_time)
+    # exact, whatever the samples hit
+    result['utilisation']['cpu_percent'] = 100 * telemetry.cpu_s / telemetry.wall_s
+    result['memory']['peak_device_mib'] = telemetry.peak_device_mib
+    joules, how = energy_of(trace)
+    samples = len(trace['elapsed_s'])
+    gaps = np.diff(trace['elapsed_s'])
+    sources = dict(counter=telemetry.meters.source, power=f'power integrated over {samples} samples')
+    result['energy'] = dict(
         device_j=joules,
         mean_w=None if joules is None else joules / telemetry.wall_s,
         idle_w=telemetry.idle_w,
         source=sources.get(how),
     )
-    result = _metered(telemetry) | dict(
-        energy=energy,
+    result |= dict(
         phases=_phases(telemetry),
         machine=_machine(telemetry),
-        devices=[_device(telemetry, energy)],
+        devices=[_device(telemetry, result['energy'])],
         sampling=dict(
             interval_s=telemetry.interval_s,
             widest_interval_s=telemetry.widest_s,
@@ -191,11 +154,8 @@ def summarise(
             overhead_share=telemetry.busy_s / telemetry.wall_s,
         ),
     )
-    return result | dict(
-        reasons={name: _why(telemetry, name) for name in _nulls(result)}
-        | telemetry.reasons
-        | _notes(telemetry)
-    )
+    reasons = {name: _why(telemetry, name) for name in _nulls(result)}
+    return result | dict(reasons=reasons | telemetry.reasons | _notes(telemetry))
 
 # %% ../../nbs/telemetry/03_summary.ipynb #85eedfe0
 def _notes(telemetry: Telemetry) -> dict[str, str]:
@@ -212,10 +172,7 @@ def _notes(telemetry: Telemetry) -> dict[str, str]:
 _CAUSES = {  # the last part of a null's name -> the meter's reasons that explain it
     'peak_device_mib': ('device_mib',),
     **{m.key.partition('.')[2]: (name,) for name, m in METERS.items() if m.key},
-    'device_j': ('power_w', 'joules'),
-    'mean_w': ('power_w', 'joules'),
-    'source': ('power_w', 'joules'),
-    'idle_w': ('power_w', 'joules'),
+    **dict.fromkeys(('device_j', 'mean_w', 'source', 'idle_w'), ('power_w', 'joules')),
     'idle_gpu_percent': ('gpu_percent',),
 }
 
@@ -238,61 +195,99 @@ def _why(telemetry: Telemetry, name: str) -> str:
         return str(reason('steal_not_counted'))
     causes = []  # (the meter's reason, until when there were readings; None: there were none)
     for reading in _CAUSES.get(key, (key,)):
-        values = column_values(telemetry.trace, reading) if reading in telemetry.trace else np.empty(0)
-        [read] = np.isfinite(values).nonzero()
-        if reading in telemetry.meter.reasons:
+        if reading in telemetry.meters.reasons:
+            [read] = np.isfinite(telemetry.trace.get(reading, [])).nonzero()
             until = telemetry.trace['elapsed_s'][read[-1]] if len(read) else None
-            causes.append((telemetry.meter.reasons[reading], until))
+            causes.append((telemetry.meters.reasons[reading], until))
     return str(reason('not_read', causes=tuple(causes))) or telemetry.reasons.get(
         'samples', str(reason('no_reading'))
     )
 
 # %% ../../nbs/telemetry/03_summary.ipynb #9e6a17fe
+# part of a record -> key -> how the values of ranks become one; a meter declares its own
+_OVER_RANKS = dict(
+    memory=dict(peak_device_mib='sum'),
+    energy=dict(device_j='once', mean_w='once', idle_w='least once', source='first'),
+    phases=dict(seconds='mean', device_j='once', cpu_s='sum', gpu_percent='mean'),
+    machine=dict(
+        cores='first',
+        wall_s='max',
+        used_cpu_s='max',
+        own_cpu_s='sum',
+        load_average_start='mean',
+        load_average_mean='mean',
+        load_average_end='mean',
+        cpu_steal='max',
+        busy_share='first',  # `together` computes it anew
+        idle_gpu_percent='max',
+    ),
+    sampling=dict(
+        interval_s='max', widest_interval_s='max', samples='sum', longest_gap_s='max', overhead_share='max'
+    ),
+)
+for _meter in METERS.values():
+    _part, _, _key = _meter.key.partition('.')
+    _OVER_RANKS.setdefault(_part, {})[_key] = _meter.over_ranks
+
+
+def _combined(
+    values: list[tuple[Any, Any]],  # a rank's device, and its part of a summary
+    name: str,  # dotted
+) -> Any:
+    "What ranks have of one part of a summary, as one."
+    if isinstance(values[0][1], dict):
+        keys = dict.fromkeys(key for _, part in values for key in part)
+        return {
+            key: _combined([(d, part[key]) for d, part in values if key in part], f'{name}.{key}')
+            for key in keys
+        }
+    numbers = [value for _, value in values]
+    if None in numbers:
+        return None
+    part, *_, key = name.split('.')
+    rule = _OVER_RANKS[part][key]
+    if rule.endswith('once'):
+        of_device: dict[Any, list] = {}
+        for device, value in values:
+            of_device.setdefault(device, []).append(value)
+        return sum(map(min if rule.startswith('least') else max, of_device.values()))
+    if rule == 'mean':
+        return sum(numbers) / len(numbers)
+    return numbers[0] if rule == 'first' else dict(sum=sum, max=max)[rule](numbers)
+
+# %% ../../nbs/telemetry/03_summary.ipynb #3cb33471
 def together(
-    summaries: Sequence[dict],  # one of `summarise` a rank, in the order of ranks, of one machine
+    summaries: Sequence[dict],  # one of `summarise` for each rank, in the order of ranks, of one machine
     device: str,  # 'cpu' or 'cuda'
-) -> dict:  # the same shape; `devices` has a row a rank
+) -> dict:  # the same shape; `devices` has one row per rank
     "What all ranks used: memory, CPU time and energy added, times and percentages averaged."
-    owner = [
+    owners = [
         'the packages' if device != 'cuda' else s['devices'][0]['uuid'] or rank
         for rank, s in enumerate(summaries)
     ]
+    devices = [s['devices'][0] | dict(rank=rank) for rank, s in enumerate(summaries)]
+    result = {
+        part: devices
+        if part == 'devices'
+        else _combined([(owner, s[part]) for owner, s in zip(owners, summaries)], part)
+        for part in summaries[0]
+        if part != 'reasons'
+    }
+    result['machine']['busy_share'] = _busy_share(result['machine'])
+    reasons: dict[str, dict[int, str]] = {}
+    for rank, s in enumerate(summaries):
+        for name, why in s['reasons'].items():
+            reasons.setdefault(name.replace('devices.0.', f'devices.{rank}.'), {})[rank] = why
+    notes = [name for name in ('samples', 'on_sample', 'bridged') if name in reasons]
+    named = {}
+    for name in (*_nulls(result), *notes):
+        whys = reasons.get(name, {})
+        same = name.startswith('devices.') or len(whys) == len(summaries) and len({*whys.values()}) == 1
+        texts = whys.values() if same else [f'rank {rank}: {why}' for rank, why in whys.items()]
+        named[name] = '; '.join(dict.fromkeys(texts))
+    return result | dict(reasons=named)
 
-    def once(values, rule=max):
-        # a device counts once
-        return sum(rule(v for v, o in zip(values, owner) if o == who) for who in dict.fromkeys(owner))
-
-    def combine(part, **how):
-        return {key: _known([s[part][key] for s in summaries], rule) for key, rule in how.items()}
-
-    rules: dict[str, dict] = {'memory': dict(peak_device_mib=sum)}
-    for declared in METERS.values():
-        part, _, key = declared.key.partition('.')
-        if part:
-            rules.setdefault(part, {})[key] = _OVER_RANKS[declared.over_ranks]
-    result = {part: combine(part, **how) for part, how in rules.items()} | dict(
-        energy=combine(
-            'energy',
-            device_j=once,
-            mean_w=once,
-            idle_w=lambda values: once(values, min),
-            source=lambda values: values[0],
-        ),
-        phases=_phases_together(summaries, owner),
-        machine=_machine_together([s['machine'] for s in summaries]),
-        devices=[s['devices'][0] | dict(rank=rank) for rank, s in enumerate(summaries)],
-        sampling=combine(
-            'sampling',
-            interval_s=max,
-            widest_interval_s=max,
-            samples=sum,
-            longest_gap_s=max,
-            overhead_share=max,
-        ),
-    )
-    return result | dict(reasons=_reasons_together(result, summaries))
-
-# %% ../../nbs/telemetry/03_summary.ipynb #3cb33471
+# %% ../../nbs/telemetry/03_summary.ipynb #c28680da
 def without_sums(
     used: dict,  # of `together`
     why: str,  # it is not the whole run
@@ -307,98 +302,15 @@ def without_sums(
     nulls = (name for name in _nulls(parts) if name.startswith('phases.') or name.endswith(sums))
     return used | parts | dict(reasons=used['reasons'] | dict.fromkeys(nulls, why))
 
-# %% ../../nbs/telemetry/03_summary.ipynb #c28680da
-def _average(values: list[float]) -> float:
-    return sum(values) / len(values)
-
-
-_OVER_RANKS = {'sum': sum, 'mean': _average, 'max': max}
-
-
-def _known(values: list, how: Callable) -> Any:
-    return None if None in values else how(values)
-
-
-def _phases_together(summaries: Sequence[dict], owner: list) -> dict[str, dict]:
-    "Each phase over the ranks that had it."
-    result = {}
-    for name in dict.fromkeys(name for s in summaries for name in s['phases']):
-        ranks, whose = zip(
-            *((s['phases'][name], who) for s, who in zip(summaries, owner) if name in s['phases'])
-        )
-        # a device counts once
-        energies = {
-            who: _known([r['device_j'] for r, w in zip(ranks, whose) if w == who], max) for who in whose
-        }
-        result[name] = dict(
-            seconds=_average([r['seconds'] for r in ranks]),
-            device_j=_known(list(energies.values()), sum),
-            cpu_s=_known([r['cpu_s'] for r in ranks], sum),
-            gpu_percent=_known([r['gpu_percent'] for r in ranks], _average),
-        )
-    return result
-
-# %% ../../nbs/telemetry/03_summary.ipynb #6e975216
-def _machine_together(ranks: list[dict]) -> dict:
-    "One machine as all ranks saw it: what none of them used went to others."
-    used_s = max(m['used_cpu_s'] for m in ranks)
-    wall_s = max(m['wall_s'] for m in ranks)
-    own_s = sum(m['own_cpu_s'] for m in ranks)
-    steal, idle_gpu_percent = (
-        _known([m[key] for m in ranks], max) for key in ('cpu_steal', 'idle_gpu_percent')
-    )
-    loads = {
-        key: sum(m[key] for m in ranks) / len(ranks)
-        for key in ('load_average_start', 'load_average_mean', 'load_average_end')
-    }
-    return dict(
-        ranks[0],
-        wall_s=wall_s,
-        used_cpu_s=used_s,
-        own_cpu_s=own_s,
-        cpu_steal=steal,
-        **loads,
-        busy_share=_others(ranks[0]['cores'], used_s, own_s, wall_s),
-        idle_gpu_percent=idle_gpu_percent,
-    )
-
-
-def _reasons_together(result: dict, summaries: Sequence[dict]) -> dict[str, str]:
-    "Why each null is null, and what else went wrong; a rank is named where not all say the same."
-
-    def named(name, rank):
-        return f'devices.{rank}.{name[10:]}' if name.startswith('devices.0.') else name
-
-    local = [
-        {named(name, rank): why for name, why in s['reasons'].items()} for rank, s in enumerate(summaries)
-    ]
-    reasons = {}
-    for name in dict.fromkeys(
-        [*_nulls(result), *(n for r in local for n in r if n in ('samples', 'on_sample', 'bridged'))]
-    ):
-        said = {rank: r[name] for rank, r in enumerate(local) if name in r}
-        same = len(said) == len(summaries) and len(set(said.values())) == 1 or name.startswith('devices.')
-        reasons[name] = (
-            next(iter(said.values()))
-            if same and said
-            else '; '.join(f'rank {rank}: {why}' for rank, why in said.items())
-        )
-    return reasons
-
 # %% ../../nbs/telemetry/03_summary.ipynb #d3f692b0
-_J_PER_KWH = 3.6e6
-
-
 def carbon(
     device_j: float | None,  # measured energy; None: there is none
-    g_per_kwh: float | None,  # of the grid, as given; None: nothing is said of CO2
-) -> dict[str, float | None]:  # for `energy` of a record; {}: nobody asked
+    g_per_kwh: float | None,  # of the grid; None: CO2 is not computed
+) -> dict[str, float | None]:  # for `energy` of a record
     "The CO2 of an energy."
     if g_per_kwh is None:
         return {}
-    return dict(
-        grid_g_per_kwh=g_per_kwh, co2_g=None if device_j is None else device_j / _J_PER_KWH * g_per_kwh
-    )
+    return dict(grid_g_per_kwh=g_per_kwh, co2_g=None if device_j is None else device_j / 3.6e6 * g_per_kwh)
 
 # %% ../../nbs/telemetry/03_summary.ipynb #e6e073b9
 _CPU_TIMES_AT_IMPORT = psutil.cpu_times()
@@ -408,61 +320,41 @@ def environment(
     device: str | None = None,  # 'cpu' or 'cuda'; None: cuda where torch sees a GPU
 ) -> dict:  # torch, transformers, python, device, cpu, git, load_average, cpu_steal (%)
     "The software and the machine a run ran on."
-    cpu = f'{cpu_name()}, {psutil.cpu_count()} cores'
+    name = cpu = f'{cpu_name()}, {psutil.cpu_count()} cores'
+    if (device or machine().device) == 'cuda':
+        import torch
+
+        name = torch.cuda.get_device_name()
     return dict(
-        torch=_version('torch'),
-        transformers=_version('transformers'),
+        torch=version('torch'),
+        transformers=version('transformers'),
         python=platform.python_version(),
-        device=_gpu_name() if (device or machine().device) == 'cuda' else cpu,
+        device=name,
         cpu=cpu,
         git=git_commit(),
         load_average=list(os.getloadavg()),
         cpu_steal=_steal_percent(_CPU_TIMES_AT_IMPORT, psutil.cpu_times()),
     )
 
-
-def _gpu_name() -> str:
-    import torch
-
-    return torch.cuda.get_device_name()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
 # %% ../../nbs/telemetry/03_summary.ipynb #c366d1d4
-def git_commit(
-    folder: Path | None = None,  # None: that of this module, if its repository has the module
-    # '<sha>', '<sha>-dirty' when a tracked file differs that is no evidence and no figure (runs write those
-    # themselves), None outside git
-) -> str | None:
-    "The commit the code stands at."
-    here = folder or (Path(__file__).parent if '__file__' in globals() else root())
+# runs write their evidence and figures themselves
+_SOURCES = (':/', ':(top,exclude)thesis/data', ':(top,exclude)figures')
 
-    def git(*args):
-        return subprocess.run(
-            ['git', '-C', str(here), *args], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
+
+def git_commit(
+    folder: Path
+    | None = None,  # None: that of kdnotes, unless it is installed in a repository of something else
+) -> str | None:  # '<sha>', '<sha>-dirty' when a tracked source file differs, None outside git
+    "The commit of the code."
+
+    def git(*args: str) -> str:
+        command = ['git', '-C', str(folder or Path(kdnotes.__file__).parent), *args]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
-        if not folder and '__file__' in globals():
-            # an installed copy may lie in a repository of something else
-            git('ls-files', '--error-unmatch', Path(__file__).name)
-        return git('rev-parse', 'HEAD') + (
-            '-dirty'
-            if git(
-                'status',
-                '--porcelain',
-                '--untracked-files=no',
-                '--',
-                ':/',
-                ':(top,exclude)thesis/data',
-                ':(top,exclude)figures',
-            )
-            else ''
-        )
+        if not folder:
+            git('ls-files', '--error-unmatch', Path(kdnotes.__file__).name)
+        changed = git('status', '--porcelain', '--untracked-files=no', '--', *_SOURCES)
+        return git('rev-parse', 'HEAD') + ('-dirty' if changed else '')
     except (OSError, subprocess.SubprocessError):
         return None

@@ -6,6 +6,7 @@
 from __future__ import annotations
 from collections.abc import Iterable
 import numpy as np
+import pandas as pd
 from .meters import METERS
 
 # %% auto #0
@@ -14,19 +15,11 @@ __all__ = ['POINTS', 'TRACE', 'compact_timeline', 'compact_gradients']
 # %% ../../nbs/telemetry/04_timeline.ipynb #4a4d7132
 POINTS = 60  # of a timeline, at most: enough for a figure
 # what a timeline shows -> how a stretch of rows becomes one number
-TRACE = {name: np.max if m.over_time == 'max' else np.mean for name, m in METERS.items() if m.timeline}
+TRACE = {name: 'max' if m.over_time == 'max' else 'mean' for name, m in METERS.items() if m.timeline}
 
 
-def _short(value, digits: int) -> float:
-    return float(f'{value:.{digits}g}')
-
-
-def _last_session(samples: list[dict]) -> list[dict]:
-    "The samples of the lowest rank from the last time the clock started anew."
-    first = min((s.get('rank') or 0 for s in samples), default=0)
-    samples = [s for s in samples if (s.get('rank') or 0) == first]
-    starts = [i for i in range(1, len(samples)) if samples[i]['elapsed_s'] < samples[i - 1]['elapsed_s']]
-    return samples[starts[-1] if starts else 0 :]
+def _short(value, digits: int) -> float | None:
+    return None if pd.isna(value) else float(f'{value:.{digits}g}')
 
 
 def compact_timeline(
@@ -35,21 +28,17 @@ def compact_timeline(
     # without samples is excluded
 ) -> list[dict]:
     "A run's samples as a short list, the same for the same samples."
-    samples = _last_session(list(samples))
-    if not samples:
+    frame = pd.DataFrame(samples, columns=['elapsed_s', 'rank', *TRACE]).astype(float).fillna({'rank': 0})
+    if frame.empty:
         return []
-    width = max(samples[-1]['elapsed_s'] / POINTS, 1e-9)
-    stretches: dict[int, list[dict]] = {}
-    for s in samples:
-        stretches.setdefault(min(int(s['elapsed_s'] / width), POINTS - 1), []).append(s)
-
-    def reduced(held, key, how):
-        return _short(how(seen), 4) if (seen := [s[key] for s in held if s.get(key) is not None]) else None
-
+    frame = frame[frame['rank'] == frame['rank'].min()]
+    sessions = (frame['elapsed_s'].diff() < 0).cumsum()  # the clock restarts with each
+    frame = frame[sessions == sessions.max()]
+    width = max(frame['elapsed_s'].iloc[-1] / POINTS, 1e-9)
+    stretch = (frame['elapsed_s'] / width).astype(int).clip(upper=POINTS - 1)
     return [
-        dict(elapsed_s=_short((i + 0.5) * width, 5))
-        | {key: reduced(held, key, how) for key, how in TRACE.items()}
-        for i, held in sorted(stretches.items())
+        dict(elapsed_s=_short((i + 0.5) * width, 5)) | {key: _short(row[key], 4) for key in TRACE}
+        for i, row in frame.groupby(stretch).agg(TRACE).iterrows()
     ]
 
 # %% ../../nbs/telemetry/04_timeline.ipynb #e4a472e5
