@@ -392,7 +392,7 @@ def test_the_executed_notebook_shows_the_run(first_run):
     tables = outputs(notebook, 'text/html')
     bars = outputs(notebook, 'text/plain')
     assert (
-        f"{record['run_id']} needs its teacher first: {record['teacher_run_id']}" in said
+        f"{record['run_id']} needs {record['teacher_run_id']} first" in said
         and f'run_id: {record["run_id"]}' in said
     )
     # the teacher's bar and the student's, at their end

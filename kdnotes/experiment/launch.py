@@ -28,17 +28,17 @@ from kdnotes.core.processes import (
 from ..core.resolve import resolved_dtype, settings
 from kdnotes.experiment.attempt import (
     NO_LIMITS,
-    Broken,
+    LimitExceeded,
     Limits,
     RunError,
     failures,
     follow_ranks,
-    goes_on,
-    lock_for,
+    resume_note,
+    lock_or_wait,
     outcome,
     rendezvous_of,
     saved_step,
-    spared,
+    guarded,
     wait_for_file,
     why_ended,
 )
@@ -46,10 +46,9 @@ from .plan import Plan, on_this_machine, plan, plan_study
 from ..tasks.sources import UNLABELLED
 from ..results.runs import RunFolder, lock_run
 from ..results.store import find_record, find_run_model, records
-from ..train.checkpoint import checkpoints
 
 # %% auto #0
-__all__ = ['RESTARTS', 'Follow', 'run', 'execute', 'make_runs', 'missing', 'stop_made', 'stages', 'with_run', 'progress',
+__all__ = ['RESTARTS', 'Follow', 'run', 'execute', 'make_runs', 'missing', 'stop_futures', 'stages', 'with_run', 'progress',
            'milestones']
 
 # %% ../../nbs/experiment/06_launch.ipynb #6f138b76
@@ -79,9 +78,7 @@ def execute(
     from kdnotes.experiment.card import leave_card
 
     folder = RunFolder(plan.config.study, plan.run_id)
-    _check_foundations(plan)
     if _complete(folder):
-        _check_source(plan, folder.record())
         _bind(folder)
         say(f'{plan.run_id} is done already')
         leave_card(folder)
@@ -92,19 +89,12 @@ def execute(
     if _adopt(plan, folder, say):
         return folder.record()
     with on_this_machine(plan.config):
-        _make_foundations(plan, on_row, say, jobs)
-        _make_run(plan, rendezvous, spared(on_row, folder.run_id, say), say, jobs, limits, wait_s)
+        for first in missing(plan):
+            say(f'{plan.run_id} needs {first.run_id} first')
+            execute(first, on_row, say, jobs, wait_s=math.inf)
+        _make_run(plan, rendezvous, guarded(on_row, folder.run_id, say), say, jobs, limits, wait_s)
     leave_card(folder)
     return folder.record()
-
-# %% ../../nbs/experiment/06_launch.ipynb #c9963f8e
-def _make_foundations(plan: Plan, on_row: Callable, say: Callable, jobs: int) -> None:
-    "Make what a run needs."
-    for name, first in (('teacher', plan.teacher), ('start', plan.transfer)):
-        if first and find_run_model(first.run_id) is None:
-            needed = f'the scores of its given {name}' if is_given(first.config) else f'its {name}'
-            say(f'{plan.run_id} needs {needed} first: {first.run_id}')
-            execute(first, on_row, say, jobs, wait_s=math.inf)
 
 # %% ../../nbs/experiment/06_launch.ipynb #428b02a1
 def _make_run(
@@ -120,19 +110,32 @@ def _make_run(
     folder = RunFolder(plan.config.study, plan.run_id).create()
     with ExitStack() as stack:
         try:
-            held = lock_for(stack, folder, say, wait_s)
+            held = lock_or_wait(stack, folder, say, wait_s)
         except BusyError:
             if rendezvous is None or rendezvous.nodes == 1:
                 raise
             _take_part(plan, rendezvous, say)  # another process on this machine has the lock
             return
-        if not _complete(folder):
-            doing = _doing(plan, folder)
-            say(f'{doing} {plan.run_id}: {counted(plan.config.ranks, "rank")}, {resolved_dtype(plan.config)}')
-            if rendezvous and rendezvous.nodes > 1:
-                machines = counted(rendezvous.nodes, 'machine')
-                say(f'{machines} connect at {rendezvous.address}; each waits half an hour for the others')
-            _launch(plan, folder, rendezvous, on_row, jobs, held, limits)
+        if _complete(folder):
+            return
+        step = saved_step(folder)
+        doing = 'training' if step is None else f'from step {step} on, training'
+        if is_given(plan.config):
+            doing = 'measuring'
+        say(f'{doing} {plan.run_id}: {counted(plan.config.ranks, "rank")}, {resolved_dtype(plan.config)}')
+        if rendezvous and rendezvous.nodes > 1:
+            machines = counted(rendezvous.nodes, 'machine')
+            say(f'{machines} connect at {rendezvous.address}; each waits half an hour for the others')
+        _write_job(plan, folder, jobs)
+        # of a run whose model is gone; what is there now is what ends this one
+        (folder.path / 'record.json').unlink(missing_ok=True)
+        if step is None:
+            (folder.path / 'rows.jsonl').unlink(missing_ok=True)  # else the rows go on too
+        folder.write_state('running')
+        _run_ranks(
+            plan, folder, rendezvous, '', lambda row: on_row(with_run(row, plan)), jobs == 1, limits, held
+        )
+        folder.write_state('done')
 
 # %% ../../nbs/experiment/06_launch.ipynb #8d8bd42f
 def _take_part(plan: Plan, rendezvous: Rendezvous, say: Callable[[str], None]) -> dict:  # the record
@@ -150,35 +153,25 @@ def _take_part(plan: Plan, rendezvous: Rendezvous, say: Callable[[str], None]) -
         )
     return folder.record()
 
-# %% ../../nbs/experiment/06_launch.ipynb #2ab40aa6
-def _doing(plan: Plan, folder: RunFolder) -> str:
-    "What is done with a run that is not there."
-    if is_given(plan.config):
-        return 'measuring'
-    step = saved_step(folder)
-    return 'training' if step is None else f'from step {step} on, training'
-
 # %% ../../nbs/experiment/06_launch.ipynb #8077707a
 def make_runs(
     plans: Sequence[Plan],  # of one study
-    # makes one run beside so many others, itself counted; a `KdnotesError` is that run's failure and not the
+    # makes one run, of so many at the same time; a `KdnotesError` is the failure of that run and not of the
     # study's
     make: Callable[[Plan, int], object],
     say: Callable[[str], None] = lambda text: None,
     jobs: int = 1,  # runs at the same time, on the same device: sooner done, but their times are not compared
-    told: Callable[[dict], str] = outcome,  # of the record of a run that is done, in a line
+    summarize: Callable[[dict], str] = outcome,  # of the record of a run that is done, in a line
 ) -> dict[str, str]:  # run_id -> why it failed
     "Make the runs that have no record yet; a `RunError` if all of them fail."
     if not isinstance(jobs, int) or jobs < 1:
         raise RunError(f'jobs={jobs!r} must be a number of runs, at least 1')
-    done = {r['run_id']: r for r in records(plans[0].config.study)}
+    done = {r['run_id'] for r in records(plans[0].config.study)}
     for p in plans:
-        _check_foundations(p)
         if p.run_id in done:
-            _check_source(p, done[p.run_id])
             _bind(RunFolder(p.config.study, p.run_id))
     left = [p for p in plans if p.run_id not in done]
-    maker = _Maker([p.run_id for p in plans], make, say, told)
+    maker = _Maker([p.run_id for p in plans], make, say, summarize)
     if jobs == 1:
         for p in left:
             maker.make_one(p)  # in this thread, which is the one that an interrupt reaches
@@ -192,41 +185,36 @@ def make_runs(
 # %% ../../nbs/experiment/06_launch.ipynb #e72959ea
 @dataclass
 class _Maker:
-    "Makes runs one by one, each after what it stands on, and says how each of them ended."
+    "Makes runs one by one, each after its dependencies, and says how each of them ended."
 
     run_ids: Sequence[str]  # of the study
     make: Callable[[Plan, int], object]  # as of `make_runs`
     say: Callable[[str], None]
-    told: Callable[[dict], str]  # as of `make_runs`
+    summarize: Callable[[dict], str]  # as of `make_runs`
     tried: set[str] = field(default_factory=set)  # run_ids
     failed: dict[str, str] = field(default_factory=dict)  # run_id -> why
 
-    def make_one(self, p: Plan, beside: int = 1) -> None:
+    def make_one(self, p: Plan, concurrent: int = 1) -> None:
         if p.run_id in self.tried:
             return
         self.tried.add(p.run_id)
         if p.run_id in self.run_ids:
             self.say(f'{self.run_ids.index(p.run_id) + 1} of {len(self.run_ids)}: {p.run_id}')
-        if lost := self._lost_foundation(p, beside):
-            self.failed[p.run_id] = f'{lost}, which it stands on, failed: {self.failed[lost]}'
-            self.say(f'   {p.run_id} is not made: {lost}, which it stands on, failed')
-            return
+        for first in missing(p):
+            self.make_one(first, concurrent)
+            if first.run_id in self.failed:  # it would fail again for each of its students
+                why = self.failed[first.run_id]
+                self.failed[p.run_id] = f'{first.run_id}, which it stands on, failed: {why}'
+                self.say(f'   {p.run_id} is not made: {first.run_id}, which it stands on, failed')
+                return
         try:
-            self.make(p, beside)
-            self.say(f'   {p.run_id}: {self.told(_record_of(p))}')
+            self.make(p, concurrent)
+            self.say(f'   {p.run_id}: {self.summarize(_record_of(p))}')
         except Stopped:
             raise  # the study stops with it
         except KdnotesError as e:
             self.failed[p.run_id] = str(e)
             self.say(f'   {p.run_id} failed: {e}')
-
-    def _lost_foundation(self, p: Plan, beside: int) -> str | None:  # its run_id
-        "Make what a run stands on, up to the first that fails: it would fail again for each of its students."
-        for first in missing(p):
-            self.make_one(first, beside)
-            if first.run_id in self.failed:
-                return first.run_id
-        return None
 
 # %% ../../nbs/experiment/06_launch.ipynb #ce9b8d67
 def missing(
@@ -239,65 +227,35 @@ def missing(
 def _make_in_stages(plans: Sequence[Plan], make_one: Callable[[Plan, int], None], jobs: int) -> None:
     "Make several runs at the same time, after those that they stand on."
     for stage in stages(plans):
-        beside = min(jobs, len(stage))
+        concurrent = min(jobs, len(stage))
         with ThreadPoolExecutor(jobs) as pool:
-            made: list[Future] = []
+            futures: list[Future] = []
             try:
                 with held_back():
-                    made += [pool.submit(make_one, p, beside) for p in stage]
-                for future in as_completed(made):
+                    futures += [pool.submit(make_one, p, concurrent) for p in stage]
+                for future in as_completed(futures):
                     future.result()
             except BaseException:  # a stop: no other run begins, and those that run save their state
-                stop_made(made)
+                stop_futures(futures)
                 raise
 
 
-def stop_made(
-    made: Sequence[Future],  # of threads that make runs
+def stop_futures(
+    futures: Sequence[Future],  # of threads that make runs
 ) -> None:
     "Stop what other threads make, also what they are about to start; an interrupt kills what is left."
+    with held_back():
+        for future in futures:
+            future.cancel()
     try:
-        _cancel(made)
-        while wait(made, timeout=0.2).not_done:
+        while wait(futures, timeout=0.2).not_done:
             stop_all()
     except BaseException:
-        _cancel(made)
-        while wait(made, timeout=0.2).not_done:
+        while wait(futures, timeout=0.2).not_done:
             kill_all()
         raise
 
-
-def _cancel(made: Sequence[Future]) -> None:
-    "Take back what has not begun."
-    for future in made:
-        future.cancel()
-
 # %% ../../nbs/experiment/06_launch.ipynb #f238c135
-def _check_source(plan: Plan, record: dict) -> None:
-    "Refuse a finished run of schema 2, whose name tells its weights alone, if they are read otherwise today."
-    if record['models'].get('reading_sha256'):
-        return  # its name tells it
-    for key, files in (
-        ('config_sha256', 'config.json of the model that it starts from'),
-        ('vocabulary_sha256', 'tokenizer of its teacher'),
-    ):
-        known = record['models'].get(key)
-        today = getattr(plan, key)
-        if known and today and known != today:
-            raise RunError(
-                f'{plan.run_id} is done already in study {record["study"]!r}, and since then the {files} has '
-                f'changed: restore it, or have the run made again: kdnotes forget {record["study"]} '
-                f'{plan.run_id}'
-            )
-
-
-def _check_foundations(plan: Plan) -> None:
-    "The same of all that a run stands on, as far as its model is there."
-    for first in plan.foundations:
-        if model := find_run_model(first.run_id):
-            _check_source(first, RunFolder(model.parent.parent.name, first.run_id).record())
-
-
 def _record_of(p: Plan) -> dict:
     "The record that a run has just left."
     found = find_record(p.run_id)
@@ -328,25 +286,17 @@ def _complete(folder: RunFolder) -> bool:
     return folder.record() is not None and (folder.path / 'model' / 'model.safetensors').is_file()
 
 
-def _made(run_id: str) -> tuple[dict, RunFolder] | None:
-    "The record and the folder of a run with its model, in whatever study."
-    found = find_record(run_id)
-    return found if found and found[1] is not None and _complete(found[1]) else None
-
-
 def _bind(folder: RunFolder) -> None:
     "Say that a run is done which was ended between its record and this."
     if _complete(folder) and 'record_sha256' not in (folder.state() or {}):
         folder.write_state('done')
 
 
-def _adopt(plan: Plan, folder: RunFolder, say) -> bool:
-    "Copy the files of a run that another study made; False when there is none."
-    found = _made(folder.run_id)
-    if not found:
+def _adopt(plan: Plan, folder: RunFolder, say: Callable[[str], None]) -> bool:
+    "Copy the files of a run that another study has made; False when there is none."
+    record, source = find_record(folder.run_id) or (None, None)
+    if source is None or not _complete(source):
         return False
-    record, source = found
-    _check_source(plan, record)
     source.check()
     with lock_run(folder.create()):
         files = source.files()
@@ -359,52 +309,20 @@ def _adopt(plan: Plan, folder: RunFolder, say) -> bool:
 # %% ../../nbs/experiment/06_launch.ipynb #5daa3000
 RESTARTS = 2  # of all ranks after one died, from their newest checkpoint
 
-
-def _times_before(plan: Plan) -> dict[str, float | None]:  # seconds
-    "What the runs took that this one stands on; read before it starts, for they may be forgotten meanwhile."
-
-    def record(run_id: str | None) -> dict | None:
-        found = find_record(run_id) if run_id else None
-        return found[0] if found else None
-
-    teacher = record(plan.teacher.run_id if plan.teacher else None)
-    transfer_run_id = plan.initial.get('transfer_run_id')
-    if not transfer_run_id and teacher:
-        transfer_run_id = teacher['initial'].get('transfer_run_id')
-    transfer = record(transfer_run_id)
-    return dict(
-        teacher_train_s=teacher['time']['train_s'] if teacher else None,
-        transfer_s=transfer['time']['total_s'] if transfer else None,
-    )
-
 # %% ../../nbs/experiment/06_launch.ipynb #8d44be7f
-def _launch(
-    plan: Plan,
-    folder: RunFolder,
-    rendezvous: Rendezvous | None,
-    on_row: Callable[[dict], None],
-    jobs: int,
-    held: int,  # of `lock_run`
-    limits: Limits,
-) -> None:
-    "Start a run's processes, pass its rows on, and wait; a failure becomes one sentence."
-    _write_job(plan, folder, jobs)
-    # of a run whose model is gone; what is there now is what ends this one
-    (folder.path / 'record.json').unlink(missing_ok=True)
-    if not checkpoints(folder.path / 'checkpoints'):
-        (folder.path / 'rows.jsonl').unlink(missing_ok=True)  # else the rows go on too
-    folder.write_state('running')
-    _run_ranks(plan, folder, rendezvous, '', lambda row: on_row(with_run(row, plan)), jobs == 1, limits, held)
-    folder.write_state('done')
-
-
 def _write_job(
     plan: Plan,
     folder: RunFolder,
     jobs: int,
     name: str = '',  # of a machine, whose corpora may lie elsewhere; '': of the one that locked the run
 ) -> None:
-    "Say in a run's folder what its ranks are to do."
+    "Write what the ranks of a run are to do, and what its dependencies took, which may be removed meanwhile."
+
+    def time_of(first: Plan | None, name: str) -> float | None:  # seconds
+        found = find_record(first.run_id) if first else None
+        return found[0]['time'][name] if found else None
+
+    transfer = plan.transfer or (plan.teacher and plan.teacher.transfer)
     write_json(
         folder.path / f'config{name}.json',
         dict(
@@ -418,7 +336,10 @@ def _write_job(
             config_sha256=plan.config_sha256,
             vocabulary_sha256=plan.vocabulary_sha256,
             reading_sha256=plan.reading_sha256,
-            times=_times_before(plan),
+            times=dict(
+                teacher_train_s=time_of(plan.teacher, 'train_s'),
+                transfer_s=time_of(transfer, 'total_s'),
+            ),
             teacher_run_id=plan.teacher.run_id if plan.teacher else None,
             teachers=plan.teachers,
             jobs=jobs,
@@ -452,7 +373,7 @@ def _run_ranks(
     )
     try:
         code = follow_ranks(ranks, folder, on_row, alone, limits)
-    except Broken as e:
+    except LimitExceeded as e:
         ranks.kill()
         ranks.wait()
         if not _complete(folder):
@@ -490,7 +411,7 @@ def _refuse(folder: RunFolder, code: int, rendezvous: Rendezvous | None, log: Pa
     lines = [line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()]
     if rendezvous:
         code = rendezvous.first_code(lines, code)
-    then = goes_on(folder)
+    then = resume_note(folder)
     if code == EXIT_STOPPED:
         folder.write_state('interrupted', exit_code=code, reason='a signal')
         raise Stopped(
