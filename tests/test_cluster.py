@@ -178,7 +178,7 @@ def test_what_cannot_be_made_there_is_one_sentence(cluster, home, small_teacher)
     for other, text in (
         (dict(version='0.0.0'), 'install one version'),
         (dict(plan=replace(p, config=elsewhere)), '/nowhere'),
-        (dict(plan=replace(p, corpus_sha256='0' * 64)), 'is not the one that the run was planned with'),
+        (dict(plan=replace(p, corpus_sha256='0' * 64)), 'changed since the run was planned, or '),
         (dict(home=str(home / 'elsewhere')), 'does not share the folder'),
     ):
         error = cluster_module._execute_there(**there | other)

@@ -4,6 +4,7 @@
 
 # %% ../../nbs/experiment/16_clean.ipynb #6457b0e4
 from __future__ import annotations
+import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,14 +53,6 @@ def _waiting(folders: Sequence[RunFolder]) -> set[str] | None:  # None: nobody k
     return found
 
 
-def _is_finished(folder: RunFolder) -> bool:
-    "Has a run a record that can be believed? One that is damaged keeps all it has."
-    try:
-        return folder.record() is not None
-    except KdnotesError:
-        return False
-
-
 def _signals(waiting: set[str]) -> Iterator[Path]:
     "The stored outputs of teachers that no begun run waits for."
     for folder in filter(_is_own_folder, sorted((cache_path() / 'signals').glob('*'))):
@@ -95,8 +88,9 @@ def leftovers() -> list[Leftover]:
     known = {leftover.path for leftover in found}
     for folder in folders:
         saved = folder.path / 'checkpoints'
-        if _is_own_folder(saved) and _is_finished(folder):
-            found.append(Leftover('checkpoints', saved, _size(saved)))
+        with contextlib.suppress(KdnotesError):  # a run whose record is damaged keeps all it has
+            if _is_own_folder(saved) and folder.record() is not None:
+                found.append(Leftover('checkpoints', saved, _size(saved)))
     waiting = _waiting(folders)
     if waiting is None:
         return found

@@ -205,22 +205,19 @@ class _Tasks:
                     if time.monotonic() > deadline:
                         self.kill()
             except KeyboardInterrupt:
-                self._stop_and_wait()
+                self.stop()
+                try:
+                    load_ray().wait(self._tasks, num_returns=len(self._tasks), timeout=STOP_TIMEOUT_S)
+                    self._look()
+                except BaseException:
+                    self.kill()
+                    raise
                 raise
         if errors and self.stopping:
             raise Stopped(f'{self._run_id} was stopped before its end; the same command resumes it')
         if errors:
             raise min(errors, key=lambda e: not e.cause)
         return results
-
-    def _stop_and_wait(self) -> None:
-        self.stop()
-        try:
-            load_ray().wait(self._tasks, num_returns=len(self._tasks), timeout=STOP_TIMEOUT_S)
-            self._look()
-        except BaseException:
-            self.kill()
-            raise
 
     def _result(self, task: Any) -> Any:
         "What a task returned, or a `RunError` for what Ray says of it."
@@ -358,9 +355,9 @@ class Cluster:
         "The tasks of a run, one per machine, as Ray's references."
         needs = _needs(plan)
         nodes = plan.config.nodes
-        beside = max(1, min(jobs, max(self._fitting(plan))))
+        concurrent = max(1, min(jobs, max(self._fitting(plan))))
         task = load_ray().remote(max_retries=int(nodes == 1))(_execute_there)
-        others = (__version__, str(root()), os.getcwd(), beside, limits)
+        others = (__version__, str(root()), os.getcwd(), concurrent, limits)
         start = partial(task.options, name=plan.run_id, **needs)
         if nodes == 1:
             yield [start().remote(_placed(plan), *others)]
