@@ -423,7 +423,7 @@ def have_floors(
         tables = []
         try:
             for task in _floor_tasks(config, corpus_sha256, few and info.probes):
-                encoder = _encoder(name, start, config.max_length, device)
+                encoder = _encoder(name, start, config.max_length, device, cache_path() / 'embeddings')
                 tables.append(floor_table(dict(frozen_encoder=task.encoder_floor(encoder))))
         except (KdnotesError, RuntimeError) as e:  # of weights that cannot be loaded, or have no room
             left_out.append(str(e))
@@ -475,11 +475,12 @@ def _encoder(
     start: str,  # of `start_text`: other weights under the same name are another encoder
     max_length: int,
     device: str,
+    folder: Path,  # of its embeddings
 ):  # a `distill.encoder.FrozenEncoder`
     "One encoder for all that is computed with it."
     from kdnotes.distill.encoder import FrozenEncoder
 
-    return FrozenEncoder(name, max_length, device, cache_path() / 'embeddings')
+    return FrozenEncoder(name, max_length, device, folder)
 
 
 DRAWS = 5  # of the labels that a baseline is fitted to, where a run has fewer than its corpus
