@@ -12,13 +12,14 @@ import sys
 import tempfile
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 import psutil
 import pytest
 from kdnotes import __version__
 from kdnotes.cli import main
-from kdnotes.core.config import ConfigError, flat
+from kdnotes.core.config import ConfigError, flat, with_values
 from kdnotes.core.parse import make_config
 from kdnotes.core.files import at_home
 from kdnotes.core.processes import Stopped, stop_all
@@ -173,12 +174,12 @@ def test_what_cannot_be_made_there_is_one_sentence(cluster, home, small_teacher)
         cluster.execute(large)
     assert cluster.room([p]) == len(os.sched_getaffinity(0))
     RunFolder(p.config.study, p.run_id).create()
-    there = dict(parameters=cluster_module._parameters(p), on=ON, run_id=p.run_id, version=__version__)
-    there |= dict(home=str(home), folder=str(home), jobs=1, limits=NO_LIMITS)
+    there = dict(plan=p, version=__version__, home=str(home), folder=str(home), jobs=1, limits=NO_LIMITS)
+    elsewhere = with_values(p.config, corpus='/nowhere')
     for other, text in (
-        (dict(run_id='another'), 'its corpus or its model is another one'),
         (dict(version='0.0.0'), 'install one version'),
-        (dict(parameters=there['parameters'] | dict(corpus='/nowhere')), 'nowhere'),
+        (dict(plan=replace(p, config=elsewhere)), '/nowhere'),
+        (dict(plan=replace(p, corpus_sha256='0' * 64)), 'changed since the run was planned, or '),
         (dict(home=str(home / 'elsewhere')), 'does not share the folder'),
     ):
         error = cluster_module._execute_there(**there | other)

@@ -20,7 +20,7 @@ from kdnotes.core.files import figures_path
 from kdnotes.core.processes import Stopped
 from kdnotes.core.render import phrase
 from kdnotes.core.resolve import resolve
-from kdnotes.experiment.launch import spared
+from kdnotes.experiment.launch import guarded
 from kdnotes.experiment.plan import plan_study
 from kdnotes.experiment.kernels import Kernels
 from kdnotes.experiment.display import make_here, run_box
@@ -215,7 +215,7 @@ def test_a_callback_that_raises_is_called_again_and_named_once(error):
         heard.append(row['kind'])
         raise error
 
-    listener = spared(on_row, 'baseline-s0', said.append)
+    listener = guarded(on_row, 'baseline-s0', said.append)
     for kind in ('start', 'step', 'end'):
         listener(dict(kind=kind))
     assert heard == ['start', 'step', 'end']
@@ -229,7 +229,7 @@ def test_an_interrupt_is_no_failure_of_a_callback():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        spared(on_row, 'baseline-s0', print)(dict(kind='start'))
+        guarded(on_row, 'baseline-s0', print)(dict(kind='start'))
 
 
 def test_an_interrupted_cell_says_which_run_was_stopped(monkeypatch):

@@ -26,7 +26,7 @@ from small_runs import write_corpus
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = ('kdnotes-a', 'kdnotes-b')  # of the networks
+NAMES = tuple(f'kdnotes-{os.getpid()}-{letter}' for letter in 'ab')  # networks of these tests alone
 
 
 def free_port() -> int:

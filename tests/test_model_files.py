@@ -6,7 +6,6 @@ import subprocess
 import sys
 import pytest
 from architectures import configs, write_teacher
-from kinds import one_of_each
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -16,8 +15,8 @@ from kdnotes.core.resolve import Machine
 from kdnotes.distill.architectures import load_config
 from kdnotes.distill.models import load_model
 from kdnotes.distill.weights import ModelError
-from kdnotes.experiment.launch import RunError, execute, make_runs, run
-from kdnotes.experiment.plan import plan, plan_study
+from kdnotes.experiment.launch import execute, make_runs, run
+from kdnotes.experiment.plan import plan
 from kdnotes.results.runs import RunFolder
 from kdnotes.tasks.base import SEQUENCE_HEAD
 from small_runs import train_here, write_corpus, write_model
@@ -228,41 +227,6 @@ def other_vocabulary(folder):
         words['a'], words['b'] = words['b'], words['a']
 
     rewrite(folder / 'tokenizer.json', swap)
-
-
-def other_config(folder):
-    rewrite(folder / 'config.json', lambda c: c.update(hidden_act='relu'))
-
-
-@slow
-@pytest.mark.parametrize(
-    'change, words',
-    one_of_each(
-        [
-            (other_vocabulary, 'the tokenizer of its teacher has changed'),
-            (other_config, 'the config.json of the model that it starts from has changed'),
-        ]
-    ),
-)
-def test_runs_of_two_models_under_one_name_are_no_study(home, given, change, words, rank_here, monkeypatch):
-    "Under schema 2 the weights alone were in a name, as now of the project's own."
-    monkeypatch.setattr('kdnotes.distill.weights.is_pinned', lambda weights, reading: True)
-    made = run(make_config(mode='baseline', **given))
-    folder = RunFolder(made['study'], made['run_id'])
-    rewrite(
-        folder.path / 'record.json',
-        lambda record: (record.update(schema=2), record['models'].pop('reading_sha256')),
-    )
-    folder.write_state('done')
-    change(home / 'teacher')
-    student = make_config(mode='full_kd', **given)
-    with pytest.raises(RunError, match=words):
-        run(student)  # what it stands on counts, too
-    plans = plan_study(1, 'baseline,parallel_baseline', **given)
-    with pytest.raises(RunError, match=words):
-        make_runs(plans, lambda p, jobs: pytest.fail('nothing is made'))
-    with pytest.raises(RunError, match=words):
-        run(make_config(mode='baseline', **given | dict(study='another-smoke')))  # nor is it adopted
 
 
 def other_weights(folder):

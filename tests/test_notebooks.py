@@ -392,7 +392,7 @@ def test_the_executed_notebook_shows_the_run(first_run):
     said = outputs(notebook)
     tables = outputs(notebook, 'text/html')
     assert (
-        f"{record['run_id']} needs its teacher first: {record['teacher_run_id']}" in said
+        f"{record['run_id']} needs {record['teacher_run_id']} first" in said
         and f'run_id: {record["run_id"]}' in said
     )
     [box] = [t for t in tables if '(teacher)' in t]

@@ -105,6 +105,19 @@ def test_a_study_that_is_stopped_says_so_and_goes_on(home, how, jobs, monkeypatc
     assert len(records) == jobs and any(record['resumed_at'] for record in records)
 
 
+def test_ctrl_c_during_the_imports_of_a_rank_does_not_break_them(tmp_path, monkeypatch):
+    module = "import time\nprint('begun', flush=True)\ntime.sleep(1)\nprint('imported', flush=True)\n"
+    (tmp_path / 'slow_imports.py').write_text(module)
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+    log = tmp_path / 'log'
+    ranks = Ranks('slow_imports', ranks=2, log=log)
+    ranks.start()
+    wait_for(lambda: log.read_text().count('begun') == 2)
+    for process in ranks._processes:
+        process.send_signal(signal.SIGINT)
+    assert ranks.wait() == 0 and log.read_text().count('imported') == 2, log.read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_signal_to_one_rank_is_no_stop_of_the_study(home):

@@ -494,8 +494,6 @@ class RunConfig(BaseModel):
     # run needs. Not needed with launcher=inherit. With launcher=ray: the address of the cluster
     # (local, auto, host:port or ray://host:port)
     rendezvous: str | None = _place(None)
-    # no effect: several machines always share one home folder on disk
-    shared_storage: bool = _place(False)
     # folder on this machine's own disk for tokens, columns and teacher outputs. None: runs/.cache, or, with
     # several machines, a folder in the machine's temporary directory
     node_cache: str | None = _place(None)

@@ -135,8 +135,13 @@ class Rendezvous:
         place = {}
         if self.rank is not None:
             place = {name: os.environ[name] for name in PLACES if name in os.environ}
+        own = self._addresses[0]
+        interfaces = (
+            name for name, known in psutil.net_if_addrs().items() if any(a.address == own for a in known)
+        )
+        interface = next(interfaces, _LOOPBACK)
         names = ('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME')
-        return place | {name: os.environ.get(name) or _interface_of(self._addresses[0]) for name in names}
+        return place | {name: os.environ.get(name) or interface for name in names}
 
     def first_code(
         self,
@@ -169,12 +174,6 @@ class Rendezvous:
             )
         return own, place[0]
 
-
-def _interface_of(address: str) -> str:  # the IP address of this machine
-    "The network interface that has an address."
-    known = psutil.net_if_addrs().items()
-    return next((name for name, all_of in known if any(a.address == address for a in all_of)), _LOOPBACK)
-
 # %% ../../nbs/core/05_processes.ipynb #633083cb
 def die_with_parent() -> None:
     "Ask for SIGTERM when the parent process dies (Linux; elsewhere nothing happens)."
@@ -183,6 +182,12 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # 1 is PR_SET_PDEATHSIG
         if os.getppid() != parent:
             os.kill(os.getpid(), signal.SIGTERM)  # it died in between
+
+
+def _begin_rank() -> None:
+    "Prepare a rank before its interpreter starts: a Ctrl-C during its imports could abort them halfway."
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it handles the signal itself
 
 # %% ../../nbs/core/05_processes.ipynb #80f854bb
 EXIT_STOPPED = 75  # of a rank that was asked to stop: the same command goes on with it
@@ -205,28 +210,28 @@ def _handled(handler: Callable, *numbers: int) -> Iterator[None]:
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {n: signal.getsignal(n) for n in numbers}
-    taken = [n for n, old in before.items() if old not in (signal.SIG_IGN, None)]
-    for number in taken:
+    handled = [n for n, old in before.items() if old not in (signal.SIG_IGN, None)]
+    for number in handled:
         signal.signal(number, handler)
     try:
         yield
     finally:
-        for number in taken:
+        for number in handled:
             signal.signal(number, before[number])
 
 
-ONE_STOP_S = 2.0  # within these a stop that is told twice is one: shells, terminals and schedulers repeat it
+ONE_STOP_S = 2.0  # within these a second signal is the same stop: shells, terminals and schedulers repeat it
 
 
 def interruptible() -> AbstractContextManager:
     "Take SIGTERM, and a terminal that closes, as Ctrl-C, in the main thread: what runs is stopped in order."
-    told_s = -math.inf
+    last_s = -math.inf
 
     def interrupt(number: int, frame: object) -> None:
-        nonlocal told_s
+        nonlocal last_s
         now = time.monotonic()
-        if now - told_s > ONE_STOP_S:
-            told_s = now
+        if now - last_s > ONE_STOP_S:
+            last_s = now
             raise KeyboardInterrupt
 
     return _handled(interrupt, signal.SIGTERM, signal.SIGHUP)
@@ -235,14 +240,14 @@ def interruptible() -> AbstractContextManager:
 @contextmanager
 def held_back() -> Iterator[None]:
     "Inside, Ctrl-C waits until what must not be done by half is done; in the main thread."
-    came = []
+    signals = []
     try:
         with _handled(
-            lambda number, frame: came.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+            lambda number, frame: signals.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP
         ):
             yield
     finally:
-        for number in came[:1]:
+        for number in signals[:1]:
             signal.raise_signal(number)
 
 
@@ -313,25 +318,22 @@ class Ranks:
     def start(self) -> None:
         "Start all ranks; an interrupt comes after the last."
         _running.add(self)
-        with held_back():
-            self._start()
-
-    def _start(self) -> None:
         self._cause = None  # the exit code that decides on the others' fate
         self._deadline = None  # after it ranks are not waited for
         self._processes = []
         store = self._folder.path / f'store-{self._restarts_left}'
-        for rank in range(self._ranks):
-            process = subprocess.Popen(
-                self._command,
-                env=self._environment | rank_environment(rank, self._ranks, store),
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=die_with_parent,
-                pass_fds=self._holds,
-            )
-            self._processes.append(process)
+        with held_back():
+            for rank in range(self._ranks):
+                process = subprocess.Popen(
+                    self._command,
+                    env=self._environment | rank_environment(rank, self._ranks, store),
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=_begin_rank,
+                    pass_fds=self._holds,
+                )
+                self._processes.append(process)
 
     def poll(
         self,

@@ -214,7 +214,7 @@ def resolve(
             "which an overflow of fp16 would make infinite for good; "
             "use amp_dtype='bf16' or gradient_dtype='fp32'"
         )
-    alone = dict(nodes=1, launcher='local', rendezvous=None, shared_storage=False)
+    alone = dict(nodes=1, launcher='local', rendezvous=None)
     student = mode.network == 'student'
     shape = _shape(config, teacher_depth)
     setting = task_info(config.task).default_setting(corpus, mode.network, transfer)

@@ -23,8 +23,8 @@ from ..results.runs import RowFollower, RunFolder, lock_run
 from ..train.checkpoint import checkpoints
 
 # %% auto #0
-__all__ = ['NO_LIMITS', 'RunError', 'Limits', 'rendezvous_of', 'wait_for_file', 'saved_step', 'lock_for', 'Broken',
-           'follow_ranks', 'stage_file', 'goes_on', 'why_ended', 'outcome', 'failures', 'spared']
+__all__ = ['NO_LIMITS', 'RunError', 'Limits', 'rendezvous_of', 'wait_for_file', 'saved_step', 'lock_or_wait', 'LimitExceeded',
+           'follow_ranks', 'stage_file', 'resume_note', 'why_ended', 'outcome', 'failures', 'guarded']
 
 # %% ../../nbs/experiment/04_attempt.ipynb #e2fd4a90
 class RunError(KdnotesError):
@@ -80,7 +80,7 @@ def saved_step(
     return int(saved[0].name[5:]) if saved else None
 
 
-def lock_for(
+def lock_or_wait(
     stack: ExitStack,
     folder: RunFolder,
     say: Callable[[str], None],
@@ -98,22 +98,18 @@ def lock_for(
 
 
 def _launcher_is_gone(folder: RunFolder) -> bool:
-    "Did a process that said it trains this run end without another word?"
+    "Has the process that wrote that it trains this run ended, so that it can write nothing else?"
     state = folder.state() or {}
     pid = state.get('pid')
-    possible = type(pid) is int and 0 < pid < 2**31  # a file that somebody wrote may say anything
-    return state.get('status') == 'running' and possible and not _is_alive(pid)
-
-
-def _is_alive(pid: int) -> bool:
-    "Is there a process of this number that can still do something?"
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+    if state.get('status') != 'running' or type(pid) is not int or not 0 < pid < 2**31:
         return False
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 # %% ../../nbs/experiment/04_attempt.ipynb #328609a1
-class Broken(RunError):
+class LimitExceeded(RunError):
     "A limit that a run has broken."
 
 
@@ -123,7 +119,7 @@ def follow_ranks(
     on_row: Callable[[dict], None],
     alone: bool,  # is no other run made meanwhile? Only then its stages are shown
     limits: Limits = NO_LIMITS,
-) -> int:  # the exit code; a `Broken` where a limit is broken
+) -> int:  # the exit code; a `LimitExceeded` where a limit is broken
     "Start the ranks and hand over their rows, and how far their stages are, until they end."
     stages = ReportFollower(stage_file(folder), report if alone else silent)
     with RowFollower(folder.path / 'rows.jsonl') as follower, contextlib.closing(stages):
@@ -147,12 +143,14 @@ def follow_ranks(
 def _check_limits(limits: Limits, seconds: float, ranks: Ranks) -> None:
     "Raise what a run that goes on has broken."
     if limits.minutes is not None and seconds > 60 * limits.minutes:
-        raise Broken(f'it was ended after the {limits.minutes:g} minutes that it may take', cause='time')
+        raise LimitExceeded(
+            f'it was ended after the {limits.minutes:g} minutes that it may take', cause='time'
+        )
     if limits.memory_mib is None:
         return
     needed = ranks.resident_bytes() / 2**20
     if needed > limits.memory_mib:
-        raise Broken(
+        raise LimitExceeded(
             f'it was ended when it held {needed:,.0f} MiB of memory, more than the '
             f'{limits.memory_mib:,.0f} that it may have',
             cause='memory',
@@ -164,7 +162,7 @@ def stage_file(folder: RunFolder) -> Path:
     return folder.path / 'stage.json'
 
 
-def goes_on(folder: RunFolder) -> str:  # the end of a sentence on what would start it again
+def resume_note(folder: RunFolder) -> str:  # the end of a sentence on what would start it again
     "What becomes of a run that is started again."
     step = saved_step(folder)
     return 'makes it again from its beginning' if step is None else f'goes on from step {step}'
@@ -202,12 +200,12 @@ def failures(
     return f'{len(failed)} of {runs} runs failed: {reasons}; put that right and start the study again'
 
 
-def spared(
+def guarded(
     on_row: Callable[[dict], None],  # of a user
     run_id: str,
     say: Callable[[str], None],
 ) -> Callable[[dict], None]:  # it raises nothing but what stops the process
-    "A callback that costs no run: its first failure is said, and it is given the next rows all the same."
+    "A callback whose errors end no run: the first is reported, and later rows are passed on."
     failed = False
 
     def on_each(row: dict) -> None:

@@ -4,6 +4,7 @@
 
 # %% ../../nbs/experiment/16_clean.ipynb #6457b0e4
 from __future__ import annotations
+import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -52,14 +53,6 @@ def _waiting(folders: Sequence[RunFolder]) -> set[str] | None:  # None: nobody k
     return found
 
 
-def _is_finished(folder: RunFolder) -> bool:
-    "Has a run a record that can be believed? One that is damaged keeps all it has."
-    try:
-        return folder.record() is not None
-    except KdnotesError:
-        return False
-
-
 def _signals(waiting: set[str]) -> Iterator[Path]:
     "The stored outputs of teachers that no begun run waits for."
     for folder in filter(_is_own_folder, sorted((cache_path() / 'signals').glob('*'))):
@@ -72,24 +65,9 @@ def _signals(waiting: set[str]) -> Iterator[Path]:
 
 
 def stale() -> list[Leftover]:
-    "What no name leads to any more: it was made under older rules, or of files that have changed since."
-    signals = [
-        path for path in (cache_path() / 'signals').glob('*') if _is_own_folder(path) and _is_older(path)
-    ]
-    corpora = [path for path in (cache_path() / 'corpora').glob('*.corpus') if _has_changed(path)]
-    return [
-        Leftover(kind, path, _size(path))
-        for kind, found in (("teacher's outputs", signals), ('corpora', corpora))
-        for path in sorted(found)
-    ]
-
-
-def _is_older(signal: Path) -> bool:
-    "Are a teacher's outputs named without what reads its weights?"
-    try:
-        return 'config_sha256' not in read_json(signal / 'meta.json')['key_parts']
-    except (FileError, KeyError, TypeError):
-        return False  # half made
+    "Columns of files that have changed since, to which no name leads any more."
+    corpora = sorted((cache_path() / 'corpora').glob('*.corpus'))
+    return [Leftover('corpora', path, _size(path)) for path in corpora if _has_changed(path)]
 
 
 def _has_changed(corpus: Path) -> bool:
@@ -106,19 +84,17 @@ def _has_changed(corpus: Path) -> bool:
 def leftovers() -> list[Leftover]:
     "What finished runs no longer need."
     folders = run_folders('*.json')
-    found = []
+    found = stale()
+    known = {leftover.path for leftover in found}
     for folder in folders:
         saved = folder.path / 'checkpoints'
-        if _is_own_folder(saved) and _is_finished(folder):
-            found.append(Leftover('checkpoints', saved, _size(saved)))
-    old = stale()
-    found += old
+        with contextlib.suppress(KdnotesError):  # a run whose record is damaged keeps all it has
+            if _is_own_folder(saved) and folder.record() is not None:
+                found.append(Leftover('checkpoints', saved, _size(saved)))
     waiting = _waiting(folders)
     if waiting is None:
         return found
-    known = {leftover.path for leftover in old}
-    signals = [path for path in _signals(waiting) if path not in known]
-    found += [Leftover("teacher's outputs", path, _size(path)) for path in signals]
+    found += [Leftover("teacher's outputs", path, _size(path)) for path in _signals(waiting)]
     if not waiting:
         for kind in _OF_TEXTS:
             paths = [path for path in sorted((cache_path() / kind).glob('*')) if path.suffix != '.lock']

@@ -21,15 +21,13 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 from .. import __version__
-from ..core.config import ConfigError, KdnotesError, flat, shown, with_values
+from ..core.config import ConfigError, KdnotesError, shown, with_values
 from ..core.files import OwnFolder, at_home, file_errors, own_folder, root
-from ..core.parse import make_config
 from ..core.processes import STOP_TIMEOUT_S, Stopped, stoppable
 from ..core.render import phrase
-from ..core.resolve import Machine
-from .launch import NO_LIMITS, Limits, RunError, missing, spared, with_run
+from .launch import NO_LIMITS, Limits, RunError, missing, guarded, with_run
 from .launch import execute as execute_here
-from .plan import Plan, plan
+from .plan import Plan
 from ..results.runs import RowFollower, RunFolder
 from ..results.store import find_run_model
 
@@ -111,9 +109,7 @@ def _connect(address: str) -> None:
 
 # %% ../../nbs/experiment/10_cluster.ipynb #690dfdbe
 def _execute_there(
-    parameters: dict,  # of the run, JSON-able
-    on: Machine,  # that it was planned on
-    run_id: str,
+    plan: Plan,
     version: str,  # of kdnotes
     home: str,
     folder: str,  # the current folder of the sender, from which relative paths are read
@@ -123,38 +119,21 @@ def _execute_there(
     "Execute a run where this is called; a known error is the result."
     # Ray interrupts a task, which has no effect where a background job has left SIGINT ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if on.device == 'cpu':
+    if plan.config.threads_per_rank:  # on CPUs
         os.environ['CUDA_VISIBLE_DEVICES'] = ''
     host = socket.gethostname()
     try:
         if version != __version__:
             raise RunError(f'kdnotes is {__version__} on {host} and {version} here; install one version')
-        with at_home(home), contextlib.chdir(folder if os.path.isdir(folder) else '.'), file_errors():
-            planned = plan(make_config(**parameters), on)
-            if planned.run_id != run_id:
-                raise RunError(
-                    f'{run_id} would be {planned.run_id} on {host}: its corpus or its model is another '
-                    'one there; put the same files at the same paths on all machines'
-                )
-            if not RunFolder(planned.config.study, run_id).path.is_dir():
+        with at_home(home), contextlib.chdir(folder if os.path.isdir(folder) else '.'):
+            if not RunFolder(plan.config.study, plan.run_id).path.is_dir():
                 raise RunError(
                     f'{host} does not share the folder {home}; the machines of a cluster need one home '
                     '(KDNOTES_HOME) on a shared disk'
                 )
-            execute_here(planned, jobs=jobs, limits=limits)
+            execute_here(plan, jobs=jobs, limits=limits)
     except KdnotesError as e:
         return e
-
-
-_PLACE = ('nodes', 'launcher', 'rendezvous')  # where a run's ranks are, which the cluster decides
-
-
-def _parameters(plan: Plan) -> dict:
-    "What a task is given of a planned run."
-    # the folders of corpora differ between machines
-    found = {name: getattr(plan.config, name) for name in ('corpus', 'transfer')}
-    asked = flat(plan.asked, changed=True) | {k: v for k, v in found.items() if v != 'none'}
-    return {name: value for name, value in asked.items() if name not in _PLACE}
 
 
 def _needs(
@@ -174,6 +153,12 @@ def _fitting(
     cpus = machine.get('CPU', 0) // needs['num_cpus']
     gpus = machine.get('GPU', 0) // needs['num_gpus'] if needs['num_gpus'] else math.inf
     return int(min(cpus, gpus))
+
+
+def _placed(plan: Plan, nodes: int = 1, launcher: str = 'local', rendezvous: str | None = None) -> Plan:
+    "The same run with its ranks elsewhere: on one machine, where nothing else is given."
+    place = dict(nodes=nodes, launcher=launcher, rendezvous=rendezvous)
+    return replace(plan, config=with_values(plan.config, **place))
 
 # %% ../../nbs/experiment/10_cluster.ipynb #20179638
 _LOOK_S = 0.5  # between two looks at a run's rows
@@ -220,22 +205,19 @@ class _Tasks:
                     if time.monotonic() > deadline:
                         self.kill()
             except KeyboardInterrupt:
-                self._stop_and_wait()
+                self.stop()
+                try:
+                    load_ray().wait(self._tasks, num_returns=len(self._tasks), timeout=STOP_TIMEOUT_S)
+                    self._look()
+                except BaseException:
+                    self.kill()
+                    raise
                 raise
         if errors and self.stopping:
             raise Stopped(f'{self._run_id} was stopped before its end; the same command resumes it')
         if errors:
             raise min(errors, key=lambda e: not e.cause)
         return results
-
-    def _stop_and_wait(self) -> None:
-        self.stop()
-        try:
-            load_ray().wait(self._tasks, num_returns=len(self._tasks), timeout=STOP_TIMEOUT_S)
-            self._look()
-        except BaseException:
-            self.kill()
-            raise
 
     def _result(self, task: Any) -> Any:
         "What a task returned, or a `RunError` for what Ray says of it."
@@ -341,7 +323,7 @@ class Cluster:
     ) -> dict:  # the record
         "Execute a planned run on the cluster, or find it done: `launch.execute`, elsewhere."
         if find_run_model(plan.run_id) is not None:
-            return execute_here(_local(plan), on_row, say, jobs)  # it is done, and nothing is trained
+            return execute_here(_placed(plan), on_row, say, jobs)  # it is done, and nothing is trained
         if missing(plan):
             with self._turn:
                 for first in missing(plan):
@@ -349,7 +331,7 @@ class Cluster:
                     self.execute(first, on_row, say, jobs)
         self._check_room(plan)
         folder = RunFolder(plan.config.study, plan.run_id).create()
-        follow = spared(on_row, plan.run_id, say)
+        follow = guarded(on_row, plan.run_id, say)
         say(phrase('cluster.jinja', 'submitted', plan.run_id, _needs(plan), plan.config.nodes))
         with RowFollower(folder.path / 'rows.jsonl') as rows, self._started(plan, jobs, limits) as tasks:
             rows.new()  # of an earlier attempt
@@ -371,24 +353,22 @@ class Cluster:
     @contextmanager
     def _started(self, plan: Plan, jobs: int, limits: Limits) -> Iterator[list]:
         "The tasks of a run, one per machine, as Ray's references."
-        from kdnotes.core.resolve import machine
-
         needs = _needs(plan)
         nodes = plan.config.nodes
-        beside = max(1, min(jobs, max(self._fitting(plan))))
+        concurrent = max(1, min(jobs, max(self._fitting(plan))))
         task = load_ray().remote(max_retries=int(nodes == 1))(_execute_there)
-        others = (machine(), plan.run_id, __version__, str(root()), os.getcwd(), beside, limits)
+        others = (__version__, str(root()), os.getcwd(), concurrent, limits)
         start = partial(task.options, name=plan.run_id, **needs)
         if nodes == 1:
-            yield [start().remote(_parameters(plan), *others)]
+            yield [start().remote(_placed(plan), *others)]
             return
         with _reserved(nodes, needs, 'PACK' if self.address == 'local' else 'STRICT_SPREAD') as places:
             asked = load_ray().remote(num_cpus=0)(_own_address)
             [address] = _Tasks(plan.run_id, [asked.options(scheduling_strategy=places[0]).remote()]).wait()
             if self.address == 'local':  # no other machine needs to reach it
                 address = f'127.0.0.1:{address.rsplit(":", 1)[1]}'
-            parameters = _parameters(plan) | dict(nodes=nodes, launcher='torchrun', rendezvous=address)
-            yield [start(scheduling_strategy=place).remote(parameters, *others) for place in places]
+            part = _placed(plan, nodes, 'torchrun', address)
+            yield [start(scheduling_strategy=place).remote(part, *others) for place in places]
 
     def _machines(self) -> list[dict[str, float]]:
         "What each machine has, by Ray's names."
@@ -411,11 +391,6 @@ class Cluster:
             )
 
 
-def _local(plan: Plan) -> Plan:
-    "The same run on this machine."
-    return replace(plan, config=with_values(plan.config, nodes=1, launcher='local', rendezvous=None))
-
-
 def make_run(
     plan: Plan,
     on_row: Callable[[dict], None] = lambda row: None,  # as of `launch.run`
@@ -427,6 +402,6 @@ def make_run(
     if plan.config.launcher != 'ray':
         return execute_here(plan, on_row, say, jobs, limits)
     if find_run_model(plan.run_id) is not None:
-        return execute_here(_local(plan), on_row, say, jobs)  # without Ray
+        return execute_here(_placed(plan), on_row, say, jobs)  # without Ray
     with closing(Cluster(plan.config.rendezvous or 'local', plan.config.nodes)) as cluster:
         return cluster.execute(plan, on_row, say, jobs, limits)

@@ -18,7 +18,7 @@ from ..core.render import metric_on, phrase, render, sentences, unit_of
 from ..report.tables import corpus_of, use_table
 from ..core.processes import Stopped
 from .cluster import make_run
-from .launch import goes_on, milestones, missing
+from .launch import milestones, missing, resume_note
 from .plan import Plan
 from .worker import have_floors
 from ..results.schema import RecordError
@@ -134,7 +134,7 @@ def make_here(
         stopped = planned
         while first := missing(stopped):  # what a run needs comes before it
             stopped = first[0]
-        then = goes_on(RunFolder(stopped.config.study, stopped.run_id))
+        then = resume_note(RunFolder(stopped.config.study, stopped.run_id))
         raise Stopped(f'{stopped.run_id} was stopped before its end; this cell, run again, {then}') from None
 
 

@@ -8,76 +8,64 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from ..core.files import OwnFolder, own_folder, root
+from ..core.files import own_folder, root
 
 # %% auto #0
 __all__ = ['Kernels']
 
 # %% ../../nbs/experiment/17_kernels.ipynb #96589396
-@dataclass
 class _Kernel:
-    "A kernel, and who has talked to it."
+    "A kernel that starts when it is first used."
 
-    manager: Any  # a `jupyter_client.AsyncKernelManager`
-    folder: OwnFolder  # of its sockets
-    clients: list = field(default_factory=list)
+    def __init__(self) -> None:
+        from jupyter_client import AsyncKernelManager
+        from traitlets.config import Config
 
-    def hang_up(self) -> None:
+        self.folder = own_folder('kernel')  # of its sockets
+        # absolute: a notebook may be executed from another folder
+        sockets = dict(transport='ipc', ip=str(self.folder.path / 'kernel'))
+        self.manager = AsyncKernelManager(kernel_name='python3', config=Config(KernelManager=sockets))
+        self.manager.client_class = 'jupyter_client.asynchronous.AsyncKernelClient'
+        self.clients: list[Any] = []
+        connect = self.manager.client
+
+        def client(**options: Any) -> Any:
+            self.clients.append(connect(**options))
+            return self.clients[-1]
+
+        self.manager.client = client
+
+    def disconnect(self) -> None:
         "End the connections: who executes a notebook leaves them open."
         while self.clients:
             self.clients.pop().stop_channels()
-
-    def lives(self) -> bool:
-        from jupyter_core.utils import run_sync
-
-        return run_sync(self.manager.is_alive)()
 
     def end(self) -> None:
         "Shut it down, whatever became of it."
         from jupyter_core.utils import run_sync
 
         with contextlib.suppress(RuntimeError, OSError):
-            self.hang_up()
+            self.disconnect()
             run_sync(self.manager.shutdown_kernel)(now=True)
         self.folder.remove()
 
-
-def _new_kernel() -> _Kernel:
-    "A kernel that starts when it is first used."
-    from jupyter_client import AsyncKernelManager
-    from traitlets.config import Config
-
-    manager = AsyncKernelManager(kernel_name='python3', config=Config(KernelManager=dict(transport='ipc')))
-    manager.client_class = 'jupyter_client.asynchronous.AsyncKernelClient'
-    made = _Kernel(manager, own_folder('kernel'))
-    manager.ip = str(made.folder.path / 'kernel')  # absolute: a notebook may be executed from another folder
-    connect = manager.client
-
-    def noted(**options: Any) -> Any:
-        made.clients.append(connect(**options))
-        return made.clients[-1]
-
-    manager.client = noted
-    return made
-
 # %% ../../nbs/experiment/17_kernels.ipynb #cb7b2343
-_AS_NEW = """
+_RESET = """
 get_ipython().reset(new_session=True)
 __import__('os').environ.update({environment!r})
 __import__('os').chdir({folder!r})
 """
 
 
-def _empty(kernel: _Kernel, environment: dict[str, str]) -> None:
+def _reset(kernel: _Kernel, environment: dict[str, str]) -> None:
     "Make a kernel forget what its notebook defined, and set variables of its environment."
     from nbclient import NotebookClient
     from nbformat.v4 import new_code_cell, new_notebook
 
     folder = str(root())
-    cell = new_code_cell(_AS_NEW.format(environment=environment, folder=folder))
+    cell = new_code_cell(_RESET.format(environment=environment, folder=folder))
     client = NotebookClient(new_notebook(cells=[cell]), km=kernel.manager)
     with client.setup_kernel(cwd=folder):
         client.execute_cell(cell, 0)
@@ -95,24 +83,18 @@ class Kernels:
         **environment: str,  # variables besides those of this process
     ) -> Iterator[Any]:  # a `jupyter_client.AsyncKernelManager`, as papermill takes it as `km`
         "A kernel without names, in the project's folder; it is not used again after an error."
-        kernel = self._waiting() or _new_kernel()
         try:
-            _empty(kernel, {**os.environ, **environment})
+            kernel = self.idle.pop()
+        except IndexError:  # none is left
+            kernel = _Kernel()
+        try:
+            _reset(kernel, {**os.environ, **environment})
             yield kernel.manager
-            kernel.hang_up()
+            kernel.disconnect()
         except BaseException:
             kernel.end()
             raise
         self.idle.append(kernel)
-
-    def _waiting(self) -> _Kernel | None:
-        with contextlib.suppress(IndexError):  # none is left
-            while True:
-                kernel = self.idle.pop()
-                if kernel.lives():
-                    return kernel
-                kernel.end()
-        return None
 
     def close(self) -> None:
         "End the kernels that wait."

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 import pandas as pd
 from .. import __version__
@@ -38,7 +38,7 @@ from ..telemetry.summary import summarise
 from ..train.failures import STOP
 
 # %% auto #0
-__all__ = ['DRAWS', 'worker', 'encoded_task', 'task_of_teacher', 'starting_model', 'as_asked', 'have_floors', 'floor_keys',
+__all__ = ['DRAWS', 'worker', 'encoded_task', 'task_of_teacher', 'starting_model', 'configure_model', 'have_floors', 'floor_keys',
            'main']
 
 # %% ../../nbs/experiment/07_worker.ipynb #3536d29d
@@ -58,11 +58,20 @@ def _enter(config_file: str | Path) -> Rank:
     config = make_config(**job['config'])
     runtime = rt.start(config, env)
     corpus = corpus_of(config)
-    if (corpus.sha256, corpus.unlabelled_id) != (job['corpus_sha256'], config.unlabelled_id):
-        raise RunError(
-            f'corpus {corpus.name} at {corpus.where} changed since the run was planned; start the run again'
-        )
+    planned = (job['corpus_sha256'], config.unlabelled_id)
+    _check_unchanged(
+        f'corpus {corpus.name} at {corpus.where}', (corpus.sha256, corpus.unlabelled_id), planned
+    )
     return Rank(folder, job, config, corpus, runtime)
+
+
+def _check_unchanged(what: str, now: object, planned: object) -> None:
+    "Refuse a file that is not the one that a run was planned with."
+    if now != planned:
+        raise RunError(
+            f'{what} changed since the run was planned, or {socket.gethostname()} has another one; start the '
+            'run again'
+        )
 
 
 def _folder_of(config_file: str | Path) -> RunFolder:
@@ -84,7 +93,12 @@ def worker(
     model, start_sha256 = starting_model(rank.config, task, rank.job)
     on_row = _row_writer(rank)
     runtime.barrier()  # the power before the training is read by all ranks while none works
-    with _telemetry(runtime, on_row) as telemetry:
+    telemetry = Telemetry(
+        device=runtime.device.type,
+        on_sample=lambda s: on_row('telemetry', **(s | {'rank': runtime.rank})),
+        gpu_index=runtime.device.index or 0,
+    )
+    with telemetry:
         with telemetry.phase('teacher') if MODES[rank.config.mode].kd else contextlib.nullcontext():
             signal, teacher_s = _signal(rank, task)
         result, evaluation = _train(rank, task, model.to(runtime.device), on_row, signal, telemetry)
@@ -146,7 +160,8 @@ def starting_model(
 
     initial = job['initial']
     seed = torch_seed(config.seed, 'init')
-    from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
+    is_student = MODES[config.mode].network == 'student'
+    from_hub = is_student and config.student_init == 'hub'
     source = source_of(config)
     planned = {
         'config.json': (config_sha256, source, job.get('config_sha256')),
@@ -154,31 +169,26 @@ def starting_model(
         "tokenizer": (vocabulary_sha256, reads_as(config), job.get('vocabulary_sha256')),
     }
     for name, (sha256, of, then) in planned.items():
-        if then and sha256(of) != then:
-            raise RunError(f'the {name} of {of} changed since the run was planned; start the run again')
-    if from_hub:
-        model = fresh_model(task, source, config, seed, **model_settings(config, load_config(source)))
-    elif 'teacher_run_id' in initial:
+        if then:
+            _check_unchanged(f'the {name} of {of}', sha256(of), then)
+    if 'teacher_run_id' in initial:
         model = _model_of_run(task, job['teacher_run_id'])
     elif 'transfer_run_id' in initial:
         # already cut to its layers where it is a student
         model = _model_of_run(task, initial['transfer_run_id'])
-    elif config.teacher_mode == 'given':
+    elif config.teacher_mode == 'given' and not from_hub:
         model = load_given(config.teacher, task.auto_class, task.head_labels)
     else:
         model = fresh_model(task, source, config, seed, **model_settings(config, load_config(source)))
     if 'layers' in initial and config.student_layers is not None:
         model = choose_layers(model, config.student_layers)
-    model = as_asked(config, task, model, shaped='transfer_run_id' in initial and _is_transferred(config))
+    # one that was trained on another corpus has its shape from there
+    shaped = 'transfer_run_id' in initial and is_student and config.student_init == 'transferred'
+    model = configure_model(config, task, model, shaped)
     return model, weights_sha256(model)
 
 
-def _is_transferred(config: RunConfig) -> bool:
-    "Does a run go on with a student that was trained on another corpus, and has its shape from there?"
-    return MODES[config.mode].network == 'student' and config.student_init == 'transferred'
-
-
-def as_asked(
+def configure_model(
     config: RunConfig,
     task,  # a `tasks.base.Task`
     model,  # a transformers model
@@ -247,9 +257,9 @@ def _teachers(rank: Rank, task) -> Iterator:  # models
     config = rank.config
     if not config.teachers:
         yield _model_of_run(task, rank.job['teacher_run_id'])
-    elif teachers_sha256(config) != rank.job['teachers']['sha256']:
-        raise RunError('a model of teachers changed since the run was planned; start the run again')
-    for source in config.teachers or ():
+        return
+    _check_unchanged('a model of teachers', teachers_sha256(config), rank.job['teachers']['sha256'])
+    for source in config.teachers:
         yield load_given(source, task.auto_class, task.head_labels)
 
 
@@ -258,10 +268,7 @@ def _scores(rank: Rank, task):
     from kdnotes.distill.scores import read_scores
 
     scores = read_scores(task, rank.corpus, rank.config)
-    if scores.sha256 != rank.job['teachers']['sha256']:
-        raise RunError(
-            f'the scores in {rank.corpus.where} changed since the run was planned; start the run again'
-        )
+    _check_unchanged(f'the scores in {rank.corpus.where}', scores.sha256, rank.job['teachers']['sha256'])
     return scores
 
 
@@ -319,15 +326,6 @@ def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)
         board(dict(kind=kind, **values))
 
     return on_row
-
-
-def _telemetry(runtime, on_row: Callable):
-    "The watch over this rank."
-    return Telemetry(
-        device=runtime.device.type,
-        on_sample=lambda s: on_row('telemetry', **(s | {'rank': runtime.rank})),
-        gpu_index=runtime.device.index or 0,
-    )
 
 
 def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (TrainResult, Evaluation)
@@ -422,11 +420,11 @@ def have_floors(
         key = encoder_key(info, corpus_sha256, settings(config), start)
         if key in known:
             continue
-        encoder = _encoder(name, start, config.max_length, device)
         tables = []
         try:
             for task in _floor_tasks(config, corpus_sha256, few and info.probes):
-                tables.append(floor_table(dict(frozen_encoder=task.encoder_floor(encoder()))))
+                encoder = _encoder(name, start, config.max_length, device, cache_path() / 'embeddings')
+                tables.append(floor_table(dict(frozen_encoder=task.encoder_floor(encoder))))
         except (KdnotesError, RuntimeError) as e:  # of weights that cannot be loaded, or have no room
             left_out.append(str(e))
             continue
@@ -477,16 +475,12 @@ def _encoder(
     start: str,  # of `start_text`: other weights under the same name are another encoder
     max_length: int,
     device: str,
-):  # () -> a `distill.encoder.FrozenEncoder`
-    "One encoder for all that is asked of it."
+    folder: Path,  # of its embeddings
+):  # a `distill.encoder.FrozenEncoder`
+    "One encoder for all that is computed with it."
+    from kdnotes.distill.encoder import FrozenEncoder
 
-    @cache
-    def made():
-        from kdnotes.distill.encoder import FrozenEncoder
-
-        return FrozenEncoder(name, max_length, device, cache_path() / 'embeddings')
-
-    return made
+    return FrozenEncoder(name, max_length, device, folder)
 
 
 DRAWS = 5  # of the labels that a baseline is fitted to, where a run has fewer than its corpus

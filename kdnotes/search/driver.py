@@ -18,7 +18,7 @@ from ..core.render import phrase
 from ..core.parse import make_config
 from ..core.files import file_errors
 from ..core.processes import Stopped, held_back
-from ..experiment.launch import NO_LIMITS, Limits, RunError, execute, stop_made
+from ..experiment.launch import NO_LIMITS, Limits, RunError, execute, stop_futures
 from ..experiment.plan import Plan, plan
 from ..results.store import find_record, find_run_model
 from kdnotes.search.config import (
@@ -190,7 +190,7 @@ def run_trials(
                     _store_outcome(driver, *going.pop(future), future.result())
                     on_trial()
         except BaseException:  # a stop: no other trial begins, and those that run save their state
-            stop_made(list(going))
+            stop_futures(list(going))
             raise
 
 
@@ -243,7 +243,7 @@ def _more_seeds(driver: Driver, trials: Sequence[Trial]) -> dict[str, tuple[str,
                 else:
                     found[run_id].append(p.run_id)
         except BaseException:
-            stop_made([future for *_, future in futures])
+            stop_futures([future for *_, future in futures])
             raise
     return {run_id: tuple(of) for run_id, of in found.items()}
 

@@ -182,7 +182,7 @@ class Waits:
         self.seconds = 0.0 if runtime.ranks > 1 else None  # None: nobody to wait for
         self._on_gpu = runtime.device.type == 'cuda'
         self._begin = None
-        self._on_its_way = []  # begin and end on a GPU that may not have come there
+        self._pending = []  # begin and end on a GPU that may not have come there
         self._hook = None
         if self.seconds is not None:
             self._hook = torch.autograd.graph.register_multi_grad_hook(
@@ -196,7 +196,7 @@ class Waits:
     def end(self) -> None:
         "The gradients of all ranks are here."
         if self.seconds is not None and self._begin is not None:
-            self._on_its_way.append((self._begin, self._now()))
+            self._pending.append((self._begin, self._now()))
             self._begin = None
             self.count()
 
@@ -204,7 +204,7 @@ class Waits:
         "Watch no longer; waits for a GPU that works."
         if self._hook:
             self._hook.remove()
-        if self._on_its_way:
+        if self._pending:
             torch.cuda.synchronize()
         return self.count()
 
@@ -218,27 +218,17 @@ class Waits:
 
     def count(self) -> float | None:  # the seconds
         "Add up what is over."
-        while self._on_its_way and (not self._on_gpu or self._on_its_way[0][1].query()):
-            begin, end = self._on_its_way.pop(0)
+        while self._pending and (not self._on_gpu or self._pending[0][1].query()):
+            begin, end = self._pending.pop(0)
             self.seconds += begin.elapsed_time(end) / 1e3 if self._on_gpu else end - begin
         return self.seconds
 
 # %% ../../nbs/train/03_distributed.ipynb #23e5f0d8
-RANK_TIMEOUT = datetime.timedelta(minutes=30)  # of ranks with each other
+RANK_TIMEOUT = datetime.timedelta(minutes=30)  # for which ranks wait for each other
 
 
 class RankError(KdnotesError):
     "Ranks that cannot train together."
-
-
-def _store(ranks: int) -> dist.Store:
-    "Where the ranks connect: at the file their launcher names, or at the address that torchrun gives."
-    if file := os.environ.get(STORE):
-        return dist.FileStore(file, ranks)
-    # torchrun starts ranks again beside the same store, so that each attempt needs keys of its own:
-    # an address left by a dead rank would be dialled for ever
-    store = next(rendezvous('env://', timeout=RANK_TIMEOUT))[0]
-    return dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 # %% ../../nbs/train/03_distributed.ipynb #2e7b7624
 @dataclass(frozen=True)
@@ -269,7 +259,15 @@ def join(
     "Wait for the other ranks; environment variables tell each its place."
     rank = int(os.environ.get('RANK', 0))
     ranks = int(os.environ.get('WORLD_SIZE', 1))
-    env = DistributedEnv(rank, ranks, _store(ranks) if ranks > 1 else None)
+    store = None
+    if ranks > 1 and (file := os.environ.get(STORE)):
+        store = dist.FileStore(file, ranks)
+    elif ranks > 1:
+        store = next(rendezvous('env://', timeout=RANK_TIMEOUT))[0]
+        # torchrun starts ranks again beside the same store, so that each attempt needs keys of its own:
+        # an address left by a dead rank would be dialled for ever
+        store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    env = DistributedEnv(rank, ranks, store)
     tasks = env.exchange('task', task)
     if len(tasks) > 1:
         raise RankError(
