@@ -9,7 +9,7 @@ from kdnotes.core.files import read_json, write_json
 from kdnotes.results.store import export, records, units
 from kdnotes.search.front import Objective, Trial
 from kdnotes.search.result import SearchResult, Threshold, export_result, load_result, save_result
-from kdnotes.search.spaces import STUDENT
+from kdnotes.search.spaces import space_of
 from thesis import build as th
 from thesis.facts import flat
 from thesis.search import search_values
@@ -62,7 +62,7 @@ def write_search(points=((0.70, 20e6), (0.71, 14e6), (0.78, 20.1e6)), baseline=T
         task='answer_selection',
         corpus=CORPUS['corpus'],
         corpus_sha256='0' * 64,
-        space={'alpha' if k == 'soft_weight' else k: of for k, of in STUDENT.items()},
+        space=space_of('student')[0],
         space_name='student',
         objectives=(SCORE, PARAMS),
         threshold=Threshold(0.6061, 'BM25'),

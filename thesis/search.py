@@ -13,7 +13,7 @@ from kdnotes.report.plotting import FigureFile
 from kdnotes.search.front import pareto_with_seeds, share_saved
 from kdnotes.search.pictures import draw_result
 from kdnotes.search.result import SearchResult, is_search, load_result
-from kdnotes.search.spaces import STUDY
+from kdnotes.search.spaces import STUDY, space_of
 from kdnotes.stats.compare import compare
 from kdnotes.stats.evidence import primary_interval
 from kdnotes.stats.intervals import Interval
@@ -149,6 +149,10 @@ def cost_values(found: SearchResult) -> dict:
     )
 
 
+def _as_range(of: dict | None) -> dict | None:  # low, high, ...; or values, which have no order
+    return dict(values=of['choices']) if of and 'choices' in of else of
+
+
 def search_values(found: SearchResult, records: Sequence[dict], units: pd.DataFrame) -> dict:
     "All values of a search."
     runs, values = found.runs, found.seed_values
@@ -165,7 +169,12 @@ def search_values(found: SearchResult, records: Sequence[dict], units: pd.DataFr
     if chosen.trial is not None and base in means:
         its, before = means[chosen.trial.run_id], means[base]
         ship |= dict(saved=share_saved(its['params'], before['params']), kept=its['score'] / before['score'])
-    spaces = [dict(parameter=name, published=STUDY.get(name), here=of) for name, of in found.space.items()]
+    published, *_ = space_of(STUDY, 'extractive_qa')
+    both = {name: (published.get(name), of) for name, of in found.space.items()}
+    spaces = [
+        dict(parameter=name) | dict(zip(('published', 'here'), map(_as_range, of)))
+        for name, of in both.items()
+    ]
     return about_values(records) | dict(
         drawn=len(found.space),
         objectives=[o.name for o in found.objectives],

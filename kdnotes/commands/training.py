@@ -36,7 +36,6 @@ from ..core.arms import MODES
 from ..core.config import TASKS, score_name
 from ..core.files import runs_path
 from ..core.parse import make_config
-from ..core.processes import Stopped
 from ..core.render import phrase, sentences
 
 # %% auto #0
@@ -288,11 +287,9 @@ def search(
             'baseline'
         ),
     ] = None,
-    budget_minutes: Annotated[
-        float | None, Option(min=0, help='start no more trials after this time')
-    ] = None,
-    max_trial_minutes: Annotated[float | None, Option(min=0, help='time limit of one trial')] = None,
-    memory_mib: Annotated[float | None, Option(min=0, help='memory limit of one trial')] = None,
+    budget_minutes: Annotated[float | None, Option(help='start no more trials after this time')] = None,
+    max_trial_minutes: Annotated[float | None, Option(help='time limit of one trial')] = None,
+    memory_mib: Annotated[float | None, Option(help='memory limit of one trial')] = None,
     front_seeds: Annotated[
         int, Option(min=0, help='number of additional seeds for the students on the Pareto front')
     ] = 3,
@@ -300,6 +297,7 @@ def search(
         str, Option(help="database of the trials. Default: a file in the study's folder")
     ] = '',
     ray: Annotated[str, Option(help="Ray cluster that runs the trials; 'local' starts one")] = '',
+    dry_run: DryRun = False,
     notebook: Notebook = False,
     as_json: Json = False,
 ) -> int:
@@ -310,20 +308,21 @@ def search(
     given |= dict(n_trials=trials, workers=workers, sampler=sampler, space=space, objectives=objectives)
     given |= dict(threshold=threshold, budget_minutes=budget_minutes, max_trial_minutes=max_trial_minutes)
     given |= dict(memory_mib=memory_mib, front_seeds=front_seeds, storage=storage, ray_address=ray)
+    from kdnotes.search.config import resolve_search, search_plan, split_options
+
+    if dry_run or notebook:
+        options, common = split_options(given)
+        resolved = resolve_search(options, common)  # what is refused leaves an earlier notebook as it is
+    if dry_run:
+        about = search_plan(options, resolved)
+        print_json(about) if as_json else say(*sentences('search.jinja', 'plan', about))
+        return 0
     from kdnotes.search.driver import search as search_for
-    from kdnotes.search.config import resolve_search, split_options
     from kdnotes.search.summary import save_search, search_json, search_lines
 
     if notebook:
-        options, common = split_options(given)
-        resolve_search(options, common)  # what is refused leaves an earlier notebook as it is
         return _execute('search', runs_path() / common['study'] / 'search.ipynb', given)
-    try:
-        result = search_for(say=speaker(as_json), **given)
-    except KeyboardInterrupt:
-        raise Stopped(
-            'stopped; finished trials are kept, and the same command continues the search'
-        ) from None
+    result = search_for(say=speaker(as_json), **given)
     saved = save_search(result, pdf=False)
     if as_json:
         print_json(search_json(result) | dict(html=str(saved.html)))

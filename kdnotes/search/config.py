@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from kdnotes.core.config import (
@@ -23,16 +23,16 @@ from ..core.parse import make_config
 from ..core.files import runs_path
 from ..experiment.plan import Plan, make_task, named, plan
 from ..experiment.worker import floor_keys, have_floors
-from ..results.store import floors
+from ..results.store import floors, records
 from .front import Objective
 from .result import Threshold
-from .spaces import Space, baseline, check_space, space_of
+from .spaces import Space, baseline, check_space, first_reason, space_of
 from .store import SAMPLERS, TrialStore, objectives_of
 from ..tasks.sources import Corpus, corpus_of
 
 # %% auto #0
 __all__ = ['SearchConfig', 'search_config', 'search_named', 'split_options', 'ResolvedSearch', 'resolve_search', 'identity_of',
-           'store_of']
+           'search_plan', 'store_of']
 
 # %% ../../nbs/search/07_config.ipynb #76788ae2
 class SearchConfig(BaseModel):
@@ -73,10 +73,8 @@ def search_config(**options: Any) -> SearchConfig:
     try:
         return SearchConfig(**options)
     except ValidationError as e:
-        first = e.errors()[0]
-        why = first['msg'].removeprefix('Value error, ')
-        name, value = first['loc'][0], shown(first['input'])
-        raise ConfigError(f'{name}={value} is refused: {why[0].lower()}{why[1:]}') from None
+        name, _, why = first_reason(e).partition(': ')
+        raise ConfigError(f'{name}={shown(options[name])} is refused: {why}') from None
 
 # %% ../../nbs/search/07_config.ipynb #b55474e0
 def search_named(
@@ -127,15 +125,6 @@ def _cores(config: SearchConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in own.items() if name not in given}
 
 
-def _for_all_seeds(first: Plan, space: Space) -> dict[str, int]:
-    "The seeds of the teacher and of the labels, which all trials share."
-    config = first.config
-    found = {} if config.teacher_seed is None else dict(teacher_seed=config.teacher_seed)
-    if config.labels is None and 'labels' not in space:
-        return found
-    return found | dict(labels_seed=config.seed if config.labels_seed is None else config.labels_seed)
-
-
 def resolve_search(
     config: SearchConfig,
     given: Mapping[str, Any],  # parameters of a run
@@ -148,13 +137,18 @@ def resolve_search(
     check_space(space, common)
     corpora: dict[str, Corpus] = {}
     first = plan(make_config(**common), corpora=corpora)
-    common |= dict(seed=first.config.seed) | _for_all_seeds(first, space)
-    if common['seed'] + config.front_seeds >= 2**32:
+    of = first.config
+    common['seed'] = of.seed
+    if of.teacher_seed is not None:  # one teacher for all seeds, and the labels of the rows that it knows
+        common['teacher_seed'] = of.teacher_seed
+    if of.labels is not None or 'labels' in space:
+        common['labels_seed'] = of.seed if of.labels_seed is None else of.labels_seed
+    if of.seed + config.front_seeds >= 2**32:
         raise ConfigError(
-            f'seed={common["seed"]} leaves no room for {config.front_seeds} more seeds of the front; use a '
+            f'seed={of.seed} leaves no room for {config.front_seeds} more seeds of the front; use a '
             'smaller one'
         )
-    primary = make_task(first.config, corpus_of(first.config)).primary
+    primary = make_task(of, corpus_of(of)).primary
     objectives = objectives_of(config.objectives, common['task'], primary.metric, primary.higher_is_better)
     threshold = _threshold(config, first, objectives, primary.metric)
     return ResolvedSearch(common, first, space, space_name, objectives, corpora, threshold)
@@ -193,7 +187,7 @@ def identity_of(resolved: ResolvedSearch) -> dict[str, Any]:  # JSON-able
         task=first.config.task,
         corpus=first.corpus_sha256,
         teacher=first.teacher.run_id if first.teacher else None,
-        space={name: repr(of) for name, of in sorted(resolved.space.items())},
+        space=resolved.space,
         objectives=[o.name for o in resolved.objectives],
         threshold=None if resolved.threshold is None else resolved.threshold.value,
         settings={k: v for k, v in flat(first.config).items() if k in own and k not in resolved.space},
@@ -202,6 +196,26 @@ def identity_of(resolved: ResolvedSearch) -> dict[str, Any]:  # JSON-able
     if models := {name: of for name, of in first.stands_on.items() if name not in in_teacher}:
         identity['models'] = models
     return json.loads(json.dumps(identity))
+
+
+def search_plan(config: SearchConfig, resolved: ResolvedSearch) -> dict[str, Any]:  # JSON-able
+    "What a search would do, and what there is already."
+    study = resolved.first.config.study
+    return dict(
+        study=study,
+        trials=config.n_trials,
+        workers=config.workers,
+        sampler=config.sampler,
+        objectives=[o.label for o in resolved.objectives],
+        threshold=resolved.threshold and asdict(resolved.threshold),
+        max_trial_minutes=config.max_trial_minutes,
+        memory_mib=config.memory_mib,
+        front_seeds=config.front_seeds,
+        space_name=resolved.space_name,
+        space=resolved.space,
+        baseline=baseline(resolved.space, resolved.first),
+        runs=len(records(study)),
+    )
 
 
 def store_of(

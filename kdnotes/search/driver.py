@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 import numpy as np
@@ -18,6 +18,7 @@ from ..core.render import phrase
 from ..core.parse import make_config
 from ..core.files import file_errors
 from ..core.processes import Stopped, held_back
+from ..core.resolve import machine
 from ..experiment.launch import NO_LIMITS, Limits, RunError, execute, stop_futures
 from ..experiment.plan import Plan, plan
 from ..results.store import find_record, find_run_model
@@ -29,23 +30,13 @@ from kdnotes.search.config import (
     split_options,
 )
 from .front import Trial, front, losses, with_means
-from .result import SearchResult, outcome_of, save_result, with_record
-from .store import TrialStore, constraints_of, exclusive, values_of
+from .result import SearchResult, outcome_of, save_result
+from .store import TrialStore, constraints_of, exclusive
 
 # %% auto #0
-__all__ = ['Driver', 'run_trials', 'driving', 'search']
+__all__ = ['Driver', 'run_trials', 'have_runs', 'driving', 'search']
 
 # %% ../../nbs/search/08_driver.ipynb #2675a0fe
-@dataclass(frozen=True)
-class _Outcome:
-    "The result of a trial's run."
-
-    record: dict | None = None
-    cause: str = ''  # of its failure
-    reason: str = ''  # a sentence
-    seconds: float = 0.0
-
-
 @dataclass
 class Driver:
     "A search while it runs."
@@ -55,7 +46,6 @@ class Driver:
     store: TrialStore
     say: Callable[[str], None]
     execute: Callable[..., dict] = execute  # `launch.execute`, or a cluster's
-    records: dict[int, dict] = field(default_factory=dict)  # of finished trials, by number
     failed_in_a_row: int = 0
     # by run_id: of two trials with one setting, the second finds the run of the first
     turns: dict[str, threading.Lock] = field(default_factory=dict)
@@ -69,16 +59,10 @@ class Driver:
         resolved = self.resolved
         return plan(make_config(**resolved.common | dict(params) | more), corpora=resolved.corpora)
 
-    def trials(self) -> list[Trial]:
-        "All trials with the values of their records."
-        of = self.resolved
-        known = [(t, self.records.get(t.number)) for t in self.store.trials()]
-        return [with_record(t, r, of.objectives, of.threshold) if r else t for t, r in known]
-
     def worst(self) -> dict[str, float]:
         "The values that stand for unknown ones, by objective: the worst so far."
         found = {}
-        known = losses(self.trials(), self.resolved.objectives)
+        known = losses(self.store.trials(), self.resolved.objectives)
         for o, column in zip(self.resolved.objectives, known.T):
             sign = -1 if o.higher_is_better else 1
             finite = list(column[np.isfinite(column)])
@@ -87,76 +71,64 @@ class Driver:
             found[o.name] = sign * float(max(finite, default=0.0))
         return found
 
-    def train(
-        self,
-        p: Plan,
-        limits: Limits = NO_LIMITS,
-        say: Callable[[str], None] = lambda text: None,
-    ) -> _Outcome:
-        "Train a run, or say why that failed; a killed one is tried once more."
-        began = time.monotonic()
-        more = dict(say=say, jobs=self.config.workers, limits=limits)
+    def train(self, p: Plan, limits: Limits = NO_LIMITS, **more: Any) -> dict:  # the record
+        "Train a run; a killed one is tried once more."
+        how = dict(jobs=self.config.workers, limits=limits) | more
         with self.turns.setdefault(p.run_id, threading.Lock()):
-            for is_last in (False, True):
-                try:
-                    record = self.execute(p, **more)
-                    break
-                except Stopped:
+            try:
+                return self.execute(p, **how)
+            except KdnotesError as e:
+                if e.cause != 'killed':
                     raise
-                except KdnotesError as e:
-                    cause = getattr(e, 'cause', '') or 'failed'
-                    if is_last or cause != 'killed':
-                        return _Outcome(None, cause, str(e), time.monotonic() - began)
-                    self.report('retried', p.run_id)
-        return _Outcome(record, seconds=record['time']['wall_s'] or time.monotonic() - began)
+            self.report('retried', p.run_id)
+            return self.execute(p, **how)
+
+    def result(self) -> SearchResult:
+        "The result so far, with one seed per setting."
+        resolved = self.resolved
+        config = resolved.first.config
+        result = SearchResult(
+            study=config.study,
+            task=config.task,
+            corpus=config.corpus,
+            corpus_sha256=resolved.first.corpus_sha256,
+            space=resolved.space,
+            space_name=resolved.space_name,
+            objectives=tuple(resolved.objectives),
+            threshold=resolved.threshold,
+            trials=tuple(self.store.trials()),
+            fixed={k: v for k, v in resolved.common.items() if k != 'study'},
+            asked=self.config.model_dump(exclude={'space', 'storage', 'ray_address'}),
+        )
+        return replace(result, seeds={t.run_id: (t.run_id,) for t in result.best})
 
 # %% ../../nbs/search/08_driver.ipynb #2fd8dd5d
 _MOST_FAILED = 3  # in a row and for an unknown cause, before the search stops
 
 
-def _start(driver: Driver, trial) -> Plan | None:  # trial: of Optuna; None: no run can have this setting
-    "The run of a trial."
-    try:
-        return driver.plan_of(trial.params)
-    except ConfigError as e:
-        _store_infeasible(driver, trial, _Outcome(cause='refused', reason=str(e)))
-        return None
-
-
-def _store_infeasible(driver: Driver, trial, outcome: _Outcome, **more: Any) -> None:
-    "Store a trial without a record."
-    unknown = dict.fromkeys(o.name for o in driver.resolved.objectives)
-    result = dict(causes=[outcome.cause], reason=outcome.reason) | more
-    driver.store.tell(trial, unknown, driver.worst(), constraints_of([outcome.cause]), **result)
-    driver.report('infeasible', trial.number, outcome.cause, outcome.reason)
-
-
-def _store_outcome(driver: Driver, trial, p: Plan, driver_s: float, outcome: _Outcome) -> None:
-    "Store the result of a trial's run; driver_s: the seconds of the search itself."
-    extra = dict(driver_s=driver_s)
-    more = dict(run_id=p.run_id, seconds=outcome.seconds, extra=extra)
-    if outcome.record is None:
-        driver.failed_in_a_row = driver.failed_in_a_row + 1 if outcome.cause == 'failed' else 0
-        is_first = outcome.cause == 'failed' and trial.number == 0
-        if is_first or driver.failed_in_a_row >= _MOST_FAILED:
-            raise RunError(f'the search stops, since this is not a matter of settings: {outcome.reason}')
-        _store_infeasible(driver, trial, outcome, **more)
-        return
-    driver.failed_in_a_row = 0
-    record = outcome.record
+def _store_record(driver: Driver, trial, record: dict, driver_s: float) -> None:
+    "Store a trial that was trained; driver_s: the seconds of the search itself."
     objectives = driver.resolved.objectives
-    values = values_of(record, objectives)
-    for name in (name for name, value in values.items() if value is None):
-        reasons = [why for key, why in record['reasons'].items() if name.partition('_')[0] in key]
-        why = next(iter(reasons), 'no reason is recorded')
-        raise ConfigError(f'{name} of {record["run_id"]} is not known ({why}); choose another objective')
     found = outcome_of(record, objectives, driver.resolved.threshold)
-    driver.records[trial.number] = record
-    constraints = constraints_of(found['causes'], found['constraints'])
-    more |= dict(causes=list(found['causes']), reason=found['reason'], extra=extra | found['extra'])
-    driver.store.tell(trial, values, driver.worst(), constraints, **more)
+    driver.failed_in_a_row = 0
+    values = found.pop('values')
+    constraints = constraints_of(found['causes'], found.pop('constraints'))
+    found |= dict(causes=list(found['causes']), extra=found['extra'] | dict(driver_s=driver_s))
+    found |= dict(run_id=record['run_id'], seconds=record['time']['wall_s'])
+    driver.store.tell(trial, values, driver.worst(), constraints, **found)
     seconds = record['time']['train_s'] or 0.0
-    driver.report('trained', trial.number, p.run_id, objectives, values, seconds, found['reason'])
+    driver.report('trained', trial.number, record['run_id'], objectives, values, seconds, found['reason'])
+
+
+def _store_failure(driver: Driver, trial, cause: str, error: KdnotesError, **found: Any) -> None:
+    "Store a trial without a record; a failure that is no matter of settings stops the search."
+    driver.failed_in_a_row = driver.failed_in_a_row + 1 if cause == 'failed' else 0
+    if cause == 'failed' and (trial.number == 0 or driver.failed_in_a_row >= _MOST_FAILED):
+        raise RunError(f'the search stops, since this is not a matter of settings: {error}')
+    unknown = dict.fromkeys(o.name for o in driver.resolved.objectives)
+    found |= dict(causes=[cause], reason=str(error))
+    driver.store.tell(trial, unknown, driver.worst(), constraints_of([cause]), **found)
+    driver.report('infeasible', trial.number, cause, error)
 
 # %% ../../nbs/search/08_driver.ipynb #6551d9a3
 def run_trials(
@@ -166,65 +138,65 @@ def run_trials(
     "Ask, train and store until the trials or the minutes are used up."
     config = driver.config
     ends = math.inf if config.budget_minutes is None else time.monotonic() + 60 * config.budget_minutes
-    limits = Limits(minutes=config.max_trial_minutes, memory_mib=_memory_limit(config))
+    # on a GPU, torch itself raises an error
+    on_gpu = not config.ray_address and machine().device == 'cuda'
+    limits = Limits(minutes=config.max_trial_minutes, memory_mib=None if on_gpu else config.memory_mib)
     left = driver.store.running()
     for trial in left:
         driver.report('resumed', trial.number)
-    going: dict[Future, tuple[Any, Plan, float]] = {}
+    going: dict[Future, tuple[Any, Plan, float, float]] = {}
     with ThreadPoolExecutor(config.workers) as pool:
         try:
             while True:
                 while len(going) < config.workers:
                     began = time.perf_counter()
-                    if (trial := _next(driver, left, ends)) is None:
+                    if left:
+                        trial = left.pop(0)
+                    elif len(driver.store.trials()) < config.n_trials and time.monotonic() < ends:
+                        trial = driver.store.ask()
+                    else:
                         break
-                    if p := _start(driver, trial):
-                        own = time.perf_counter() - began
-                        with held_back():
-                            going[pool.submit(driver.train, p, limits)] = trial, p, own
+                    try:
+                        p = driver.plan_of(trial.params)
+                    except ConfigError as e:  # no run can have this setting
+                        _store_failure(driver, trial, 'refused', e)
+                        continue
+                    now = time.perf_counter()
+                    with held_back():
+                        going[pool.submit(driver.train, p, limits)] = trial, p, now, now - began
                 if not going:
                     on_trial()
                     return
-                over, _ = wait(going, return_when=FIRST_COMPLETED)
-                for future in over:
-                    _store_outcome(driver, *going.pop(future), future.result())
+                for future in wait(going, return_when=FIRST_COMPLETED).done:
+                    trial, p, began, own = going.pop(future)
+                    try:
+                        record = future.result()
+                    except Stopped:
+                        raise
+                    except KdnotesError as e:
+                        more = dict(run_id=p.run_id, seconds=time.perf_counter() - began)
+                        _store_failure(
+                            driver, trial, e.cause or 'failed', e, extra=dict(driver_s=own), **more
+                        )
+                    else:
+                        _store_record(driver, trial, record, own)
                     on_trial()
         except BaseException:  # a stop: no other trial begins, and those that run save their state
             stop_futures(list(going))
             raise
 
-
-def _next(driver: Driver, left: list, ends: float):  # a trial of Optuna; None: there is no other
-    "The next trial."
-    if left:
-        return left.pop(0)
-    if len(driver.store.trials()) < driver.config.n_trials and time.monotonic() < ends:
-        return driver.store.ask()
-    return None
-
-
-def _memory_limit(config: SearchConfig) -> float | None:  # MiB of the host
-    "The memory of a trial; on a GPU, torch itself raises an error."
-    from kdnotes.core.resolve import machine
-
-    on_gpu = not config.ray_address and machine().device == 'cuda'
-    return None if on_gpu else config.memory_mib
-
 # %% ../../nbs/search/08_driver.ipynb #fb0027c6
-def _have_runs(driver: Driver, trials: Sequence[Trial]) -> None:
+def have_runs(driver: Driver, trials: Sequence[Trial]) -> None:
     "Train again the runs of finished trials that are missing."
     for t in trials:
         if find_record(t.run_id) is None:
             driver.report('run_missing', t.number, t.run_id)
-            outcome = driver.train(driver.plan_of(t.params))
-            if outcome.record is None:
-                raise RunError(f'{t.run_id} is missing and cannot be trained again: {outcome.reason}')
-            driver.records[t.number] = outcome.record
+            driver.train(driver.plan_of(t.params))
 
 
 def _more_seeds(driver: Driver, trials: Sequence[Trial]) -> dict[str, tuple[str, ...]]:
     "Train the settings of trials with more seeds: run_id -> its runs, the trial's own first."
-    _have_runs(driver, trials)
+    have_runs(driver, trials)
     config = driver.resolved.first.config
     seeds = [config.seed + n for n in range(1, driver.config.front_seeds + 1)]
     found: dict[str, list[str]] = {t.run_id: [t.run_id] for t in trials}
@@ -237,11 +209,12 @@ def _more_seeds(driver: Driver, trials: Sequence[Trial]) -> dict[str, tuple[str,
                         p = driver.plan_of(t.params, seed=seed, teacher_seed=config.teacher_seed)
                         futures.append((t.run_id, p, pool.submit(driver.train, p)))
             for run_id, p, future in futures:
-                outcome = future.result()
-                if outcome.record is None:
-                    driver.report('seed_failed', p.run_id, run_id, outcome.reason)
-                else:
-                    found[run_id].append(p.run_id)
+                try:
+                    found[run_id].append(future.result()['run_id'])
+                except Stopped:
+                    raise
+                except KdnotesError as e:
+                    driver.report('seed_failed', p.run_id, run_id, e)
         except BaseException:
             stop_futures([future for *_, future in futures])
             raise
@@ -264,61 +237,27 @@ def _with_seeds(driver: Driver, result: SearchResult) -> SearchResult:
 
 # %% ../../nbs/search/08_driver.ipynb #3f67d626
 @contextmanager
-def _executor(address: str) -> Iterator[Callable[..., dict]]:  # like `launch.execute`
-    "What trains runs: this machine, or a Ray cluster."
-    if not address:
-        yield execute
-        return
-    from kdnotes.experiment.cluster import Cluster
-
-    cluster = Cluster(address)
-    try:
-        yield cluster.execute
-    finally:
-        cluster.close()
-
-
-@contextmanager
 def driving(
     config: SearchConfig,
     resolved: ResolvedSearch,
     say: Callable[[str], None],
 ) -> Iterator[Driver]:
-    "A driver with the store and the records of earlier calls, once the models exist that all trials need."
+    "A driver with the trials of earlier calls, once the models exist that all trials need."
     with ExitStack() as stack:
         stack.enter_context(exclusive(resolved.first.config.study, config.storage))
-        driver = Driver(config, resolved, store_of(config, resolved), say)
-        for t in driver.store.trials():
-            if t.run_id and t.state != 'running' and (found := find_record(t.run_id)):
-                driver.records[t.number] = found[0]
-        driver.execute = stack.enter_context(_executor(config.ray_address))
+        driver = Driver(config, resolved, store_of(config, resolved), say, execute)
+        if config.ray_address:
+            from kdnotes.experiment.cluster import Cluster
+
+            driver.execute = stack.enter_context(closing(Cluster(config.ray_address))).execute
         for base in (resolved.first.transfer, resolved.first.teacher):
             if base is not None and find_run_model(base.run_id) is None:
                 driver.report('dependency', base.run_id)
-                outcome = driver.train(base, say=say)
-                if outcome.record is None:
-                    raise RunError(outcome.reason)
-        yield driver
-
-
-def _result(driver: Driver) -> SearchResult:
-    "The result so far, with one seed per setting."
-    resolved = driver.resolved
-    config = resolved.first.config
-    result = SearchResult(
-        study=config.study,
-        task=config.task,
-        corpus=config.corpus,
-        corpus_sha256=resolved.first.corpus_sha256,
-        space=resolved.space,
-        space_name=resolved.space_name,
-        objectives=tuple(resolved.objectives),
-        threshold=resolved.threshold,
-        trials=tuple(driver.trials()),
-        fixed={k: v for k, v in resolved.common.items() if k != 'study'},
-        asked=driver.config.model_dump(exclude={'space', 'storage', 'ray_address'}),
-    )
-    return replace(result, seeds={t.run_id: (t.run_id,) for t in result.best})
+                driver.train(base, say=say)
+        try:
+            yield driver
+        except KeyboardInterrupt:
+            raise Stopped(phrase('search.jinja', 'stopped')) from None
 
 
 @file_errors()
@@ -331,9 +270,8 @@ def search(
     config, common = split_options(given)
     resolved = resolve_search(config, common)
     with driving(config, resolved, say) as driver:
-        run_trials(driver, lambda: on_result(_result(driver)))
-        save_result(_result(driver))  # so that a stop among the seeds keeps it
-        _have_runs(driver, _result(driver).best)
-        result = _result(driver)
-        save_result(result)
+        run_trials(driver, lambda: on_result(driver.result()))
+        result = driver.result()
+        save_result(result)  # so that a stop among the seeds keeps it
+        have_runs(driver, result.best)
         return _with_seeds(driver, result) if config.front_seeds else result

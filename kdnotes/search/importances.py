@@ -5,11 +5,12 @@
 # %% ../../nbs/search/02_importances.ipynb #9b4abb3c
 from __future__ import annotations
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 import numpy as np
 import pandas as pd
 from .front import Objective, Trial, losses, study_of
+from .spaces import Space, distributions
 
 # %% auto #0
 __all__ = ['FEWEST', 'SHUFFLES', 'CHANCE', 'NEIGHBOURS', 'searched', 'fewest_trials', 'importances']
@@ -21,11 +22,9 @@ CHANCE = 2  # with so many shuffles that are as good, a parameter is chance
 NEIGHBOURS = 5  # among whom values are shuffled
 
 
-def searched(
-    space: Mapping[str, Any],  # parameter -> with `distribution()`
-) -> dict[str, Any]:  # parameter -> distribution of Optuna
+def searched(space: Space) -> dict[str, Any]:  # parameter -> distribution of Optuna
     "The parameters of a space that have more than one value."
-    return {name: d for name, of in space.items() if not (d := of.distribution()).single()}
+    return {name: d for name, d in distributions(space).items() if not d.single()}
 
 
 def fewest_trials(
@@ -58,7 +57,7 @@ def _shuffled(points: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 def importances(
     trials: Sequence[Trial],  # in the order in which they ended
     objective: Objective,
-    space: Mapping[str, Any],  # parameter -> with `distribution()`
+    space: Space,
 ) -> pd.DataFrame:  # trials, parameter, importance (shares of 1), is_chance; no rows with too few trials
     "How much each parameter decides an objective."
     of = searched(space)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, ScalarFormatter
 from ..report import plotting as pt
 from ..core.files import figures_path
 from ..core.render import phrase, reason
@@ -36,35 +36,15 @@ from .importances import CHANCE, FEWEST, NEIGHBOURS, SHUFFLES, importances, sear
 from .result import SearchResult
 
 # %% auto #0
-__all__ = ['LOOKS', 'PICTURES', 'kind_of', 'ended', 'seeds_of', 'in_printed_unit', 'front_figure', 'importances_of',
-           'importances_figure', 'hypervolume_figure', 'parallel_figure', 'slices_figure', 'draw_result']
+__all__ = ['LOOKS', 'PICTURES', 'ended', 'in_printed_unit', 'front_figure', 'importances_of', 'importances_figure',
+           'hypervolume_figure', 'parallel_figure', 'slices_figure', 'draw_result']
 
 # %% ../../nbs/search/05_pictures.ipynb #a485fb3c
-LOOKS: dict[str, tuple[str, str]] = {  # kind -> colour, mark
-    'front': (pt.BLUE, 'o'),
+LOOKS: dict[str, tuple[str, str]] = {  # kind of a trial -> colour, mark
     'complete': (pt.PALE, 'o'),
-    'running': ('#DDDDDD', '^'),
-    'threshold': (pt.SKY, 'v'),
-    'memory': (pt.RED, 'X'),
-    'time': (pt.ORANGE, 's'),
-    'curve': (pt.GREEN, '<'),  # stopped early, in older searches
-    'not finite': (pt.PURPLE, 'P'),
-    'killed': (pt.GREEN, 'p'),
-    'failed': (pt.ORANGE, 'd'),
-    'refused': (pt.PURPLE, 'h'),
-    'other cause': (pt.QUIET, '>'),
+    'infeasible': (pt.SKY, 'v'),
+    'front': (pt.BLUE, 'o'),
 }
-
-
-def kind_of(
-    t: Trial,
-    best: Iterable[int] = (),  # numbers of the trials on the front
-) -> str:  # of LOOKS
-    "The kind of a trial: on the front, its state, or the first constraint that it violates."
-    if t.state == 'infeasible':
-        cause = t.causes[0] if t.causes else ''
-        return cause if cause in LOOKS else 'other cause'
-    return 'front' if t.number in best else t.state
 
 
 def ended(result: SearchResult) -> list[Trial]:
@@ -72,84 +52,37 @@ def ended(result: SearchResult) -> list[Trial]:
     return sorted((t for t in result.trials if t.ended_s is not None), key=lambda t: t.ended_s)
 
 
-def seeds_of(result: SearchResult) -> Seeds:
-    "Values over seeds, if any setting has several."
-    return result.seed_values if any(len(of) > 1 for of in result.seeds.values()) else {}
-
-
 def in_printed_unit(
     result: SearchResult,
 ) -> tuple[SearchResult, Seeds]:
-    "A result and its values over seeds with scores as they are printed: shares in percent."
+    "A result and its values over several seeds, with scores as they are printed: shares in percent."
+    several = any(len(of) > 1 for of in result.seeds.values())
+    seeds = result.seed_values if several else {}
     score = result.objectives[0]
-    seeds = seeds_of(result)
     if not score.in_percent:
         return result, seeds
 
-    def scaled(t: Trial) -> Trial:
-        known = t.values.get(score.name)
-        return t if known is None else replace(t, values=t.values | {score.name: 100 * known})
+    def scaled(values: Mapping[str, Any]) -> dict[str, Any]:
+        known = values.get(score.name)
+        return dict(values) if known is None else values | {score.name: 100 * known}
 
+    trials = tuple(replace(t, values=scaled(t.values)) for t in result.trials)
     threshold = result.threshold and replace(result.threshold, value=100 * result.threshold.value)
-    result = replace(result, trials=tuple(map(scaled, result.trials)), threshold=threshold)
-    seeds = {
-        run_id: of | {score.name: [100 * value for value in of[score.name]]} for run_id, of in seeds.items()
-    }
-    return result, seeds
-
-
-def _frame(result: SearchResult) -> pd.DataFrame:  # of `trials_table`, with `kind`
-    "The ended trials; those of the front come last, above the others."
-    best = {t.number for t in result.front}
-    trials = ended(result)
-    table = trials_table(trials, result.objectives)
-    table['kind'] = [kind_of(t, best) for t in trials]
-    return table.sort_values('kind', key=lambda kind: kind == 'front', kind='stable')
-
-
-def _with_sense(o: Objective) -> str:
-    return f"{o.label} ({'higher' if o.higher_is_better else 'lower'} is better)"
+    lists = {i: of | {score.name: [100 * value for value in of[score.name]]} for i, of in seeds.items()}
+    return replace(result, trials=trials, threshold=threshold), lists
 
 # %% ../../nbs/search/05_pictures.ipynb #fcbb145b
-def _is_wide(low: float, high: float) -> bool:
-    "Does a range need a logarithmic axis?"
-    return low > 0 and high >= 8 * low
+def _placed(result: SearchResult, cost: Objective) -> pd.DataFrame:  # of `trials_table`, with `kind`
+    "The ended trials with a score and a cost, those of the front last, above the others."
+    best = {t.number for t in result.front}
+    table = trials_table(ended(result), result.objectives)
+    kinds = table['state'].mask(table['number'].isin(best), 'front')
+    order = sorted(kinds.index, key=lambda n: list(LOOKS).index(kinds[n]))
+    table = table.assign(kind=kinds).loc[order]
+    return table[np.isfinite(table[[result.objectives[0].name, cost.name]]).all(axis=1)]
 
 
-def _with_strip(
-    axes: Axes,
-    frame: pd.DataFrame,  # of `_frame`
-    score: Objective,
-    also: Iterable[float] = (),  # other scores in the figure
-    most: int = 6,  # numbers on the axis
-) -> pd.Series:  # the place of each trial
-    "Set the limits of the score axis, with a strip at the worse end for trials without a place on it."
-    scores = frame[score.name]
-    complete = scores[frame['state'] == 'complete'].dropna()
-    always = np.array([*(complete if len(complete) else scores.dropna()), *also])
-    spread = np.ptp(always) or abs(always[0]) or 1.0
-    near = scores.between(always.min() - 0.6 * spread, always.max() + 0.6 * spread)
-    always = np.append(always, scores[near])
-    low, high = always.min() - 0.06 * spread, always.max() + 0.08 * spread
-    axes.set_ylim(low, high)
-    if near.all():
-        return scores
-    border, sign = (low, -1) if score.higher_is_better else (high, 1)
-    place = border + sign * 0.07 * spread
-    edge = border + sign * 0.14 * spread
-    axes.axhspan(border, edge, color='#F2F2F2', zorder=0)
-    what = 'none, far' if scores[~near].notna().any() else 'none'
-    # the strip's name needs room
-    room = 0.6 * (high - low) / most
-    ticks = [
-        t for t in MaxNLocator(most).tick_values(low, high) if low <= t <= high and abs(t - place) > room
-    ]
-    axes.set_yticks([*ticks, place], [*map(pt.number_label, ticks), what])
-    axes.set_ylim(min(low, edge), max(high, edge))
-    return scores.where(near, place)
-
-
-def _stairs(axes: Axes, best: Sequence[Trial], score: Objective, cost: Objective, **how) -> None:
+def _stairs(axes: Axes, best: Sequence[Trial], score: Objective, cost: Objective, **how: Any) -> None:
     "The border of what a front dominates."
     x = [t.values[cost.name] for t in best]
     y = [t.values[score.name] for t in best]
@@ -157,61 +90,53 @@ def _stairs(axes: Axes, best: Sequence[Trial], score: Objective, cost: Objective
     axes.plot([*x, end], [*y, y[-1]], drawstyle='steps-post', color=pt.BLUE, zorder=1.5, **how)
 
 
-def _whiskers(means: Sequence[Trial], seeds: Seeds, shown: Objective, other: Objective) -> list[dict]:
-    "The means and ranges over seeds of one objective, at the means of another one."
-    found = []
-    for t in means:
-        values = seeds[t.run_id].get(shown.name)
-        if values is not None:
-            ends = dict(value=t.values[shown.name], low=min(values), high=max(values))
-            found.append(ends | dict(at=t.values[other.name], looks=LOOKS['front'], hollow=True))
-    return found
-
-# %% ../../nbs/search/05_pictures.ipynb #3dbc840b
-def _scatter(axes: Axes, frame: pd.DataFrame, cost: Objective) -> None:
-    "All trials by kind, on the axis of a cost."
-    kinds = [kind for kind in LOOKS if kind in set(frame['kind'])]
-    colours, markers = ({kind: LOOKS[kind][n] for kind in kinds} for n in (0, 1))
-    orders = dict(hue='kind', style='kind', hue_order=kinds, style_order=kinds, legend=False)
-    looks = dict(palette=colours, markers=markers, edgecolor='white', linewidth=0.4, s=34, zorder=3)
-    sns.scatterplot(frame, x=cost.name, y='place', ax=axes, **orders, **looks)
-    low, high = frame[cost.name].min(), frame[cost.name].max()
-    pt.number_axis(axes, low, high, _is_wide(low, high))
-    axes.set_xlim(axes.get_xlim())
-
-
 def _panel(axes: Axes, result: SearchResult, seeds: Seeds, cost: Objective) -> None:
     "One panel of `front_figure`."
     score = result.objectives[0]
     threshold = result.threshold and result.threshold.value
-    trials = ended(result)
-    means = with_means(trials, seeds)
-    frame = _frame(result)
-    frame = frame[np.isfinite(frame[cost.name])]
-    also = [v for t in means for v in seeds[t.run_id].get(score.name, ())]
-    also += [] if threshold is None else [threshold]
-    frame = frame.assign(place=_with_strip(axes, frame, score, also))
-    _scatter(axes, frame, cost)
+    frame = _placed(result, cost)
+    kinds = [kind for kind in LOOKS if kind in set(frame['kind'])]
+    colours, markers = ({kind: LOOKS[kind][n] for kind in kinds} for n in (0, 1))
+    orders = dict(hue='kind', style='kind', hue_order=kinds, style_order=kinds, legend=False)
+    looks = dict(palette=colours, markers=markers, edgecolor='white', linewidth=0.4, s=34, zorder=3)
+    sns.scatterplot(frame, x=cost.name, y=score.name, ax=axes, **orders, **looks)
+    low, high = frame[cost.name].min(), frame[cost.name].max()
+    pt.number_axis(axes, low, high, log=low > 0 and high >= 8 * low)
+    axes.set_xlim(axes.get_xlim())
     if threshold is not None:
         axes.axhline(threshold, color=pt.LINE, linewidth=1, linestyle=':', zorder=1)
+    means = with_means(ended(result), seeds)
     if len(result.objectives) == 2:
         of_one_seed = dict(linestyle='--', linewidth=0.9) if means else {}
         _stairs(axes, result.front, score, cost, **of_one_seed)
-        if believed := pareto_with_seeds(trials, result.objectives, seeds, threshold):
+        if believed := pareto_with_seeds(ended(result), result.objectives, seeds, threshold):
             _stairs(axes, believed, score, cost)
-    pt.put_marks(axes, _whiskers(means, seeds, cost, score), 'x', zorder=4)
-    pt.put_marks(axes, _whiskers(means, seeds, score, cost), 'y', zorder=4)
+    for along, shown, other in (('x', cost, score), ('y', score, cost)):
+        each = {t.run_id: seeds[t.run_id].get(shown.name) for t in means}
+        rows = [
+            dict(value=t.values[shown.name], low=min(of), high=max(of), at=t.values[other.name])
+            for t in means
+            if (of := each[t.run_id])
+        ]
+        of_front = dict(looks=LOOKS['front'], hollow=True)
+        pt.put_marks(axes, [row | of_front for row in rows], along, zorder=4)
     baseline = frame[frame['number'] == 0]
     how = dict(marker='D', facecolor='none', edgecolor=pt.BLACK, linewidth=1.3, s=70, zorder=5)
-    axes.scatter(baseline[cost.name], baseline['place'], **how)
-    axes.set(xlabel=_with_sense(cost), ylabel='', title='')
+    axes.scatter(baseline[cost.name], baseline[score.name], **how)
+    axes.set(xlabel=phrase('search.jinja', 'axis', cost), ylabel='', title='')
+    feasible = frame.loc[frame['state'] == 'complete', score.name]
+    room = 0.6 * (
+        np.ptp(feasible) or abs(feasible.iloc[0]) or 1.0
+    )  # a diverged trial would flatten the others
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(bottom, feasible.min() - room), min(top, feasible.max() + room))
 
 # %% ../../nbs/search/05_pictures.ipynb #6a630f31
 @pt.drawing
 def front_figure(
     result: SearchResult,
 ) -> Figure:
-    "The score against its cost: all trials, the front, the baseline, and infeasible trials."
+    "The score against its cost: all trials, the front, and the baseline."
     score, *costs = result.objectives
     if not costs:
         raise pt.NotDrawn(reason('one_objective'))
@@ -221,15 +146,15 @@ def front_figure(
     figure, panels = pt.grid([o.label for o in costs], 2, 3.3)
     for axes, cost in zip(panels.values(), costs):
         _panel(axes, result, seeds, cost)
-    figure.axes[0].set_ylabel(_with_sense(score))
+    figure.axes[0].set_ylabel(phrase('search.jinja', 'axis', score))
     hollow = dict(linestyle='', markerfacecolor='white')
     signs = [Line2D([], [], color=pt.BLACK, marker='D', label='baseline', **hollow)]
-    counts = Counter(_frame(result)['kind'])
-    for kind in (kind for kind in LOOKS if counts[kind]):
-        colour, marker = LOOKS[kind]
-        label = phrase('search.jinja', 'kind', kind, counts[kind])
-        signs.append(Line2D([], [], color=colour, marker=marker, linestyle='', label=label))
-    if with_means(ended(result), seeds):
+    counts = Counter(_placed(result, costs[0])['kind'])
+    for kind, (colour, marker) in reversed(LOOKS.items()):
+        label = f'{kind} ({counts[kind]})'
+        if counts[kind]:
+            signs.append(Line2D([], [], color=colour, marker=marker, linestyle='', label=label))
+    if seeds:
         signs.append(Line2D([], [], color=pt.BLUE, marker='o', label='mean and range of seeds', **hollow))
     if result.threshold is not None:
         label = phrase('search.jinja', 'threshold_line', result.threshold.value)
@@ -303,6 +228,12 @@ def _by_optuna(
         axes.grid(False)  # axes of several parameters lie on each other
         axes.tick_params(which='both', labelsize=pt.SMALLEST)
         axes.xaxis.set_minor_formatter(NullFormatter())
+        for axis in (axes.xaxis, axes.yaxis):
+            if isinstance(axis.get_major_formatter(), ScalarFormatter):
+                axis.set_major_formatter(FuncFormatter(lambda value, _: pt.number_label(float(value))))
+            text = axis.get_label_text()
+            if text[1:2].islower():  # Optuna's words; a name keeps its capitals
+                axis.set_label_text(text[0].lower() + text[1:])
     return figure
 
 
@@ -329,20 +260,25 @@ def _shown_parameters(result: SearchResult) -> list[str]:
 def hypervolume_figure(
     result: SearchResult,
 ) -> Figure:
-    "The hypervolume after each trial; with one objective, the best score so far."
+    "The hypervolume after each trial, as a share of the box; with one objective, the best score so far."
     from optuna.visualization.matplotlib import plot_hypervolume_history, plot_optimization_history
 
     study = _study(result)
     if len(result.objectives) == 1:
         draw = partial(plot_optimization_history, target_name=result.objectives[0].label)
         return _by_optuna(draw, study, 2.9)
-    worst, _ = box(in_printed_unit(result)[0].trials, result.objectives)
-    reference = [worst[o.name] for o in result.objectives]
-    return _by_optuna(partial(plot_hypervolume_history, reference_point=reference), study, 2.9)
+    worst, best = box(result.trials, result.objectives)
+    sides = {name: worst[name] - best[name] or 1.0 for name in best}
 
+    def scaled(t: Trial) -> Trial:  # 0: the best value, 1: the worst one
+        known = {name: value for name, value in t.values.items() if value is not None and name in sides}
+        return replace(t, values={name: (v - best[name]) / sides[name] for name, v in known.items()})
 
-def _first_value(trial: Any) -> float:  # of Optuna
-    return trial.values[0]
+    losses_of = [replace(o, higher_is_better=False) for o in result.objectives]
+    study = study_of(list(map(scaled, ended(result))), losses_of)
+    figure = _by_optuna(partial(plot_hypervolume_history, reference_point=[1.0] * len(best)), study, 2.9)
+    figure.axes[0].set_ylabel('hypervolume, share of the box')
+    return figure
 
 
 @pt.drawing
@@ -353,7 +289,7 @@ def parallel_figure(
     from optuna.visualization.matplotlib import plot_parallel_coordinate
 
     how = dict(params=_shown_parameters(result), target_name=result.objectives[0].label)
-    draw = partial(plot_parallel_coordinate, target=_first_value, **how)
+    draw = partial(plot_parallel_coordinate, target=lambda t: t.values[0], **how)
     return _by_optuna(draw, _study(result), 3.6)
 
 
@@ -365,12 +301,14 @@ def slices_figure(
     from optuna.visualization.matplotlib import plot_slice
 
     how = dict(params=_shown_parameters(result), target_name=result.objectives[0].label)
-    return _by_optuna(partial(plot_slice, target=_first_value, **how), _study(result), 2.6)
+    draw = partial(plot_slice, target=lambda t: t.values[0], **how)
+    return _by_optuna(draw, _study(result), 2.6)
 
 # %% ../../nbs/search/05_pictures.ipynb #8790a02a
 def _front_caption(result: SearchResult) -> str:
-    unplaced = int((~np.isfinite(losses(ended(result), result.objectives[1:])).all(1)).sum())
-    return phrase('search.jinja', 'search_front', result, bool(seeds_of(result)), unplaced)
+    _, seeds = in_printed_unit(result)
+    known = np.isfinite(losses(ended(result), result.objectives)).all(1)
+    return phrase('search.jinja', 'search_front', result, bool(seeds), int((~known).sum()))
 
 
 _caption = partial(partial, phrase, 'search.jinja')  # a macro's name -> a function from a result to a caption

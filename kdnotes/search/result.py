@@ -7,21 +7,20 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from ..core.config import task_info
+from ..core.config import ConfigError, task_info
 from ..core.render import phrase, sentences
 from ..core.files import atomic_write, evidence_path, read_json, runs_path, write_json
 from ..results.store import find_record, records
 from .front import Choice, Objective, Trial, front, ship, trials_table
-from .spaces import Space, space_of, written
+from .spaces import Space, space_of
 from .store import objective_of, values_of
 
 # %% auto #0
-__all__ = ['Threshold', 'outcome_of', 'with_record', 'SearchResult', 'result_path', 'save_result', 'load_result', 'export_result',
-           'is_search']
+__all__ = ['Threshold', 'outcome_of', 'SearchResult', 'result_path', 'save_result', 'load_result', 'export_result', 'is_search']
 
 # %% ../../nbs/search/04_result.ipynb #6ff88d10
 @dataclass(frozen=True)
@@ -40,44 +39,23 @@ def outcome_of(
     record: dict,  # of a trial's run
     objectives: Sequence[Objective],
     threshold: Threshold | None,
-) -> dict[str, Any]:  # values, constraints, causes, reason, extra; {}: the score is unknown
+) -> dict[str, Any]:  # values, constraints, causes, reason, extra
     "The result of a trained trial, from the record of its run."
     values = values_of(record, objectives)
-    if values.get('score', 0.0) is None:
-        return {}
+    for name in (name for name, value in values.items() if value is None):
+        reasons = [why for key, why in record['reasons'].items() if name.partition('_')[0] in key]
+        why = next(iter(reasons), 'no reason is recorded')
+        raise ConfigError(f'{name} of {record["run_id"]} is not known ({why}); choose another objective')
     where = task_info(record['task']).tuning_set
     extra = {f'{where} {k}': v for k, v in record['metrics'][where].items() if v is not None}
     extra['latency_ms'] = (record.get('latency') or {}).get('batch_1_ms')
-    constraints = {}
     score = next((o for o in objectives if o.name == 'score'), None)
-    if threshold is not None and score is not None:
-        constraints['threshold'] = threshold.excess(values['score'], score.higher_is_better)
-    causes = ('threshold',) if constraints.get('threshold', 0.0) > 0 else ()
+    if threshold is None or score is None:
+        return dict(values=values, constraints={}, causes=(), reason='', extra=extra)
+    excess = threshold.excess(values['score'], score.higher_is_better)
+    causes = ('threshold',) if excess > 0 else ()
     reason = phrase('search.jinja', 'below_threshold', threshold, score) if causes else ''
-    return dict(values=values, constraints=constraints, causes=causes, reason=reason, extra=extra)
-
-
-def with_record(
-    trial: Trial,
-    record: dict,  # of its run
-    objectives: Sequence[Objective],
-    threshold: Threshold | None,
-) -> Trial:
-    "A trained trial with the values of its record, which count."
-    if trial.state == 'running' or set(trial.causes) - {'threshold'}:
-        return trial
-    if not (found := outcome_of(record, objectives, threshold)):
-        return trial
-    return replace(
-        trial,
-        state='infeasible' if found['causes'] else 'complete',
-        values=found['values'],
-        causes=found['causes'],
-        constraints=trial.constraints | found['constraints'],
-        seconds=record['time']['wall_s'] or trial.seconds,
-        extra=trial.extra | found['extra'],
-        reason=found['reason'],
-    )
+    return dict(values=values, constraints=dict(threshold=excess), causes=causes, reason=reason, extra=extra)
 
 # %% ../../nbs/search/04_result.ipynb #e465f476
 @dataclass(frozen=True)
@@ -173,31 +151,20 @@ def result_path(study: str) -> Path:
 
 def save_result(result: SearchResult) -> Path:
     "Store the result of a search."
-    content = asdict(result) | dict(space=written(result.space))
-    return write_json(result_path(result.study), json.loads(json.dumps(content, default=str)))
+    return write_json(result_path(result.study), json.loads(json.dumps(asdict(result), default=str)))
 
 
 def load_result(
     study: str,
 ) -> SearchResult:
-    "The result of a search, from its folder or the evidence, with the values of the runs' records."
+    "The result of a search, from its folder or the evidence."
     path = result_path(study)
-    if not path.exists():
-        path = _evidence_of(study)
-    content = read_json(path)
-    objectives = tuple(objective_of(o, content['task']) for o in content['objectives'])
-    threshold = None if content['threshold'] is None else Threshold(**content['threshold'])
-    known = {r['run_id']: r for r in records(study)}
-    trials = []
-    for of in content['trials']:
-        t = Trial(**of | dict(causes=tuple(of['causes'])))
-        record = known.get(t.run_id)
-        trials.append(with_record(t, record, objectives, threshold) if record else t)
+    content = read_json(path if path.exists() else _evidence_of(study))
     content |= dict(
         space=space_of(content['space'], content['task'], content['fixed']['mode'])[0],
-        objectives=objectives,
-        threshold=threshold,
-        trials=tuple(trials),
+        objectives=tuple(objective_of(o, content['task']) for o in content['objectives']),
+        threshold=None if content['threshold'] is None else Threshold(**content['threshold']),
+        trials=tuple(Trial(**of | dict(causes=tuple(of['causes']))) for of in content['trials']),
         seeds={run_id: tuple(of) for run_id, of in content['seeds'].items()},
     )
     return SearchResult(**content)

@@ -15,7 +15,7 @@ from ..core.config import ConfigError, task_info
 from ..core.parse import make_config
 from ..experiment.launch import Follow, RunError, execute, failures, make_runs, milestones
 from ..experiment.plan import Plan, plan
-from ..results.store import records, units
+from ..results.store import find_record, records, units
 from ..stats.compare import unit_matrix
 from ..stats.intervals import Interval, crossed_interval
 from kdnotes.search.config import (
@@ -26,8 +26,7 @@ from kdnotes.search.config import (
     search_config,
     store_of,
 )
-from .driver import driving, run_trials
-from .spaces import OneOf, Real, Space
+from .driver import driving, have_runs, run_trials
 
 # %% auto #0
 __all__ = ['TUNING_SEED', 'SPACES', 'Tuning', 'plan_trials', 'as_judged', 'from_the_best', 'judge', 'tune', 'tuned_plans',
@@ -36,9 +35,9 @@ __all__ = ['TUNING_SEED', 'SPACES', 'Tuning', 'plan_trials', 'as_judged', 'from_
 # %% ../../nbs/search/09_tuning.ipynb #76c56f09
 TUNING_SEED = 1000  # far from 0, 1, 2, ..., the seeds of studies
 
-SPACES: dict[str, Space] = {
-    'teacher': dict(learning_rate=Real(2e-5, 2e-4, log=True), epochs=OneOf((1.0, 2.0, 3.0))),
-    'student': dict(learning_rate=Real(4e-5, 4e-4, log=True), epochs=OneOf((2.0, 3.0, 4.0))),
+SPACES: dict[str, dict[str, list]] = {  # network -> as of `space_of`
+    'teacher': dict(learning_rate=[2e-5, 2e-4, 'log'], epochs=[1.0, 2.0, 3.0]),
+    'student': dict(learning_rate=[4e-5, 4e-4, 'log'], epochs=[2.0, 3.0, 4.0]),
 }
 
 
@@ -138,9 +137,9 @@ def tune(
     config, resolved = _resolve(mode, trials, study, jobs, common)
     with driving(config, resolved, say) as driver:
         run_trials(driver)
-        trained = {t.run_id: t for t in driver.trials() if t.state == 'complete'}
-    made = {r['run_id']: r for r in driver.records.values()}
-    found = [made[run_id] for run_id in trained]
+        trained = {t.run_id: t for t in driver.store.trials() if t.state == 'complete'}
+        have_runs(driver, list(trained.values()))
+    found = [find_record(run_id)[0] for run_id in trained]
     if not found:
         raise RunError(f'no trial of {mode} has a score')
     settings = [t.params for t in trained.values()]
