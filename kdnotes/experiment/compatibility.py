@@ -193,9 +193,11 @@ def sampled_texts(
     "Some texts of each split; of long ones parts, from other places in each."
     found = {}
     for split, rows in corpus.splits.items():
+        if not len(rows):
+            continue
         index = np.unique(np.linspace(0, len(rows) - 1, _READ).astype(np.int64))
         texts = [text for row in taken(rows, index) for text in task_info(task).texts(row)]
-        most = max(_FEWEST, _CHARACTERS // len(texts))
+        most = max(_FEWEST, _CHARACTERS // max(1, len(texts)))
         found[split] = tuple(_part(text, most, k / len(texts)) for k, text in enumerate(texts)), len(index)
     return found
 

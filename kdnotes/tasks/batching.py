@@ -297,6 +297,7 @@ def _check_room(
     ids, *_ = _encode_pairs(tokenizer, [first[i] for i in sample], seconds, max_length)
     sizes = {name: np.dtype(dtype).itemsize for name, dtype in made.dtypes.items()}
     row = ids.lengths.mean() * sizes['values'] + sizes['offsets'] + sizes['second']
+    row += 2 * sizes['counts'] / ROWS_AT_ONCE
     check_room(made.folder.parent, 1.05 * left * row, f'the tokens of {left:,} texts')
 
 # %% ../../nbs/tasks/01_batching.ipynb #dd5e3514
