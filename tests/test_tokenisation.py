@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import transformers
+from handmade import make_record, write_run
 from letters import of_words
 from small_runs import planned, small_model, write_model
 from tokenizers import normalizers, pre_tokenizers
@@ -17,8 +18,11 @@ from kdnotes.core.parse import make_config
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import MINILM, ModelError
 from kdnotes.experiment.compatibility import make_task
-from kdnotes.experiment.plan import plan
+from kdnotes.experiment.plan import explain_study, plan, plan_study
 from kdnotes.experiment.record import _tokenisation
+from kdnotes.report.report import report_of
+from kdnotes.results.schema import RecordError, check_record
+from kdnotes.stats.evidence import evidence
 from kdnotes.tasks import batching
 from kdnotes.tasks.answer_selection import TASK as PAIRS
 from kdnotes.tasks.batching import EncodedPairs, Ragged, rows_in
@@ -99,6 +103,20 @@ def test_a_command_refuses_it_in_one_line(home, capsys):
     assert '100% of the tokens' in line and 'rows of train' in line and 'use a model for the language' in line
 
 
+def test_a_plan_names_each_tokenizer_that_knows_few_words(home):
+    some = speller(home / 'some')
+    sees = str(small_model(home / 'sees'))
+    given = dict(task=TASK, corpus=write_texts(home / 'corpus', SOME), max_length=32, student_init='hub')
+    for student, teacher in ((some, sees), (sees, some)):
+        models = dict(student=student, teacher=teacher)
+        assert (
+            f'to the tokenizer of {some}'
+            in plan(make_config(mode='full_kd', **models, **given), check=False).explain()
+        )
+        arms = plan_study(1, 'baseline,full_kd', check=False, **models, **given)
+        assert explain_study(arms).count(f'to the tokenizer of {some}') == 1
+
+
 @pytest.mark.parametrize('task', TASKS)
 def test_each_task_refuses_a_tokenizer_that_knows_no_word(task, home):
     "Of its own network, of its teacher, of a given teacher, and of a student that reads by itself."
@@ -138,6 +156,30 @@ def test_a_long_text_is_judged_by_more_than_its_beginning(home):
     config = dict(mode='baseline', task='masked_lm', corpus=str(corpus), max_length=64)
     with pytest.raises(ModelError, match='of the tokens in 1 row of train'):
         plan(make_config(**config, teacher=speller(home / 'model')), check=False)
+
+
+# ---- the report ----
+
+
+def test_a_report_names_what_is_not_zero(home):
+    rows = dict(train=200, dev=10, test=20)
+    zero = dict.fromkeys(rows, 0)
+    found = dict(
+        rows=rows, tokens={split: 10 * n for split, n in rows.items()}, unknown=zero | dict(train=30)
+    )
+    found |= dict(cut=None, empty=zero, overlap=dict(dev=0, test=5))
+    why = dict(reasons={'tokenisation.cut': 'read in windows'})
+    record = make_record('full_kd', 0)
+    with pytest.raises(RecordError, match="'tokenisation.cut' is null without a reason"):
+        check_record(record | dict(tokenisation=found))
+    write_run(record | dict(tokenisation=found, reasons=record['reasons'] | why['reasons']))
+    write_run(make_record('full_student', 0))  # of before
+    setting = report_of(evidence('made'), {}).setting
+    told = [line for line in setting if 'tokens' in line and 'texts of up to' not in line]
+    assert told == [
+        'Unknown tokens: 30 of 2,000 tokens of train (1.5%) (full_kd).',
+        'Same tokens as a row of train: 5 of 20 rows of test (25%) (full_kd).',
+    ]
 
 
 # ---- the counts ----

@@ -31,7 +31,7 @@ from ..tasks.sources import Corpus
 
 # %% auto #0
 __all__ = ['make_task', 'source_of', 'teachers_of', 'teachers_sha256', 'check_given_teacher', 'label_order', 'check_reading',
-           'sampled_texts', 'unknown_tokens', 'teacher_depth', 'depth_of', 'check_student', 'checked_models']
+           'unknown_tokens', 'teacher_depth', 'depth_of', 'check_student', 'checked_models']
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #fd07477b
 def make_task(
@@ -186,7 +186,7 @@ _SOME_UNKNOWN = 0.05
 _MOST_UNKNOWN = 0.5
 
 
-def sampled_texts(
+def _sampled_texts(
     corpus: Corpus,
     task: str,  # of `config.TASKS`
 ) -> dict[str, tuple[tuple[str, ...], int]]:  # split -> texts, and of how many rows
@@ -220,7 +220,7 @@ def unknown_tokens(
     from kdnotes.distill.tokenizers import reads_as, unknown_shares
     from kdnotes.distill.weights import ModelError
 
-    samples = sampled_texts(corpus, config.task)
+    samples = _sampled_texts(corpus, config.task)
     source = reads_as(config)  # given teachers read the same tokens
     shares = unknown_shares(source, tuple(texts for texts, _ in samples.values()), from_file)
     many = tuple(

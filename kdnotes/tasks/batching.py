@@ -17,9 +17,9 @@ from ..core.progress import stage
 from ..core.files import check_room, sha256_texts
 
 # %% auto #0
-__all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'encode_counted', 'tokenizer_rules', 'unknown_id',
-           'second_begins', 'tells_two_texts', 'groups_of', 'token_dtype', 'flat_ids', 'pad_pairs', 'TokenCounts',
-           'row_hashes', 'rows_in', 'EncodedPairs', 'all_apart', 'epoch_steps', 'mixed_steps', 'micro_batches']
+__all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'unknown_id', 'second_begins',
+           'tells_two_texts', 'groups_of', 'token_dtype', 'flat_ids', 'pad_pairs', 'TokenCounts', 'rows_in',
+           'EncodedPairs', 'all_apart', 'epoch_steps', 'mixed_steps', 'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #02ecf72d
 if TYPE_CHECKING:
@@ -120,10 +120,10 @@ def encode_pairs(
     # token ids, and where the second segment starts in each row (n,); integers, in a map as short as may be
 ) -> tuple[Ragged, np.ndarray]:
     "Tokenise pairs (or single texts), or read them from the cache."
-    return encode_counted(tokenizer, first, second, max_length, cache_dir)[:2]
+    return _encode_counted(tokenizer, first, second, max_length, cache_dir)[:2]
 
 
-def encode_counted(
+def _encode_counted(
     tokenizer, first: Sequence[str], second: Sequence[str] | None, max_length: int, cache_dir: Path | None
 ) -> tuple[Ragged, np.ndarray, np.ndarray]:
     "The same, and of `_cut_and_empty` (2,) int64."
@@ -368,7 +368,7 @@ class TokenCounts:
 _HASHED = 1 << 20  # token ids at a time, since each takes fifty bytes for a moment
 
 
-def row_hashes(
+def _row_hashes(
     ids: Ragged,  # token ids
 ) -> Iterator[np.ndarray]:  # (k,) uint64 each
     "Each row as one number: of ten million rows two are alike by chance once in 400,000."
@@ -396,9 +396,9 @@ def rows_in(
     "How many rows of a set have the tokens of a row of another one."
     if not len(ids):
         return 0
-    own, n = np.unique(np.concatenate([*row_hashes(ids)]), return_counts=True)
+    own, n = np.unique(np.concatenate([*_row_hashes(ids)]), return_counts=True)
     there = np.zeros(len(own), dtype=bool)
-    for hashes in row_hashes(others):
+    for hashes in _row_hashes(others):
         there |= np.isin(own, hashes)
     return int(n[there].sum())
 
@@ -421,7 +421,7 @@ class EncodedPairs:
     ) -> EncodedPairs:
         "Tokenise every text once."
         found = {
-            split: encode_counted(tokenizer, first, second, max_length, cache_dir)
+            split: _encode_counted(tokenizer, first, second, max_length, cache_dir)
             for split, (first, second) in texts.items()
         }
         unknown = unknown_id(tokenizer.backend_tokenizer) if tokenizer.is_fast else tokenizer.unk_token_id
