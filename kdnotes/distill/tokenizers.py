@@ -12,11 +12,11 @@ from ..core.arms import MODES
 from ..core.config import RunConfig, counted
 from ..core.files import lacks_memory, sha256_text
 from .weights import SIZES, ModelError, find_model, remembered, stated_length, stored_tensors
-from ..tasks.batching import tells_two_texts, tokenizer_rules
+from ..tasks.batching import tells_two_texts, tokenizer_rules, unknown_id
 
 # %% auto #0
 __all__ = ['load_tokenizer', 'tokenizer_sha256', 'one_vocabulary', 'one_tokenizer', 'reads_as', 'longest_text', 'check_model',
-           'unknown_share', 'check_batches']
+           'unknown_shares', 'check_batches']
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #c997db07
 _VOCABULARIES = (
@@ -34,7 +34,6 @@ def load_tokenizer(
 ):  # a transformers tokenizer
     "A model's tokenizer, without any truncation or padding of its own."
     import transformers
-    from kdnotes.distill.architectures import not_loaded
 
     folder = find_model(source)
     if not any((folder / name).is_file() for name in _VOCABULARIES):
@@ -48,6 +47,8 @@ def load_tokenizer(
         )
     except Exception as e:  # many kinds: torn or foreign files
         if lacks_memory(e):
+            from kdnotes.distill.architectures import not_loaded
+
             raise not_loaded(folder, 'a tokenizer', e) from None
         raise ModelError(
             f"{folder} has a tokenizer that cannot be read ({type(e).__name__}); "
@@ -226,17 +227,43 @@ def check_model(
 
 
 @remembered
-def unknown_share(
+def unknown_shares(
     source: str | Path,  # as for `find_model`
-    texts: tuple[str, ...],  # a sample
-) -> float:  # 0 to 1; 0 where a tokenizer knows every text, as those of bytes do
+    samples: tuple[tuple[str, ...], ...],  # texts of several sets
+    from_file: bool = False,  # read tokenizer.json as it is, which imports neither transformers nor torch
+) -> tuple[float, ...] | None:  # of each, 0 to 1; None: there is no such token, or no such file
     "How many of the tokens of some texts stand for whatever a model's tokenizer does not know."
-    tokenizer = load_tokenizer(source)
-    if tokenizer.unk_token_id is None or not texts:
-        return 0.0
-    ids = tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)['input_ids']
-    n = sum(map(len, ids))
-    return sum(row.count(tokenizer.unk_token_id) for row in ids) / n if n else 0.0
+    from tokenizers import Tokenizer
+
+    path = find_model(source) / 'tokenizer.json'
+    if from_file and not path.is_file():
+        return None
+    tokenizer = None if from_file else load_tokenizer(source)
+    if tokenizer is not None and not tokenizer.is_fast:
+        unknown = tokenizer.unk_token_id
+
+        def encode(texts: list[str]) -> list[list[int]]:
+            return tokenizer(texts, add_special_tokens=False, split_special_tokens=True)['input_ids']
+    else:
+        try:
+            backend = Tokenizer.from_file(str(path)) if from_file else tokenizer.backend_tokenizer
+        except Exception:  # no class of its own; what is wrong is said when the tokenizer is loaded
+            return None
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = True
+        unknown = unknown_id(backend)
+
+        def encode(texts: list[str]) -> list[list[int]]:
+            return [row.ids for row in backend.encode_batch(texts, add_special_tokens=False)]
+
+    if unknown is None:
+        return None
+    shares = []
+    for texts in samples:
+        ids = encode(list(texts))
+        shares.append(sum(row.count(unknown) for row in ids) / max(1, sum(map(len, ids))))
+    return tuple(shares)
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #1376c11b
 @remembered

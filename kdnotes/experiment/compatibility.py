@@ -177,36 +177,67 @@ def check_reading(config: RunConfig) -> None:
         _check_vocabularies(config)
 
 
-# rows and characters of a text by which a tokenizer is judged: they take a tenth of a second
-_READ = 2000
-_CHARACTERS = 1000
-# share of unknown tokens from which on it is said, and from which on it is refused
+# rows and characters of a split by which a tokenizer is judged, and the fewest characters of a text
+_READ = 500
+_CHARACTERS = 100_000
+_FEWEST = 200
+# share of unknown tokens above which the plan warns, and above which it refuses
 _SOME_UNKNOWN = 0.05
 _MOST_UNKNOWN = 0.5
 
 
-def unknown_tokens(config: RunConfig, corpus: Corpus) -> tuple[Reason, ...]:  # (): they are few
-    "How many tokens a tokenizer does not know; refused where it knows hardly a word."
-    from kdnotes.distill.tokenizers import load_tokenizer, reads_as, unknown_share
+def _sampled_texts(
+    corpus: Corpus,
+    task: str,  # of `config.TASKS`
+) -> dict[str, tuple[tuple[str, ...], int]]:  # split -> texts, and of how many rows
+    "Some texts of each split; of long ones parts, from other places in each."
+    found = {}
+    for split, rows in corpus.splits.items():
+        if not len(rows):
+            continue
+        index = np.unique(np.linspace(0, len(rows) - 1, _READ).astype(np.int64))
+        texts = [text for row in taken(rows, index) for text in task_info(task).texts(row)]
+        most = max(_FEWEST, _CHARACTERS // max(1, len(texts)))
+        found[split] = tuple(_part(text, most, k / len(texts)) for k, text in enumerate(texts)), len(index)
+    return found
+
+
+def _part(text: str, most: int, place: float) -> str:
+    "Whole words of a text, from some place in it."
+    if len(text) <= most:
+        return text
+    start = int(place * (len(text) - most))
+    part = text[start : start + most]
+    return part.partition(' ')[2].rpartition(' ')[0] or part
+
+
+def unknown_tokens(
+    config: RunConfig,
+    corpus: Corpus,
+    from_file: bool = False,  # as of `unknown_shares`
+) -> tuple[Reason, ...]:  # (): they are few
+    "How many tokens a tokenizer does not know; refused where it knows less than half of a split."
+    from kdnotes.distill.tokenizers import reads_as, unknown_shares
     from kdnotes.distill.weights import ModelError
 
-    train = corpus.splits['train']
-    index = np.unique(np.linspace(0, len(train) - 1, _READ).astype(np.int64))
-    texts_of = task_info(config.task).texts
-    texts = tuple(text[:_CHARACTERS] for row in taken(train, index) for text in texts_of(row))
-    found = []
-    for source in dict.fromkeys([reads_as(config), *(config.teachers or ())]):
-        share = unknown_share(source, texts)
-        if share <= _SOME_UNKNOWN:
-            continue
-        token = load_tokenizer(source).unk_token
-        found.append(reason('unknown_tokens', source=source, share=share, token=token, rows=len(index)))
-        if share > _MOST_UNKNOWN:
-            raise ModelError(
-                f'{found[-1]}; save the tokenizer there that the model was trained with (made of a '
-                'vocabulary file, it is given as vocab=, since transformers 5 does not read vocab_file=)'
-            )
-    return tuple(found)
+    samples = _sampled_texts(corpus, config.task)
+    source = reads_as(config)  # given teachers read the same tokens
+    shares = unknown_shares(source, tuple(texts for texts, _ in samples.values()), from_file)
+    many = tuple(
+        (split, rows, share)
+        for (split, (_, rows)), share in zip(samples.items(), shares or ())
+        if share > _SOME_UNKNOWN
+    )
+    if not many:
+        return ()
+    found = reason('unknown_tokens', source=source, shares=many)
+    if max(share for *_, share in many) > _MOST_UNKNOWN:
+        raise ModelError(
+            f'{found}; use a model for the language and the case of these texts, or save the tokenizer there '
+            'that the model was trained with (made from a vocabulary file, pass it as vocab=, because '
+            'transformers 5 does not read vocab_file=)'
+        )
+    return (found,)
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #958c600b
 def teacher_depth(config: RunConfig) -> int | None:
@@ -290,7 +321,7 @@ def checked_models(
     asked: RunConfig,  # as it was given
     config: RunConfig,  # resolved, with the folders of its teachers
     corpus: Corpus,
-) -> dict[str, Any]:  # fields of a `Plan`: loses, unknown, head, last_layer
+) -> dict[str, Any]:  # fields of a `Plan`: loses, head, last_layer
     "Refuse models that fit neither each other nor their task and texts, and note what is unusual."
     from kdnotes.distill.architectures import load_config
     from kdnotes.distill.models import check_given, new_head
@@ -315,7 +346,6 @@ def checked_models(
         head = new_head(task, source_of(config))
     return dict(
         loses=left_out and reason('first_layer_loses', layer=config.student_layers[0], weights=left_out),
-        unknown=unknown_tokens(config, corpus),
         head=(head,) if head else (),
         last_layer=reason('all_positions', why=whole) if whole else reason('first_position'),
     )

@@ -43,6 +43,7 @@ from kdnotes.experiment.compatibility import (
     source_of,
     teacher_depth,
     teachers_of,
+    unknown_tokens,
 )
 from kdnotes.experiment.describe import (
     Plan,
@@ -178,6 +179,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
     initial = _initial(config, teacher, first)
     config, teachers = teachers_of(config, corpus)
     notes = checked_models(asked, config, corpus) if check else {}
+    notes['unknown'] = unknown_tokens(config, corpus, from_file=not check)
     if teacher and teacher.head:
         notes['head'] = tuple(dict.fromkeys((*notes['head'], *teacher.head)))
     own = reads_as(config)

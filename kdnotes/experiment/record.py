@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 from ..core.arms import MODES
 from ..core.config import RunConfig, counted, is_given, reads_scores
+from ..core.render import reason
 from ..core.resolve import factors, settings
 from ..results.schema import SCHEMA, SHARED_MASKS, Best, Operations, keys_of
 from ..results.runs import RunFolder
+from ..tasks.batching import rows_in
 from ..tasks.sources import Corpus
 from ..telemetry.summary import carbon, environment, together, without_sums
 from ..telemetry.timeline import compact_gradients, compact_timeline
@@ -95,7 +97,7 @@ def _throughput(result, operations: dict) -> dict:
     )
 
 
-def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
+def _reasons(config: RunConfig, record: dict, reasons: dict, uncut: str) -> dict:
     "Why each null of a record is null."
     untrained = 'a given teacher is not trained' if is_given(config) else 'the run was too short'
     uncounted = 'the operations of this architecture cannot be counted'
@@ -116,6 +118,9 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
         'throughput.examples_per_s': untrained,
         'throughput.tokens_per_s': untrained,
         'throughput.useful_flops_per_s': uncounted,
+        'tokenisation.unknown': str(reason('no_unknown_token')),
+        'tokenisation.cut': str(reason(uncut or 'slow_tokenizer')),
+        'tokenisation.empty': str(reason('slow_tokenizer')),
     }
     by_place |= {f'amp.{name}': f'no loss scaling in {record["precision"]}' for name in record['amp']}
     by_place |= {f'operations.{name}': uncounted for name in record['operations']}
@@ -124,6 +129,18 @@ def _reasons(config: RunConfig, record: dict, reasons: dict) -> dict:
             f'{kept["metric"]} is not defined on what {kept["set"]} holds: the last step is kept'
         )
     return reasons | {place: why for place, why in by_place.items() if _is_null(record, place)}
+
+
+def _tokenisation(task) -> dict:
+    "What the tokenizer made of the corpus, as the task read it."
+    counts = task.token_counts()
+    found: dict[str, dict[str, int] | None] = {}
+    for name in ('rows', 'tokens', 'unknown', 'cut', 'empty'):
+        of_splits = {split: getattr(known, name) for split, known in counts.items()}
+        found[name] = None if None in of_splits.values() else of_splits
+    train = task.token_rows('train')
+    overlap = {split: rows_in(task.token_rows(split), train) for split in counts if split != 'train'}
+    return found | dict(overlap=overlap)
 
 
 def _is_null(record: dict, place: str) -> bool:
@@ -243,6 +260,7 @@ def record_of(
         model_sha256=weights_sha256(whole_model(model)),
         primary=dict(set=where, metric=metric, higher_is_better=higher, value=value),
         metrics=outcome.evaluation.metrics,
+        tokenisation=_tokenisation(task),
         time=_time(rank, outcome),
         throughput=_throughput(result, operations),
         operations=operations,
@@ -264,7 +282,7 @@ def record_of(
     )
     if result.kept:
         record['kept'] = {name: result.kept[name] for name in keys_of(Best)}
-    reasons = _reasons(rank.config, record, used['reasons'] | unmeasured)
+    reasons = _reasons(rank.config, record, used['reasons'] | unmeasured, task.uncut)
     return record | dict(reasons=reasons | _lost_rows(rows, result))
 
 

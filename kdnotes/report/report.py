@@ -126,10 +126,25 @@ def _setting(e: Evidence) -> tuple[str, ...]:
         'Setting:': sentences('setting.jinja', 'by_arm', trained_as),
         'Not default:': sentences('setting.jinja', 'by_arm', changed),
         'Kept:': sentences('setting.jinja', 'by_arm', kept),
+        'Unknown tokens:': _of_tokens(found, 'unknown'),
+        'Cut at max_length:': _of_tokens(found, 'cut'),
+        'Without tokens:': _of_tokens(found, 'empty'),
+        'Same tokens as a row of train:': _of_tokens(found, 'overlap'),
         'Trained on': _trained_on([r for runs in e.arms.values() for r in filter(trained, runs)]),
         'Scored on': _scored_on(e),
     }
     return tuple(f'{begin} {text}.' for begin, texts in lines.items() for text in texts)
+
+
+def _of_tokens(
+    found: Sequence[dict],  # a record of each arm
+    name: str,  # of `Tokenisation`
+) -> Sequence[str]:  # (): it is zero or not known
+    "What the tokenizers made of the corpus."
+    texts = [
+        (r['arm'], phrase('setting.jinja', 'of_tokens', r.get('tokenisation') or {}, name)) for r in found
+    ]
+    return sentences('setting.jinja', 'by_arm', texts)
 
 
 def _trained_on(

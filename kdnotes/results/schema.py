@@ -22,12 +22,12 @@ from ..core.config import KdnotesError
 from ..telemetry.meters import METERS
 
 # %% auto #0
-__all__ = ['SCHEMA', 'NAMING', 'ADDED', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number', 'Numbers', 'ROW_KEYS',
-           'HARDWARE', 'RECORD_KEYS', 'SHARED_MASKS', 'OWN_MASKS', 'RecordError', 'of_this_schema', 'Part',
+__all__ = ['SCHEMA', 'NAMING', 'ADDED', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number', 'Numbers', 'Counts',
+           'ROW_KEYS', 'HARDWARE', 'RECORD_KEYS', 'SHARED_MASKS', 'OWN_MASKS', 'RecordError', 'of_this_schema', 'Part',
            'NumberPart', 'Explained', 'Point', 'first_error', 'make_row', 'Row', 'check_row', 'Factors', 'Settings',
            'Parallel', 'Environment', 'Models', 'Primary', 'Time', 'Throughput', 'Memory', 'Energy', 'Amp',
-           'Utilisation', 'MachineLoad', 'Sampling', 'Latency', 'Operations', 'Gradients', 'Best', 'Record', 'keys_of',
-           'made_on_cpu', 'dropout_masks', 'check_record', 'check_read', 'widened']
+           'Utilisation', 'MachineLoad', 'Sampling', 'Latency', 'Operations', 'Gradients', 'Tokenisation', 'Best',
+           'Record', 'keys_of', 'made_on_cpu', 'dropout_masks', 'check_record', 'check_read', 'widened']
 
 # %% ../../nbs/results/01_schema.ipynb #ad03554c
 class RecordError(KdnotesError):
@@ -110,6 +110,7 @@ Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 Positive = Annotated[int, Field(gt=0, lt=2**63)]
 Number = float | None
 Numbers = dict[str, Number]
+Counts = dict[str, Whole]
 
 
 class Part(BaseModel):
@@ -381,6 +382,17 @@ class Gradients(Part):
     layers: list[dict[str, JsonValue]]
 
 
+class Tokenisation(Part, Explained):
+    "What the run's tokenizer made of its corpus, counts by split."
+
+    rows: Counts
+    tokens: Counts  # of the texts, special ones left out
+    unknown: Counts | None  # of these tokens
+    cut: Counts | None  # rows that lost their end at max_length
+    empty: Counts | None  # rows with a text that has no tokens
+    overlap: Counts  # rows of an evaluation set that have the same tokens as a row of train
+
+
 class Best(Part, Explained):
     "Of a run that keeps its best model: after how many steps, what it scored, and the steps planned."
 
@@ -435,8 +447,9 @@ class Record(Part):
     models: Models = Models()
     curve: list[Point] = []
     kept_heads: list[list[Whole]] = []  # of each layer
-    overlap: Numbers = {}
-    trained_rows: dict[str, Whole] = {}  # rows of train, and unlabelled ones
+    overlap: Numbers = {}  # rows of an evaluation set that have the same texts as a row of train
+    trained_rows: Counts = {}  # rows of train, and unlabelled ones
+    tokenisation: Tokenisation | None = None
     teachers: dict[str, JsonValue] | None = None  # several, or stored scores
     files: dict[str, str] = {}  # name in the run's folder -> sha256
     widened: bool = False

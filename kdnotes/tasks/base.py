@@ -17,7 +17,7 @@ from ..core.config import RunConfig, TaskSettings, task_info
 from ..core.files import sha256_text
 from ..core.columns import Columns, Texts, joined
 from .sources import Corpus, Rows
-from .batching import Batch, EncodedPairs, all_apart
+from .batching import Batch, EncodedPairs, Ragged, TokenCounts, all_apart
 from ..losses.conventions import dialect_weights
 from ..losses.targets import hard_target_ce, soft_target_kl
 
@@ -315,6 +315,7 @@ class Task:
     # what the config of a saved model says of its outputs: their names, their scale
     head_config: dict[str, Any] = {}
     evaluates_itself: bool = False  # `evaluate_model` instead of `scores` and `evaluate`
+    uncut: str = ''  # why no row is cut at `max_length`, a macro of reasons.jinja; '': rows are cut
     unlabelled: int = 0  # how many of the training examples, the last ones, have no label
     settings: TaskSettings  # a class has those of a task that is given none
 
@@ -363,6 +364,15 @@ class Task:
         "Tokenise every example once."
         texts = {split: self.texts_of(rows) for split, rows in self.rows.items()}
         self.pairs = EncodedPairs.from_texts(tokenizer, texts, self.max_length, cache_dir)
+
+    def token_counts(self) -> dict[str, TokenCounts]:
+        "What the tokenizer made of the rows of each split."
+        return self.pairs.counts
+
+    def token_rows(self, split: str) -> Ragged:
+        "The token ids of each row of a split, as a model reads them."
+        ids, _ = self.pairs.splits[split]
+        return ids
 
     def lengths(self, split: str) -> np.ndarray:  # (n,)
         "Tokens of each example."

@@ -6,7 +6,7 @@
 from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
@@ -17,9 +17,9 @@ from ..core.progress import stage
 from ..core.files import check_room, sha256_texts
 
 # %% auto #0
-__all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'second_begins', 'tells_two_texts',
-           'groups_of', 'token_dtype', 'flat_ids', 'pad_pairs', 'EncodedPairs', 'all_apart', 'epoch_steps',
-           'mixed_steps', 'micro_batches']
+__all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'unknown_id', 'second_begins',
+           'tells_two_texts', 'groups_of', 'token_dtype', 'flat_ids', 'pad_pairs', 'TokenCounts', 'rows_in',
+           'EncodedPairs', 'all_apart', 'epoch_steps', 'mixed_steps', 'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #02ecf72d
 if TYPE_CHECKING:
@@ -120,6 +120,13 @@ def encode_pairs(
     # token ids, and where the second segment starts in each row (n,); integers, in a map as short as may be
 ) -> tuple[Ragged, np.ndarray]:
     "Tokenise pairs (or single texts), or read them from the cache."
+    return _encode_counted(tokenizer, first, second, max_length, cache_dir)[:2]
+
+
+def _encode_counted(
+    tokenizer, first: Sequence[str], second: Sequence[str] | None, max_length: int, cache_dir: Path | None
+) -> tuple[Ragged, np.ndarray, np.ndarray]:
+    "The same, and of `_cut_and_empty` (2,) int64."
     if cache_dir is None:
         return _encode_pairs(tokenizer, first, second, max_length)
     kind = 'texts-3' if second is None else 'pairs-3'
@@ -136,8 +143,8 @@ def encode_pairs(
     files = _files(tokenizer, max_length)
     found = made_once(Path(cache_dir) / f'{key[:32]}.tokens', files, dict(total=0), add_parts)
     # plain arrays over the maps: each look into a `np.memmap` would make another one
-    values, offsets, start = (np.asarray(found[name]) for name in files)
-    return Ragged(values, offsets), start
+    values, offsets, start, counts = (np.asarray(found[name]) for name in files)
+    return Ragged(values, offsets), start, counts.reshape(-1, 2).sum(axis=0)
 
 # %% ../../nbs/tasks/01_batching.ipynb #2d0f1404
 def tokenizer_rules(
@@ -150,6 +157,16 @@ def tokenizer_rules(
     if tokenizer.truncation_side != 'right':  # which end of a long text is cut is said beside the rules
         rules['truncation_side'] = tokenizer.truncation_side
     return json.dumps(rules, sort_keys=True)
+
+
+def unknown_id(
+    backend,  # a `tokenizers.Tokenizer`
+) -> int | None:  # None: it has none, as tokenizers of bytes
+    "The token that stands for what a tokenizer does not know."
+    model = json.loads(backend.to_str())['model']
+    if 'unk_id' in model:
+        return model['unk_id']
+    return None if model.get('unk_token') is None else backend.token_to_id(model['unk_token'])
 
 
 def second_begins(
@@ -190,6 +207,7 @@ def _encode_pairs(tokenizer, first, second, max_length, advance=lambda rows: Non
         sizes = (len(a) + len(b) for a, b in zip(first, second, strict=True))
     ids = []
     begin = []
+    counts = np.zeros(2, dtype=np.int64)
     for rows in groups_of(sizes, _CHARACTERS):
         encoded = tokenizer(
             first[rows],
@@ -203,8 +221,32 @@ def _encode_pairs(tokenizer, first, second, max_length, advance=lambda rows: Non
         ids.append(Ragged.from_rows(encoded['input_ids']))
         types = encoded.get('token_type_ids') or [[0] * n for n in ids[-1].lengths]
         begin += map(second_begins, types)
+        counts += _cut_and_empty(tokenizer, encoded, max_length, 1 if second is None else 2)
         advance(len(first[rows]))
-    return Ragged.joined(ids), np.array(begin, dtype=np.int32)
+    return Ragged.joined(ids), np.array(begin, dtype=np.int32), counts
+
+
+def _cut_and_empty(tokenizer, encoded, max_length: int, n_texts: int) -> tuple[int, int]:
+    "How many rows were cut, and how many have a text without tokens; -1: a slow tokenizer does not say."
+    if not tokenizer.is_fast:
+        return -1, -1
+    rows = encoded.encodings
+    cut = sum(len(row) >= max_length and bool(row.overflowing) for row in rows)
+    last = n_texts - 1
+    whole = (row.sequence_ids for row in rows)
+    full = next((of for of in whole if 0 in of and last in of), None)
+    if full is None:
+        return cut, len(rows)
+    # the special tokens around the texts of a row, of which each has as many
+    before = full.index(0)
+    behind = full[::-1].index(last) + 1
+    filled = sum(
+        len(row) >= before + behind
+        and row.token_to_sequence(before) == 0
+        and row.token_to_sequence(len(row) - behind) == last
+        for row in rows
+    )
+    return cut, len(rows) - filled
 
 
 def token_dtype(
@@ -220,6 +262,7 @@ def _files(tokenizer, max_length: int) -> dict[str, type]:
         values=token_dtype(tokenizer),
         offsets=np.int64,
         second=np.int16 if max_length < 2**15 else np.int32,
+        counts=np.int64,  # of `_cut_and_empty`, two for each part
     )
 
 
@@ -235,10 +278,10 @@ def _part(
     "What the rows from `start` on add to each array; `state` counts the tokens."
     rows = slice(start, start + ROWS_AT_ONCE)
     seconds = None if second is None else second[rows]
-    ids, begin = _encode_pairs(tokenizer, first[rows], seconds, max_length, advance)
+    ids, begin, counts = _encode_pairs(tokenizer, first[rows], seconds, max_length, advance)
     ends = state['total'] + ids.offsets[1 if start else 0 :]
     state['total'] += len(ids.values)
-    return dict(values=ids.values, offsets=ends, second=begin)
+    return dict(values=ids.values, offsets=ends, second=begin, counts=counts)
 
 
 def _check_room(
@@ -251,9 +294,10 @@ def _check_room(
         return
     sample = np.linspace(start, len(first) - 1, _SAMPLE).astype(int).tolist()
     seconds = None if second is None else [second[i] for i in sample]
-    ids, _ = _encode_pairs(tokenizer, [first[i] for i in sample], seconds, max_length)
+    ids, *_ = _encode_pairs(tokenizer, [first[i] for i in sample], seconds, max_length)
     sizes = {name: np.dtype(dtype).itemsize for name, dtype in made.dtypes.items()}
     row = ids.lengths.mean() * sizes['values'] + sizes['offsets'] + sizes['second']
+    row += 2 * sizes['counts'] / ROWS_AT_ONCE
     check_room(made.folder.parent, 1.05 * left * row, f'the tokens of {left:,} texts')
 
 # %% ../../nbs/tasks/01_batching.ipynb #dd5e3514
@@ -293,6 +337,71 @@ def pad_pairs(
         token_type_ids=torch.from_numpy(types.astype(np.int64)),
     ), int(lengths.sum())
 
+# %% ../../nbs/tasks/01_batching.ipynb #2993bce2
+@dataclass(frozen=True)
+class TokenCounts:
+    "What a tokenizer made of the rows of a split."
+
+    rows: int
+    tokens: int  # of their texts, special ones left out
+    unknown: int | None  # of these tokens; None: the tokenizer has no unknown token
+    cut: int | None = None  # rows that lost their end; None: not known, or rows are not cut
+    empty: int | None = None  # rows with a text that has no tokens; None: not known
+
+    @classmethod
+    def of(
+        cls,
+        ids: Ragged,  # token ids of a split
+        special: int,  # tokens of each row that are of no text
+        unknown_id: int | None,  # of `unknown_id`
+        cut: int | None = None,
+        empty: int | None = None,
+    ) -> TokenCounts:
+        "Counted in pieces, since the ids may be a memory map."
+        starts = range(0, len(ids.values), _AT_ONCE)
+        unknown = None
+        if unknown_id is not None:
+            unknown = sum(int((ids.values[i : i + _AT_ONCE] == unknown_id).sum()) for i in starts)
+        return cls(len(ids), len(ids.values) - special * len(ids), unknown, cut, empty)
+
+
+_HASHED = 1 << 20  # token ids at a time, since each takes fifty bytes for a moment
+
+
+def _row_hashes(
+    ids: Ragged,  # token ids
+) -> Iterator[np.ndarray]:  # (k,) uint64 each
+    "Each row as one number: of ten million rows two are alike by chance once in 400,000."
+    start = 0
+    while start < len(ids):
+        stop = int(np.searchsorted(ids.offsets, ids.offsets[start] + _HASHED, 'right')) - 1
+        stop = min(max(stop, start + 1), len(ids))
+        offsets = np.asarray(ids.offsets[start : stop + 1], dtype=np.int64)
+        values = np.asarray(ids.values[offsets[0] : offsets[-1]]).astype(np.uint64)
+        place = np.arange(len(values)) - np.repeat(offsets[:-1] - offsets[0], np.diff(offsets))
+        # splitmix64 of each token and its place; numbers of 64 bits wrap around in sums, too
+        x = values + (place.astype(np.uint64) << np.uint64(32)) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(x ^ (x >> np.uint64(31)), dtype=np.uint64)])
+        ends = offsets - offsets[0]
+        yield sums[ends[1:]] - sums[ends[:-1]]
+        start = stop
+
+
+def rows_in(
+    ids: Ragged,  # token ids of a set of rows
+    others: Ragged,  # of another one, which may be large
+) -> int:
+    "How many rows of a set have the tokens of a row of another one."
+    if not len(ids):
+        return 0
+    own, n = np.unique(np.concatenate([*_row_hashes(ids)]), return_counts=True)
+    there = np.zeros(len(own), dtype=bool)
+    for hashes in _row_hashes(others):
+        there |= np.isin(own, hashes)
+    return int(n[there].sum())
+
 # %% ../../nbs/tasks/01_batching.ipynb #9adefa5d
 @dataclass(frozen=True)
 class EncodedPairs:
@@ -300,6 +409,7 @@ class EncodedPairs:
 
     splits: dict[str, tuple[Ragged, np.ndarray]]  # token ids; where the second segment starts in each row
     pad_id: int = 0  # the tokenizer's padding token
+    counts: dict[str, TokenCounts] = field(default_factory=dict)  # what the tokenizer made of each split
 
     @classmethod
     def from_texts(
@@ -310,11 +420,18 @@ class EncodedPairs:
         cache_dir: Path | None = None,  # a folder, or no cache
     ) -> EncodedPairs:
         "Tokenise every text once."
-        splits = {
-            split: encode_pairs(tokenizer, first, second, max_length, cache_dir)
+        found = {
+            split: _encode_counted(tokenizer, first, second, max_length, cache_dir)
             for split, (first, second) in texts.items()
         }
-        return cls(splits, tokenizer.pad_token_id or 0)
+        unknown = unknown_id(tokenizer.backend_tokenizer) if tokenizer.is_fast else tokenizer.unk_token_id
+        counts = {}
+        for split, (ids, _, known) in found.items():
+            special = tokenizer.num_special_tokens_to_add(pair=texts[split][1] is not None)
+            cut, empty = (int(n) if n >= 0 else None for n in known)
+            counts[split] = TokenCounts.of(ids, special, unknown, cut, empty)
+        splits = {split: (ids, begin) for split, (ids, begin, _) in found.items()}
+        return cls(splits, tokenizer.pad_token_id or 0, counts)
 
     def lengths(self, split: str) -> np.ndarray:  # (n,)
         "Tokens of each example."

@@ -17,7 +17,7 @@ from ..losses.targets import hard_target_ce
 from . import base
 from .asked import Answer, AskError, Reader, Use
 from .base import NO_LABEL, Evaluation, Task, setting
-from .batching import Batch, EncodedPairs
+from .batching import Batch, EncodedPairs, Ragged, TokenCounts, unknown_id
 from ..core.columns import joined
 from .passages import CORPORA, Windows, check_answers, check_questions
 from .passages import encode_windows, room_for_questions
@@ -166,6 +166,7 @@ class ExtractiveQA(Task):
 
     name = 'extractive_qa'
     auto_class = 'AutoModelForQuestionAnswering'
+    uncut = 'read_in_windows'
     model_kwargs: dict[str, Any] = {'num_labels': 2}  # beginning and end
     primary = base.Primary('test', 'exact', higher_is_better=True)
     signal_spec = {'logits': base.SignalSpec(shape=(2,), ragged=True)}
@@ -196,7 +197,21 @@ class ExtractiveQA(Task):
             if split == 'train':
                 self.unlabelled = int(without.sum())
         pairs = {split: (windows.ids, windows.second) for split, windows in self.windows.items()}
-        self.pairs = EncodedPairs(pairs, tokenizer.pad_token_id or 0)
+        special = tokenizer.num_special_tokens_to_add(pair=True)
+        unknown = unknown_id(tokenizer.backend_tokenizer)
+        counts = {}
+        for split, windows in self.windows.items():
+            low, high = windows.context.T
+            without = np.unique(windows.row[windows.ids.lengths - special == high - low])
+            found = TokenCounts.of(windows.ids, special, unknown, empty=len(without))
+            counts[split] = replace(found, rows=len(self.rows[split]))
+        self.pairs = EncodedPairs(pairs, tokenizer.pad_token_id or 0, counts)
+
+    def token_rows(self, split: str) -> Ragged:
+        "The token ids of all windows of each question."
+        windows = self.windows[split]
+        first = np.searchsorted(windows.row, np.arange(len(self.rows[split]) + 1))
+        return Ragged(windows.ids.values, windows.ids.offsets[first])
 
     def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
         "Windows of a split, with the ends of their contexts."

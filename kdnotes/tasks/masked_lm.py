@@ -15,7 +15,7 @@ from ..core.config import RunConfig
 from . import base
 from .asked import Answer, AskError, Reader, Use
 from .base import Evaluation, Forward, SignalSpec, SoftTargets, Task, setting
-from .batching import Batch, Ragged
+from .batching import Batch, Ragged, TokenCounts
 from .documents import CORPORA
 from .lm_scores import Hidden, Sampled, hidden_scores, masked_batch, sampled_scores
 from .lm_scores import score_metrics, score_tables, scored_batch, text_set, unigram_scores
@@ -38,6 +38,7 @@ class MaskedLM(Task):
     name = 'masked_lm'
     auto_class = 'AutoModelForMaskedLM'
     evaluates_itself = True
+    uncut = 'read_in_blocks'
     settings = MaskedLMSettings()
     seed = 0  # of the training masks
 
@@ -99,6 +100,22 @@ class MaskedLM(Task):
         self.unigram = self.label_prior / self.label_prior[self.vocabulary].sum()
         power = self.settings.rare_power
         self.weights = rare_token_weights(counts, power) if power else None
+
+    def token_counts(self) -> dict[str, TokenCounts]:
+        "What the tokenizer made of the documents of each split, whether they are in a block or not."
+        found = {}
+        for split, blocks in self.blocks.items():
+            text = blocks.stream
+            n = len(text.ends)  # a separator each
+            tokens = len(text.tokens) - n
+            empty = int((np.diff(text.ends, prepend=0) == 1).sum())
+            found[split] = TokenCounts(n, tokens, tokens - int(text.pieces.sum()), empty=empty)
+        return found
+
+    def token_rows(self, split: str) -> Ragged:
+        "The token ids of each document."
+        text = self.blocks[split].stream
+        return Ragged(text.tokens, np.concatenate([[0], text.ends]))
 
     def _n_trained(self) -> int:
         "How many blocks are trained on."
