@@ -20,7 +20,7 @@ from ..core.config import flat
 from ..core.files import atomic_write, figures_path, file_errors, runs_path
 from ..core.render import phrase
 from .cluster import Cluster
-from .forecast import time_left
+from .forecast import time_left, to_make
 from .launch import Follow, execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
 from .describe import TEMPLATE
@@ -106,7 +106,7 @@ def run_study(
     ray_address = ray_address or next((p.config.rendezvous for p in plans if p.config.launcher == 'ray'), '')
     with ExitStack() as stack:
         cluster = None
-        if ray_address:
+        if ray_address and to_make(plans):
             machines = max(p.config.nodes for p in plans)
             cluster = stack.enter_context(closing(Cluster(ray_address, machines)))
         if jobs is None:

@@ -131,6 +131,36 @@ def _store_failure(driver: Driver, trial, cause: str, error: KdnotesError, **fou
     driver.report('infeasible', trial.number, cause, error)
 
 # %% ../../nbs/search/08_driver.ipynb #6551d9a3
+def _interrupted(driver: Driver) -> list:  # trials of Optuna
+    "The trials that an earlier call began and did not end."
+    left = driver.store.running()
+    for trial in left:
+        driver.report('resumed', trial.number)
+    return left
+
+
+def _next_trial(driver: Driver, left: list, ends: float) -> Any:  # of Optuna; None: no other begins
+    "A trial that was interrupted, or else a new one while there are fewer than asked for and time is left."
+    if left:
+        return left.pop(0)
+    if len(driver.store.trials()) < driver.config.n_trials and time.monotonic() < ends:
+        return driver.store.ask()
+    return None
+
+
+def _store_outcome(driver: Driver, future: Future, trial: Any, p: Plan, began: float, own: float) -> None:
+    "Store what became of a trial's run; a stop is raised."
+    try:
+        record = future.result()
+    except Stopped:
+        raise
+    except KdnotesError as e:
+        more = dict(run_id=p.run_id, seconds=time.perf_counter() - began, extra=dict(driver_s=own))
+        _store_failure(driver, trial, e.cause or 'failed', e, **more)
+    else:
+        _store_record(driver, trial, record, own)
+
+
 def run_trials(
     driver: Driver,
     on_trial: Callable[[], None] = lambda: None,  # called after each trial
@@ -141,20 +171,15 @@ def run_trials(
     # on a GPU, torch itself raises an error
     on_gpu = not config.ray_address and machine().device == 'cuda'
     limits = Limits(minutes=config.max_trial_minutes, memory_mib=None if on_gpu else config.memory_mib)
-    left = driver.store.running()
-    for trial in left:
-        driver.report('resumed', trial.number)
+    left = _interrupted(driver)
     going: dict[Future, tuple[Any, Plan, float, float]] = {}
     with ThreadPoolExecutor(config.workers) as pool:
         try:
             while True:
                 while len(going) < config.workers:
                     began = time.perf_counter()
-                    if left:
-                        trial = left.pop(0)
-                    elif len(driver.store.trials()) < config.n_trials and time.monotonic() < ends:
-                        trial = driver.store.ask()
-                    else:
+                    trial = _next_trial(driver, left, ends)
+                    if trial is None:
                         break
                     try:
                         p = driver.plan_of(trial.params)
@@ -168,18 +193,7 @@ def run_trials(
                     on_trial()
                     return
                 for future in wait(going, return_when=FIRST_COMPLETED).done:
-                    trial, p, began, own = going.pop(future)
-                    try:
-                        record = future.result()
-                    except Stopped:
-                        raise
-                    except KdnotesError as e:
-                        more = dict(run_id=p.run_id, seconds=time.perf_counter() - began)
-                        _store_failure(
-                            driver, trial, e.cause or 'failed', e, extra=dict(driver_s=own), **more
-                        )
-                    else:
-                        _store_record(driver, trial, record, own)
+                    _store_outcome(driver, future, *going.pop(future))
                     on_trial()
         except BaseException:  # a stop: no other trial begins, and those that run save their state
             stop_futures(list(going))

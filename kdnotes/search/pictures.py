@@ -90,6 +90,19 @@ def _stairs(axes: Axes, best: Sequence[Trial], score: Objective, cost: Objective
     axes.plot([*x, end], [*y, y[-1]], drawstyle='steps-post', color=pt.BLUE, zorder=1.5, **how)
 
 
+def _put_whiskers(axes: Axes, means: list[Trial], seeds: Seeds, score: Objective, cost: Objective) -> None:
+    "Means over seeds, from the lowest to the highest seed, in both directions."
+    for along, shown, other in (('x', cost, score), ('y', score, cost)):
+        each = {t.run_id: seeds[t.run_id].get(shown.name) for t in means}
+        rows = [
+            dict(value=t.values[shown.name], low=min(of), high=max(of), at=t.values[other.name])
+            for t in means
+            if (of := each[t.run_id])
+        ]
+        of_front = dict(looks=LOOKS['front'], hollow=True)
+        pt.put_marks(axes, [row | of_front for row in rows], along, zorder=4)
+
+
 def _panel(axes: Axes, result: SearchResult, seeds: Seeds, cost: Objective) -> None:
     "One panel of `front_figure`."
     score = result.objectives[0]
@@ -111,23 +124,14 @@ def _panel(axes: Axes, result: SearchResult, seeds: Seeds, cost: Objective) -> N
         _stairs(axes, result.front, score, cost, **of_one_seed)
         if believed := pareto_with_seeds(ended(result), result.objectives, seeds, threshold):
             _stairs(axes, believed, score, cost)
-    for along, shown, other in (('x', cost, score), ('y', score, cost)):
-        each = {t.run_id: seeds[t.run_id].get(shown.name) for t in means}
-        rows = [
-            dict(value=t.values[shown.name], low=min(of), high=max(of), at=t.values[other.name])
-            for t in means
-            if (of := each[t.run_id])
-        ]
-        of_front = dict(looks=LOOKS['front'], hollow=True)
-        pt.put_marks(axes, [row | of_front for row in rows], along, zorder=4)
+    _put_whiskers(axes, means, seeds, score, cost)
     baseline = frame[frame['number'] == 0]
     how = dict(marker='D', facecolor='none', edgecolor=pt.BLACK, linewidth=1.3, s=70, zorder=5)
     axes.scatter(baseline[cost.name], baseline[score.name], **how)
     axes.set(xlabel=phrase('search.jinja', 'axis', cost), ylabel='', title='')
     feasible = frame.loc[frame['state'] == 'complete', score.name]
-    room = 0.6 * (
-        np.ptp(feasible) or abs(feasible.iloc[0]) or 1.0
-    )  # a diverged trial would flatten the others
+    # a diverged trial would flatten the others
+    room = 0.6 * (np.ptp(feasible) or abs(feasible.iloc[0]) or 1.0)
     bottom, top = axes.get_ylim()
     axes.set_ylim(max(bottom, feasible.min() - room), min(top, feasible.max() + room))
 
