@@ -177,6 +177,7 @@ def test_waiting_is_counted_wherever_gradients_are_synchronised():
             assert notes[name]['waits'] == [True] * (sum(rounds) + len(rounds)), name
 
 
+@pytest.mark.exhaustive
 def test_what_travels_is_counted_as_it_is_sent():
     notes = trained()[0]
     size = 4 * len(notes['fp32']['got'])
