@@ -169,6 +169,11 @@ def resume_note(folder: RunFolder) -> str:  # the end of a sentence on what woul
 
 
 _KILLED = 'as when memory runs out'
+# errors of torchrun that do not say what to do
+_OF_TORCHRUN = {
+    'RendezvousTimeoutError': 'not all machines came in time; start the same command on each of them',
+    'EADDRINUSE': 'another program uses the port of rendezvous; name a free one',
+}
 
 
 def why_ended(
@@ -181,7 +186,8 @@ def why_ended(
     errors = [
         line for line in lines if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b(?! raised from)', line)
     ]
-    return next(iter([*own, *killed, *errors, *lines[-1:]]), 'no output')
+    advice = [advice for name, advice in _OF_TORCHRUN.items() if any(name in line for line in errors)]
+    return next(iter([*own, *killed, *advice, *errors, *lines[-1:]]), 'no output')
 
 # %% ../../nbs/experiment/04_attempt.ipynb #5ab755dc
 def outcome(
