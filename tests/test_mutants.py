@@ -512,7 +512,7 @@ MUTANTS = [
         'experiment.kernels',
         'get_ipython().reset(new_session=True)\n',
         '',
-        'test_shown.py::test_a_kernel_is_used_again_and_knows_nothing_of_before',
+        'test_display.py::test_a_kernel_is_used_again_and_knows_nothing_of_before',
     ),
     Mutant(
         'the format a teacher computes in is no factor',
