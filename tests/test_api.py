@@ -428,8 +428,8 @@ def test_none_is_no_answer_and_other_columns_are_not_looked_at(tmp_path, kind):
         data = kd.load_data(dict.fromkeys(('train', 'dev', 'test'), given), 'extractive_qa')
     rows = load_corpus(data.task, data.corpus).splits['train']
     assert {row['question']: row['answers'] for row in rows} == {
-        'What is wet?': ((0, 4),),
-        'What is dry?': (),
+        'What is wet?': [[0, 4]],
+        'What is dry?': [],
     }
 
 

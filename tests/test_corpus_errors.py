@@ -192,7 +192,7 @@ def test_an_answer_with_a_blank_at_its_edge_is_that_of_json(tmp_path):
         table.to_csv(tmp_path / f'{split}.csv', index=False)
     assert '11.0' in (tmp_path / 'dev.csv').read_text()
     found = load_corpus('extractive_qa', str(tmp_path)).splits['dev']
-    assert [row['answers'] for row in found] == [((11, 20),), ((0, 4),), ()]
+    assert [row['answers'] for row in found] == [[[11, 20]], [[0, 4]], []]
 
 
 def test_labels_that_became_floats_are_whole_numbers(tmp_path):

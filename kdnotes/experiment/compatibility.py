@@ -19,7 +19,6 @@ from kdnotes.core.config import (
     shown,
     task_info,
 )
-from ..core.columns import taken
 from ..core.files import sha256_text
 from ..core.render import Reason, reason
 from ..core.resolve import training_settings
@@ -193,7 +192,7 @@ def unknown_tokens(config: RunConfig, corpus: Corpus) -> tuple[Reason, ...]:  # 
     train = corpus.splits['train']
     index = np.unique(np.linspace(0, len(train) - 1, _READ).astype(np.int64))
     texts_of = task_info(config.task).texts
-    texts = tuple(text[:_CHARACTERS] for row in taken(train, index) for text in texts_of(row))
+    texts = tuple(text[:_CHARACTERS] for row in train[index] for text in texts_of(row))
     found = []
     for source in dict.fromkeys([reads_as(config), *(config.teachers or ())]):
         share = unknown_share(source, texts)
