@@ -1,6 +1,4 @@
-"""Corpora whose columns are kept on disk: the same rows, numbers and refusals as of those in memory, read once on
-a machine.
-"""
+"""Corpora whose columns are kept on disk: as those in memory, and read once on a machine."""
 
 import csv
 import json
