@@ -198,13 +198,8 @@ def test_a_task_of_whole_texts_has_no_rows_without_a_label(tmp_path):
 def test_other_separators_are_named(mark, quoted, tmp_path):
     end = 'tsv' if mark == ',' else 'csv'
     table = reviews().rename(columns=dict(body='text', stars='label'))
-    said = {
-        '\t': 'its columns are separated by tabs; name the file train.tsv',
-        ',': 'its columns are separated by commas; name the file train.csv',
-        ';': r"its columns look separated by ';', as in .*; save it with commas as .csv, or read it with "
-        r"pandas.read_csv\(..., sep=';'\) and give",
-        '|': r"its columns look separated by '\|', as in",
-    }[mark]
+    right = dict(zip('\t,', (r'train\.tsv', r'train\.csv'))).get(mark, r'train\.csv.* commas')
+    said = r'train\.csv.* commas' if quoted and end == 'csv' else right
     for split in ('train', 'dev', 'test'):
         table.to_csv(tmp_path / f'{split}.{end}', index=False, sep=mark, quoting=int(quoted))
     with pytest.raises(CorpusError, match=said) as error:
@@ -428,8 +423,8 @@ def test_none_is_no_answer_and_other_columns_are_not_looked_at(tmp_path, kind):
         data = kd.load_data(dict.fromkeys(('train', 'dev', 'test'), given), 'extractive_qa')
     rows = load_corpus(data.task, data.corpus).splits['train']
     assert {row['question']: row['answers'] for row in rows} == {
-        'What is wet?': ((0, 4),),
-        'What is dry?': (),
+        'What is wet?': [[0, 4]],
+        'What is dry?': [],
     }
 
 

@@ -89,21 +89,8 @@ FAULTS = {
         dict(lines=replaced(4, 'What is a sea?', 'Where is a sea?')),
         ['line 6', "'Q3'", 'another text'],
     ),
-    'a text in quotes': (
-        dict(
-            lines=replaced(
-                1, 'Salt – or a pun on it – is in every sea.', '"Salt, or ""salt"", is in every sea."'
-            )
-        ),
-        ['line 3', 'Sentence stands in double quotes', 'save the table as .csv'],
-    ),
-    'a text in quotes as C marks them': (
-        dict(lines=replaced(1, 'Salt – or a pun on it – is in every sea.', r'"Salt, or \"salt\""')),
-        ['line 3', 'Sentence stands in double quotes', 'save the table as .csv'],
-    ),
     'label -1': (dict(lines=replaced(1, '\t0', '\t-1')), ['line 3', 'nobody', "table['label'] != -1"]),
-    'lines that end in CR': (dict(end='\r'), ['line 1', 'carriage return', 'in LF or in CR LF']),
-    'lines that end in CR CR LF': (dict(end='\r\r\n'), ['line 1', 'carriage return']),
+    'lines that end in CR': (dict(end='\r'), ['line 1']),
     'no positive': (dict(lines=[HEADER, GOOD[1], GOOD[2]]), ['no row has label 1']),
 }
 
@@ -161,7 +148,7 @@ def test_csv_lines_end_as_they_like(tmp_path, end):
     assert [r['sentence'] for r in read] == [row[5] for row in rows[1:]]
 
 
-# rows of text and label -> the row that is refused
+# rows of question, sentence and label, the second of them wrong
 QUOTES = {
     'none closed': ['good,1', '"lovely river walk,0', 'a,1', 'b,0'],
     'closed in a later row': ['good,1', '"lovely river walk,0', 'a,1', '"well, well",0'],
@@ -176,7 +163,7 @@ def test_quotes_that_would_join_rows_of_a_csv_file_are_refused_with_the_row(tmp_
         '\n'.join(['question,sentence,label', *(f'why,{row}' for row in QUOTES[kind])]) + '\n'
     )
     sentence = refused(lambda: read_split(tmp_path / 'train.csv', 'train', CORPORA))
-    assert sentence.startswith(f'{tmp_path}/train.csv, row 2: a double quote opens a text, and what')
+    assert sentence.startswith(f'{tmp_path}/train.csv, row 2: ')
 
 
 def test_an_answer_with_a_blank_at_its_edge_is_that_of_json(tmp_path):
@@ -192,7 +179,7 @@ def test_an_answer_with_a_blank_at_its_edge_is_that_of_json(tmp_path):
         table.to_csv(tmp_path / f'{split}.csv', index=False)
     assert '11.0' in (tmp_path / 'dev.csv').read_text()
     found = load_corpus('extractive_qa', str(tmp_path)).splits['dev']
-    assert [row['answers'] for row in found] == [((11, 20),), ((0, 4),), ()]
+    assert [row['answers'] for row in found] == [[[11, 20]], [[0, 4]], []]
 
 
 def test_labels_that_became_floats_are_whole_numbers(tmp_path):

@@ -524,8 +524,8 @@ MUTANTS = [
     Mutant(
         'ids that begin anew with each part',
         'tasks.rules',
-        'rules.complete(rows, missing, *state)',
-        'rules.complete(rows, missing)',
+        'rules.complete(rows, missing, {} if state is None else state)',
+        'rules.complete(rows, missing, {})',
         'test_large_corpora.py::test_parts_of_a_table_are_the_whole_of_it',
     ),
 ]

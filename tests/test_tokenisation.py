@@ -289,7 +289,7 @@ def test_each_task_counts_its_corpus(task, home):
     assert found['overlap']['test'] == found['overlap']['dev'] == 1, 'in capital letters'
     assert made.token_counts().keys() >= {'train', 'dev', 'test'}
     for split in ('train', 'dev'):
-        rows = list(made.rows[split])
+        rows = made.rows[split]
         assert found['rows'][split] == len(rows)
         if task == 'masked_lm':
             ids = [tokenizer(row['text'], add_special_tokens=False)['input_ids'] for row in rows]

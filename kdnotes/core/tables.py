@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 from .config import KdnotesError, shown
@@ -153,87 +153,34 @@ def separated_otherwise(
     )
 
 
-_Read = Iterator[tuple[int, list]]  # the number of each row, and its cells
-
-
-def _needed(
-    path: Path, unit: str, header: list[str], rows: Iterable[tuple[int, list[str]]], possible: Container[str]
-) -> _Read:
-    "The cells that may be needed of rows that have as many as their header."
-    kept = [i for i, name in enumerate(header) if name in possible]
-    for number, fields in rows:
-        if len(fields) != len(header):
-            how = (
-                'fields are separated by one tab' if unit == 'line' else 'commas of a text need double quotes'
-            )
-            raise CorpusError(
-                f'{path}, {unit} {number}: {len(fields)} fields where the header has {len(header)}; complete '
-                f'the row or remove it ({how})'
-            )
-        yield number, [fields[i] for i in kept]
-
-
-def _tsv(path: Path, possible: Container[str]) -> Iterator:
-    "A tab-separated file."
-    with open(path, encoding='utf-8-sig', newline='\n') as f:
-        lines = (line.removesuffix('\n').removesuffix('\r') for line in f)
-        first = next(lines, '')
-        if '\r' in first:  # all that follows it would be misread
-            raise CorpusError(
-                f'{path}, line 1: the header holds a carriage return (CR), so lines do not end as those of '
-                'Unix or Windows do; save the file with lines that end in LF or in CR LF'
-            )
-        header = first.split('\t')
-        yield header if first.strip() else []
-        rows = ((number, line.split('\t')) for number, line in enumerate(lines, 2) if line)
-        kept = [name for name in header if name in possible]
-        for number, cells in _needed(path, 'line', header, rows, possible):
-            for name, cell in zip(kept, cells):
-                if cell[-1:] == '"':
-                    _check_quotes(path, number, name, cell)
-            yield number, cells
-
-
-def _check_quotes(path: Path, number: int, name: str, cell: str) -> None:
-    "Refuse what CSV means by quotes: in a TSV file they are part of a text."
-    inner = cell[1:-1]
-    quoted = len(cell) > 1 and cell[0] == cell[-1] == '"'
-    if quoted and any(of in inner and '"' not in inner.replace(of, '') for of in ('""', r'\"')):
-        raise CorpusError(
-            f'{path}, line {number}: {name} stands in double quotes, with those inside it marked, as CSV '
-            'writes a text; in a .tsv file quotes are part of the text: save the table as .csv, or write it '
-            'without quotes'
-        )
-
-
-def _csv(path: Path, possible: Container[str]) -> Iterator:
-    "A CSV file, with every cell a text: neither `NA` nor `007` is anything else."
+def _separated(path: Path, possible: Container[str]) -> Iterator:
+    "A TSV or CSV file, with every cell a text: neither `NA` nor `007` is anything else."
     csv.field_size_limit(2**31 - 1)
-    with open(path, encoding='utf-8-sig', newline='') as f:
-        rows = _csv_rows(path, f)
-        _, header = next(rows, (0, []))
-        yield header
-        yield from _needed(path, 'row', header, rows, possible)
-
-
-def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    "The rows of a CSV file, its header as row 0, without blank lines."
-    row = 0
-    try:
-        for fields in filter(None, csv.reader(lines, strict=True)):
-            yield row, fields
-            row += 1
-    except csv.Error:
-        if row == 0:
-            with path.open(encoding='utf-8-sig') as f:
-                header = f.readline().strip()
-            if words := separated_otherwise(str(path), [header]):
-                raise CorpusError(words) from None
-        where = f'row {row}' if row else 'the header'
-        raise CorpusError(
-            f'{path}, {where}: a double quote opens a text, and what follows does not end it as CSV does, so '
-            'rows would run together; close it, and write a double quote inside such a text twice ("")'
-        ) from None
+    tsv = path.suffix == '.tsv'
+    # in a tab-separated file there are no quotes and no line ends within a cell
+    how = dict(delimiter='\t', quoting=csv.QUOTE_NONE) if tsv else {}
+    with open(path, encoding='utf-8-sig', newline='\n' if tsv else '') as f:
+        reader = csv.reader(f, strict=True, **how)
+        rows = filter(None, reader)
+        n = 0
+        try:
+            header = next(rows, [])
+            yield header if any(map(str.strip, header)) else []
+            kept = [i for i, name in enumerate(header) if name in possible]
+            for n, fields in enumerate(rows, 1):
+                number = reader.line_num if tsv else n
+                if len(fields) != len(header):
+                    raise CorpusError(
+                        f'{path}, {_UNIT[path.suffix]} {number}: {len(fields)} fields where the header has '
+                        f'{len(header)}; complete the row or remove it, and mind tabs, commas and quotes '
+                        'within a text'
+                    )
+                yield number, [fields[i] for i in kept]
+        except csv.Error as e:
+            number = reader.line_num if tsv else n + 1
+            raise CorpusError(
+                f'{path}, {_UNIT[path.suffix]} {number}: {e}; separate its columns by commas, and correct its quotes and line ends'
+            ) from None
 
 # %% ../../nbs/core/10_tables.ipynb #b7676d6e
 def as_text(cell: Any) -> str | None:
@@ -288,6 +235,22 @@ def _json_row(line: str) -> dict[str, Any]:
     return row
 
 
+def _jsonl(path: Path, possible: Container[str]) -> Iterator:
+    "A file with one JSON object a line."
+    rows = _json_rows(path)
+    first = list(islice(rows, PART))
+    names = dict.fromkeys(name for _, row in first for name in row)
+    yield list(names)
+    kept = [name for name in names if name in possible]
+    for number, row in chain(first, rows):
+        if late := [name for name in row if name not in names and name in possible]:
+            raise CorpusError(
+                f'{path}, line {number}: none of the first {PART:,} rows has {shown(late[0])}; give it to '
+                'one of them, or take it away here'
+            )
+        yield number, [row.get(name) for name in kept]
+
+
 def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     "The objects of a file, by the numbers of their lines."
     with open(path, encoding='utf-8-sig', newline='\n') as f:
@@ -302,15 +265,6 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     '{"text": "...", "label": 1}'
                 ) from None
             yield number, row
-
-
-def _jsonl(path: Path, possible: Container[str]) -> Iterator:
-    "A file with one JSON object a line."
-    names = list(dict.fromkeys(name for _, row in _json_rows(path) for name in row))
-    yield names
-    kept = [name for name in names if name in possible]
-    for number, row in _json_rows(path):
-        yield number, [row.get(name) for name in kept]
 
 
 def _parquet(path: Path, possible: Container[str]) -> Iterator:
@@ -340,7 +294,8 @@ def _parquet_classes(path: Path) -> dict[str, list[str]]:  # column -> names of 
         return {}
 
 
-_READERS = {'.tsv': _tsv, '.csv': _csv, '.jsonl': _jsonl, '.parquet': _parquet}
+_READERS = {'.tsv': _separated, '.csv': _separated, '.jsonl': _jsonl, '.parquet': _parquet}
+_UNIT = {'.tsv': 'line', '.csv': 'row', '.jsonl': 'line', '.parquet': 'row'}  # what is numbered
 FORMATS = tuple(end[1:] for end in _READERS)
 PART = 20_000  # rows of a large file that are in memory at a time
 
@@ -392,7 +347,7 @@ def _parts(path: Path, possible: Container[str], at_once: int | None) -> Iterato
         raise CorpusError(f'{path}: two columns are called {shown(twice)}; rename one of them')
     if not names:
         raise CorpusError(f'{path} is empty; it needs the names of its columns, and a row at least')
-    unit = 'line' if path.suffix in ('.tsv', '.jsonl') else 'row'
+    unit = _UNIT[path.suffix]
     yield Table(str(path), names, unit=unit)
     kept = [name for name in names if name in possible]
     classes = _parquet_classes(path) if path.suffix == '.parquet' else {}

@@ -18,7 +18,6 @@ from ..core.config import ConfigError, RunConfig, counted, shown, task_info
 from ..core.parse import check_weights
 from ..tasks.base import Task
 from ..tasks.batching import Batch, to_device
-from ..core.columns import Texts
 from ..tasks.rules import score_columns, score_key
 from ..tasks.sources import UNLABELLED, Corpus, CorpusError, place_of
 
@@ -69,9 +68,9 @@ class _Column:
 def _cells(rows, columns: tuple[str, ...]) -> Iterator[list]:
     "The numbers of each row, as texts or as JSON has them."
     if len(columns) > 1:
-        yield from map(list, zip(*(Texts(rows, score_key(column)) for column in columns)))
+        yield from map(list, zip(*(rows[score_key(column)] for column in columns)))
         return
-    for text in Texts(rows, score_key(columns[0])):
+    for text in rows[score_key(columns[0])]:
         yield _listed(text) if text.lstrip().startswith('[') else [text]
 
 
@@ -97,7 +96,7 @@ def _numbers(
     "What a teacher said of the rows of a split."
     rows = column.task.rows[column.split]
     needed = column.split not in column.task.evaluation_sets
-    if not needed and (missing := [name for name in column.columns if score_key(name) not in rows[0]]):
+    if not needed and (missing := [name for name in column.columns if score_key(name) not in rows.columns]):
         if len(missing) == len(column.columns):
             return None
         there = [name for name in column.columns if name not in missing]

@@ -19,7 +19,6 @@ from kdnotes.core.config import (
     shown,
     task_info,
 )
-from ..core.columns import taken
 from ..core.files import sha256_text
 from ..core.render import Reason, reason
 from ..core.resolve import training_settings
@@ -196,7 +195,7 @@ def _sampled_texts(
         if not len(rows):
             continue
         index = np.unique(np.linspace(0, len(rows) - 1, _READ).astype(np.int64))
-        texts = [text for row in taken(rows, index) for text in task_info(task).texts(row)]
+        texts = [text for row in rows[index] for text in task_info(task).texts(row)]
         most = max(_FEWEST, _CHARACTERS // max(1, len(texts)))
         found[split] = tuple(_part(text, most, k / len(texts)) for k, text in enumerate(texts)), len(index)
     return found
@@ -238,6 +237,7 @@ def unknown_tokens(
             'transformers 5 does not read vocab_file=)'
         )
     return (found,)
+
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #958c600b
 def teacher_depth(config: RunConfig) -> int | None:

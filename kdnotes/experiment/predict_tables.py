@@ -32,7 +32,7 @@ from .predict import PredictError, answers_of, load_reader, tasks_of
 from .score import Source, find_source
 from ..tasks.asked import AskError
 from ..tasks.base import TaskInfo
-from ..tasks.rules import CorpusRules, Rows, check_layout, checked_rows, column_names, needed_columns
+from ..tasks.rules import CorpusRules, check_layout, checked_rows, column_names, needed_columns
 
 # %% auto #0
 __all__ = ['checked_texts', 'questions_of', 'predict_table', 'check_out', 'read_file', 'as_file', 'FilePrediction',
@@ -49,7 +49,7 @@ def _own_rules(
     if _candidates(info):
         optional.add(info.rows_of[1])
 
-    def check_rows(rows: Rows, place: Any, names: Mapping[str, str]) -> None:
+    def check_rows(rows: list[dict], place: Any, names: Mapping[str, str]) -> None:
         for key in optional:  # a column without a text might as well not be there
             if not any(row.get(key, '').strip() for row in rows):
                 for row in rows:

@@ -16,7 +16,7 @@ from ..core.config import RunConfig, TaskSettings, parameter
 from ..core.render import reason
 from .sources import SPLITS, Corpus, Rows
 from .batching import Batch
-from ..core.columns import Columns, Texts, codes, numbers
+from ..core.columns import Joined, Strings, codes
 from ..losses.targets import margin_mse, pair_counts, ranknet
 from . import base
 from .asked import Answer, AskError, Reader, Use, cut_notes
@@ -94,7 +94,7 @@ def _front(
     rows: Rows,
     examples: int,  # at most about so many rows
     questions: int,  # at most so many questions
-) -> list[dict]:  # whole questions in the split's order
+) -> Rows:  # whole questions in the split's order
     "A short split that still has clean questions."
     all_of = as_questions(rows)
     picked = [
@@ -103,7 +103,7 @@ def _front(
         if q is not None
     ][:questions]
     n = 1 + sum(total < examples for total in accumulate(all_of.sizes[picked]))
-    return [row for row, q in zip(rows, all_of.of) if q in set(picked[:n])]
+    return rows[np.flatnonzero(np.isin(all_of.of, picked[:n]))]
 
 
 def _choose_rows(splits: dict[str, Rows], train_questions: str, smoke: bool) -> dict[str, Rows]:
@@ -112,9 +112,8 @@ def _choose_rows(splits: dict[str, Rows], train_questions: str, smoke: bool) -> 
         raise ValueError(f"train_questions must be 'all' or 'answered', got {train_questions!r}")
     train = splits['train']
     if train_questions == 'answered':
-        of, _ = codes(train, 'question_id')
-        index = np.flatnonzero(np.isin(of, of[numbers(train, 'label') == 1]))
-        train = train.take(index) if isinstance(train, Columns) else [train[i] for i in index.tolist()]
+        of, _ = codes(train['question_id'])
+        train = train[np.flatnonzero(np.isin(of, of[train['label'] == 1]))]
     if not smoke:
         return {split: splits[split] for split in SPLITS} | dict(train=train)
     return dict(train=_front(train, 64, 64)) | {
@@ -155,7 +154,7 @@ class AnswerSelection(Task):
         self.label_prior = np.bincount(self.labels['train'], minlength=2) / len(self.rows['train'])
         if len(more := self.add_unlabelled(corpus)):
             own = self.questions['train']
-            of = np.concatenate([own.of, own.of.max() + 1 + codes(more, 'question_id')[0]])
+            of = np.concatenate([own.of, own.of.max() + 1 + codes(more['question_id'])[0]])
             self.questions['train'] = replace(own, of=of, labels=self.labels['train'])
 
     @property
@@ -163,10 +162,11 @@ class AnswerSelection(Task):
         "Does a loss compare the candidates of a question? A pointwise one needs no neighbours."
         return self.settings.ranking_loss != 'none'
 
-    def texts_of(self, rows: Rows) -> tuple[Texts, Texts]:
+    def texts_of(self, rows: Rows) -> tuple[Strings, Strings | Joined]:
         "Questions, and what a model reads of each candidate."
-        keys = ('document_title', 'sentence') if self.settings.document_title else ('sentence',)
-        return Texts(rows, 'question'), Texts(rows, *keys, between=' : ')
+        if self.settings.document_title:
+            return rows['question'], Joined(' : ', rows['document_title'], rows['sentence'])
+        return rows['question'], rows['sentence']
 
     def groups(self, split: str) -> np.ndarray:
         "The candidates of a question, where a loss compares them."

@@ -15,7 +15,7 @@ import pandas as pd
 from ..core.arms import MODES
 from ..core.config import RunConfig, TaskSettings, task_info
 from ..core.files import sha256_text
-from ..core.columns import Columns, Texts, joined
+from ..core.columns import Columns
 from .sources import Corpus, Rows
 from .batching import Batch, EncodedPairs, Ragged, TokenCounts, all_apart
 from ..losses.conventions import dialect_weights
@@ -245,7 +245,7 @@ def some_rows(
     if len(rows) <= most:
         return rows, index
     index = index[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
-    return rows.take(index) if isinstance(rows, Columns) else [rows[i] for i in index.tolist()], index
+    return rows[index], index
 
 
 FLOOR_COLUMNS = ('floor', 'split', 'set', 'unit', 'cluster', 'metric', 'value')
@@ -347,7 +347,7 @@ class Task:
         "Put rows without a label behind the others."
         more = corpus.unlabelled[:64] if self.smoke else corpus.unlabelled
         self.unlabelled = len(more)
-        self.rows['train'] = joined(self.rows['train'], more)
+        self.rows['train'] = Columns.joined([self.rows['train'], more])
         own = self.labels['train']
         self.labels['train'] = np.concatenate([own, np.full(len(more), NO_LABEL, own.dtype)])
         return more
@@ -559,7 +559,7 @@ def split_sizes(
     "How much there is of each split."
     of = task_info(task).rows_of
     return {
-        split: dict(rows=len(rows)) | ({of[0]: len(set(Texts(rows, of[1])))} if of else {})
+        split: dict(rows=len(rows)) | ({of[0]: len(set(rows[of[1]]))} if of else {})
         for split, rows in corpus.splits.items()
     }
 

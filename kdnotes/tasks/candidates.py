@@ -12,7 +12,7 @@ import numpy as np
 from ..core.config import shown
 from .rules import MadeCorpus, UnlabelledRule
 from .sources import SPLITS, CorpusError, CorpusRules, Rows
-from ..core.columns import codes, numbers, ranks
+from ..core.columns import codes, ranks
 from .embedded import embedded_answer_selection
 from .squad import answer_sentences, from_hub, read_squad
 
@@ -40,7 +40,7 @@ HUB_COLUMNS = dict(
 
 
 def make_up_ids(
-    rows: Rows,  # changed in place
+    rows: list[dict],  # changed in place
     missing: set[str],  # keys that the source has no column for
     state: dict | None = None,  # of a source that comes in parts: what they have had so far
     published: bool = False,  # is it WikiQA without its ids? Then they are made as they were
@@ -75,7 +75,7 @@ def _name_of(row: dict) -> str:  # 16 hex digits
 
 # %% ../../nbs/tasks/17_candidates.ipynb #e6472cf7
 def check_rows(
-    rows: Rows,  # keys of `TSV_COLUMNS`; all texts, label a text or an int, which becomes an int
+    rows: list[dict],  # keys of `TSV_COLUMNS`; all texts, label a text or an int, which becomes an int
     place: Callable[[int], str],  # says where row i is
     names: dict[str, str] = TSV_COLUMNS,  # what the source calls a key
 ) -> None:
@@ -125,8 +125,8 @@ def check_split(
     where: str,  # the file or the hub's split
 ) -> None:
     "Refuse a split that cannot be trained or scored on."
-    of, ids = codes(rows, 'question_id')
-    right = np.bincount(of, numbers(rows, 'label'), len(ids))
+    of, ids = codes(rows['question_id'])
+    right = np.bincount(of, rows['label'], len(ids))
     if not right.any():
         raise CorpusError(
             f'{where}: no row has label 1, so there is nothing to learn or to find; check the label column'
@@ -142,18 +142,17 @@ def content(
     rows: Rows,  # checked
 ) -> Iterator[tuple[str, ...]]:  # of each row
     "All that can change a number."
-    documents, _ = codes(rows, 'document_id')
-    places = ranks(rows, 'question_id', 'sentence_id')
-    for row, *places_of in zip(rows, documents, places):
-        texts = [row[key] for key in ('question_id', 'question', 'document_title', 'sentence')]
-        yield *texts, *map(str, (row['label'], *places_of))
+    documents, _ = codes(rows['document_id'])
+    texts = (rows[key] for key in ('question_id', 'question', 'document_title', 'sentence'))
+    numbers = (rows['label'], documents, ranks(rows['question_id'], rows['sentence_id']))
+    yield from zip(*texts, *(map(str, of) for of in numbers))
 
 # %% ../../nbs/tasks/17_candidates.ipynb #cf6f7b70
 WIKIQA_SHA256 = '9e177521d2606ba5ca6c8fc68f4db1c1de2f4aae66e8858023513be024de0d57'  # WikiQA 1.0
 SQUAD_FILES = ('train-v1.1.json', 'train-v1.1.json.gz')
 
 
-def _squad_folder(folder: Path) -> dict[str, Rows]:
+def _squad_folder(folder: Path) -> dict[str, list[dict]]:
     "Those of a local copy."
     path = next(folder / name for name in SQUAD_FILES if (folder / name).exists())
     return answer_sentences(read_squad(path))
@@ -162,7 +161,6 @@ def _squad_folder(folder: Path) -> dict[str, Rows]:
 CORPORA = CorpusRules(
     columns=TSV_COLUMNS,
     hub_columns=HUB_COLUMNS,
-    tables=True,
     scored=True,
     unique=('question_id', 'sentence_id'),
     common=(('question_id', 'question'),),

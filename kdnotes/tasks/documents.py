@@ -37,9 +37,8 @@ def content(
     rows: Rows,  # checked
 ) -> Iterator[tuple[str, ...]]:  # of each row
     "Texts, and which documents share a cluster; ids are left out."
-    clusters, _ = codes(rows, 'cluster')
-    for row, number in zip(rows, clusters):
-        yield row['text'], str(number)
+    clusters, _ = codes(rows['cluster'])
+    yield from zip(rows['text'], map(str, clusters.tolist()))
 
 
 def document(id: str, text: str) -> dict:
@@ -106,8 +105,8 @@ _DEV_SHARE = 20
 
 
 def deal_out(
-    books: Rows,
-) -> dict[str, Rows]:
+    books: list[dict],
+) -> dict[str, list[dict]]:
     "Books by split, by the hash of their text."
     if len(books) < len(SPLITS):
         raise CorpusError(
@@ -127,14 +126,14 @@ def text_files(
     return sorted(path for path in folder.iterdir() if path.suffix.lower() == '.txt')
 
 
-def _books(files: list[Path]) -> Rows:
+def _books(files: list[Path]) -> list[dict]:
     "A document each."
     return [document(path.stem, read_document(path)) for path in files]
 
 
 def books_of(
     folder: Path,
-) -> dict[str, Rows] | None:  # None: there is no .txt file, or a table of a split
+) -> dict[str, list[dict]] | None:  # None: there is no .txt file, or a table of a split
     "The splits of a folder of text files."
     files = text_files(folder)
     if not files:
@@ -179,7 +178,7 @@ _TITLE = re.compile(r'^ = (?!=)(.+?)(?<!=) = $')
 def articles(
     text: str,  # a file of WikiText
     prefix: str,  # of the ids
-) -> Rows:  # a document each
+) -> list[dict]:  # a document each
     "The articles of a file of WikiText."
     lines = ['', *text.split('\n'), '']
     found: list[list[str]] = []
@@ -196,7 +195,7 @@ def articles(
 _WIKITEXT_FILES = dict(train='train.txt', dev='valid.txt', test='test.txt')
 
 
-def _wikitext_folder(folder: Path) -> dict[str, Rows]:
+def _wikitext_folder(folder: Path) -> dict[str, list[dict]]:
     "Splits of the three files."
     return {
         split: articles(read_text(folder / name), f'wikitext2-{split}')
@@ -204,7 +203,7 @@ def _wikitext_folder(folder: Path) -> dict[str, Rows]:
     }
 
 
-def _wikitext_hub(data) -> dict[str, Rows]:
+def _wikitext_hub(data) -> dict[str, list[dict]]:
     "The same of the hub's rows, which are lines."
     names = dict(train='train', dev='validation', test='test')
     return {
@@ -220,6 +219,7 @@ CORPORA = CorpusRules(
     check_rows=lambda rows, place, names: check_filled(rows, tuple(COLUMNS), 'document', place, names),
     check_split=lambda split, rows, where: None,
     content=content,
+    unique=('id',),
     embedded=embedded_masked_lm,
     published='gutenberg',
     hub_id='',
@@ -238,7 +238,7 @@ CORPORA = CorpusRules(
 )
 
 # %% ../../nbs/tasks/10_documents.ipynb #443aa860
-def _reviews() -> Rows:
+def _reviews() -> list[dict]:
     "Reviews of IMDB's test split, or of the part of it that lies here."
     folder = local_copy('imdb', labelled_texts.CORPORA)
     if folder is None:
@@ -255,7 +255,7 @@ MORE_SETS = {'wikitext2': lambda: load_by_rules(CORPORA, 'wikitext2').splits['te
 
 def more_set(
     name: str,  # of MORE_SETS
-) -> Rows:
+) -> list[dict] | Rows:
     "The documents of an evaluation set that is no part of a corpus."
     if name not in MORE_SETS:
         raise CorpusError(

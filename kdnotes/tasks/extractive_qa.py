@@ -18,7 +18,7 @@ from . import base
 from .asked import Answer, AskError, Reader, Use
 from .base import NO_LABEL, Evaluation, Task, setting
 from .batching import Batch, EncodedPairs, Ragged, TokenCounts, unknown_id
-from ..core.columns import joined
+from ..core.columns import Columns
 from .passages import CORPORA, Windows, check_answers, check_questions
 from .passages import encode_windows, room_for_questions
 from .span_metrics import EVEN, UNIT_METRICS, Predicted, answers_evaluated
@@ -178,7 +178,7 @@ class ExtractiveQA(Task):
             split: _few(corpus.splits[split]) if self.smoke else corpus.splits[split] for split in SPLITS
         }
         more = corpus.unlabelled[:_SMOKE_ROWS] if self.smoke else corpus.unlabelled
-        self.rows['train'] = joined(self.rows['train'], more)
+        self.rows['train'] = Columns.joined([self.rows['train'], more])
 
     def encode(
         self,
@@ -191,8 +191,9 @@ class ExtractiveQA(Task):
         for split, rows in self.rows.items():
             windows = encode_windows(tokenizer, rows, self.max_length, self.settings.stride, cache_dir)
             self.windows[split] = windows
-            self.labels[split] = windows.tokens([next(iter(row['answers'] or ()), None) for row in rows])
-            without = np.array([row['answers'] is None for row in rows])[windows.row]
+            answers = rows['answers'].tolist()
+            self.labels[split] = windows.tokens([next(iter(of or ()), None) for of in answers])
+            without = np.array([of is None for of in answers])[windows.row]
             self.labels[split][without] = NO_LABEL
             if split == 'train':
                 self.unlabelled = int(without.sum())
@@ -301,9 +302,10 @@ _SMOKE_ROWS = 24
 
 def _few(rows: Rows) -> Rows:
     "Some questions with and without an answer, in their order."
-    kinds = [[i for i, row in enumerate(rows) if bool(row['answers']) is kind] for kind in (True, False)]
+    answered = list(map(bool, rows['answers']))
+    kinds = [[i for i, of in enumerate(answered) if of is kind] for kind in (True, False)]
     chosen = sorted(i for of_kind in kinds for i in of_kind[: _SMOKE_ROWS // 2])
-    return [rows[i] for i in chosen]
+    return rows[np.array(chosen, dtype=np.int64)]
 
 
 def _merged(
@@ -374,6 +376,7 @@ def found_answer(
         dict(id=str(i), question=of['question'], context=of['passage'], answers=(), cluster='')
         for i, of in enumerate(asked)
     ]
+    rows = Columns.of(rows)
     _check_questions(reader, [of['question'] for of in asked], stride)
     windows = encode_windows(reader.tokenizer, rows, reader.max_length, stride)
     scores = np.zeros((len(windows.row), 4), dtype=np.float32)

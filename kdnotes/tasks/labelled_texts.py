@@ -12,7 +12,7 @@ import numpy as np
 from ..core.config import RunConfig, counted, shown
 from ..core.files import sha256_text
 from .base import lower_words
-from ..core.columns import Texts, codes
+from ..core.columns import codes
 from .embedded import embedded_text_classification
 from .rules import MadeCorpus, UnlabelledRule, check_filled
 from .sources import SPLITS, Corpus, CorpusError, CorpusRules, Rows, place_of, read_split
@@ -27,7 +27,7 @@ COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cl
 
 
 def complete(
-    rows: Rows,  # changed in place
+    rows: list[dict],  # changed in place
     missing: set[str],  # keys that the source has no column for
     state: dict | None = None,  # of a source that comes in parts: what they have had so far
     letter: str = 'T',  # that ids begin with
@@ -46,7 +46,7 @@ def complete(
 
 
 def check_rows(
-    rows: Rows,  # keys of COLUMNS, all texts
+    rows: list[dict],  # keys of COLUMNS, all texts
     place: Callable[[int], str],  # says where row i is
     names: dict[str, str] = COLUMNS,  # what the source calls a key
 ) -> None:
@@ -72,7 +72,7 @@ def check_split(
     where: str,  # the file or the hub's split
 ) -> None:
     "Refuse a split that cannot be trained or scored on."
-    if split == 'train' and len(set(Texts(rows, 'label'))) < 2:
+    if split == 'train' and len(set(rows['label'])) < 2:
         raise CorpusError(
             f"{where}: every label is {shown(rows[0]['label'])}, so there is nothing to learn; check the "
             "label column"
@@ -83,9 +83,8 @@ def content(
     rows: Rows,  # checked
 ) -> Iterator[tuple[str, ...]]:  # of each row
     "Texts, labels, and which examples share a cluster; ids are left out."
-    clusters, _ = codes(rows, 'cluster')
-    for row, number in zip(rows, clusters):
-        yield row['text'], row['second'], row['label'], str(number)
+    clusters, _ = codes(rows['cluster'])
+    yield from zip(rows['text'], rows['second'], rows['label'], map(str, clusters.tolist()))
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9e55702f
 _IMDB_FILES = ('test-10pct.jsonl', 'imdb.jsonl')
@@ -104,14 +103,13 @@ def imdb_file(folder: Path) -> Path:  # one JSON object a line: id, text, label
 
 def _imdb_folder(folder: Path) -> dict[str, Rows]:
     "Splits of a local copy."
-    splits = {split: [] for split in SPLITS}
     # ids decide the splits, so they must be there
-    for row in read_split(imdb_file(folder), 'train', CORPORA, columns='id=id'):
-        splits[_hashed_split(row['id'])].append(row)
-    return splits
+    rows = read_split(imdb_file(folder), 'train', CORPORA, columns='id=id')
+    split_of = np.array([_hashed_split(id) for id in rows['id']])
+    return {split: rows[np.flatnonzero(split_of == split)] for split in SPLITS}
 
 
-def _imdb_hub(data) -> dict[str, Rows]:
+def _imdb_hub(data) -> dict[str, list[dict]]:
     "The hub's train and test; every tenth training review is `dev`."
     found = {
         name: [
@@ -128,7 +126,6 @@ CORPORA = CorpusRules(
     columns=COLUMNS,
     hub_columns=dict(text='text', label='label'),
     named=frozenset({'label'}),
-    tables=True,
     scored=True,
     unique=('id',),
     all_or_none=('second',),
@@ -149,7 +146,7 @@ def class_names(
     rows: Rows,  # of the training split
 ) -> list[str]:  # in the order of the logits
     "The classes there are."
-    names = set(Texts(rows, 'label'))
+    names = set(rows['label'])
     try:
         return sorted(names, key=lambda name: (int(name), name))  # 1 and 01 are two names of one number
     except ValueError:
@@ -169,7 +166,7 @@ def number_of(text: str) -> float | None:
 
 def label_numbers(rows: Rows) -> np.ndarray:  # (n,)
     "Labels that are numbers."
-    return np.fromiter(map(float, Texts(rows, 'label')), np.float64, len(rows))
+    return np.fromiter(map(float, rows['label']), np.float64, len(rows))
 
 
 def _label_of(corpus: Corpus, split: str, i: int) -> str:
@@ -210,7 +207,7 @@ def _no_label(corpus: Corpus, split: str, i: int, labels: list[str]) -> CorpusEr
 def labels_of(corpus: Corpus) -> Iterator[tuple[str, int, str]]:
     "The splits, the rows' numbers and the labels of a corpus."
     for split in SPLITS:
-        for i, label in enumerate(Texts(corpus.splits[split], 'label')):
+        for i, label in enumerate(corpus.splits[split]['label']):
             yield split, i, label
 
 
@@ -243,7 +240,7 @@ def check_labels(
     config: RunConfig,  # resolved
 ) -> None:
     "Refuse labels that the settings cannot mean, and pairs of texts in some splits only."
-    paired = [split for split in SPLITS if any(row['second'].strip() for row in corpus.splits[split])]
+    paired = [split for split in SPLITS if any(text.strip() for text in corpus.splits[split]['second'])]
     if paired and len(paired) < len(SPLITS):
         alone = next(split for split in SPLITS if split not in paired)
         raise CorpusError(
@@ -309,7 +306,7 @@ def _check_classes(
     correct = 'use target=number, or correct' if _are_fractions(names) else 'correct'
     marks = {name for name in classes if _is_no_label(name, classes)}
     for split in SPLITS:
-        labels = list(Texts(corpus.splits[split], 'label'))
+        labels = list(corpus.splits[split]['label'])
         if not (marks or set(labels) - classes):
             continue
         for i, label in enumerate(labels):
@@ -383,5 +380,5 @@ def shared_tenths(
     rows: Rows,  # pairs of texts
 ) -> np.ndarray:  # (n,) int, 0 to 9
     "How much of all their words two texts have in common, in tenths."
-    pairs = ((set(lower_words(r['text'])), set(lower_words(r['second']))) for r in rows)
+    pairs = (map(set, map(lower_words, pair)) for pair in zip(rows['text'], rows['second']))
     return np.array([min(9, 10 * len(a & b) // max(1, len(a | b))) for a, b in pairs])

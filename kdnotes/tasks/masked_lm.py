@@ -77,7 +77,7 @@ class MaskedLM(Task):
         "Tokenise every document once, and cut the tokens into blocks."
         self.mask_id = tokenizer.mask_token_id
         streams = {
-            split: token_stream(tokenizer, [row['text'] for row in rows], cache_dir)
+            split: token_stream(tokenizer, rows['text'].tolist(), cache_dir)
             for split, rows in self.rows.items()
         }
         self.blocks = {

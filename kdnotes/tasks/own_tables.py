@@ -112,7 +112,7 @@ def table_of_file(
         if not whole:
             raise ConfigError(f'{path}: there is no row')
         return pd.DataFrame(whole[0].cells, dtype=object), columns
-    rows = read_split(path, 'train', rules, typed_columns(columns, scores))
+    rows = list(read_split(path, 'train', rules, typed_columns(columns, scores)))
     names = {score_key(column): column for column in kept}
     for row in rows:
         if 'answers' in row:  # a checked row has places, and a table has texts

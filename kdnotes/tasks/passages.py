@@ -42,12 +42,15 @@ COLUMNS = dict(
 
 
 def complete(
-    rows: Rows,  # changed in place
+    rows: list[dict],  # changed in place
     missing: set[str],  # keys that the source has no column for
+    state: dict,  # of a source that comes in parts: what they have had so far
 ) -> None:
     "Ids from the order of the rows; questions about one context are a cluster, or those of a hub's article."
-    contexts: dict[str, int] = {}
-    for i, row in enumerate(rows):
+    contexts: dict[str, int] = state.setdefault('contexts', {})
+    before = state.get('rows', 0)
+    state['rows'] = before + len(rows)
+    for i, row in enumerate(rows, before):
         title = row.pop('title', None)
         if 'id' in missing:
             row['id'] = f'Q{i}'
@@ -60,7 +63,7 @@ def complete(
 
 
 def check_rows(
-    rows: Rows,  # texts by the keys of `COLUMNS`, or with `answers` already
+    rows: list[dict],  # texts by the keys of `COLUMNS`, or with `answers` already
     place: Callable[[int], str],  # says where row i is
     names: dict[str, str] = COLUMNS,  # what the source calls a key
 ) -> None:
@@ -132,7 +135,7 @@ def check_split(
     where: str,  # the file or the hub's split
 ) -> None:
     "Refuse a split that cannot be trained or scored on."
-    if not any(row['answers'] for row in rows):
+    if not any(rows['answers']):
         raise CorpusError(
             f'{where}: no question has an answer, so there is nothing to learn or to find; '
             'give some with their answers'
@@ -143,9 +146,9 @@ def content(
     rows: Rows,  # checked
 ) -> Iterator[tuple[str, ...]]:  # of each row
     "All that can change a number."
-    clusters, _ = codes(rows, 'cluster')
-    for row, number in zip(rows, clusters):
-        yield row['id'], row['question'], row['context'], json.dumps(row['answers']), str(number)
+    clusters, _ = codes(rows['cluster'])
+    texts = (rows[key] for key in ('id', 'question', 'context'))
+    yield from zip(*texts, map(json.dumps, rows['answers']), map(str, clusters.tolist()))
 
 # %% ../../nbs/tasks/15_passages.ipynb #9d904fde
 _SEED = 0  # of all splits and draws below: the same everywhere
@@ -158,7 +161,7 @@ _SQUAD1_QUESTIONS = 24_000  # that are trained on
 def question_rows(
     paragraphs: Iterable[Paragraph],
     left_out: frozenset[str] = frozenset(),  # ids of questions
-) -> Rows:  # a row a question
+) -> list[dict]:  # a row a question
     "The questions of paragraphs."
     return [
         dict(id=q.id, question=q.text, context=p.context, answers=q.answers, cluster=p.title)
@@ -169,11 +172,11 @@ def question_rows(
 
 
 def split_articles(
-    rows: Rows,
+    rows: list[dict],
     test: int | None = None,  # articles; None: three of ten
     dev: int | None = None,  # None: about one of six
     where: str = 'the file',  # for the refusal
-) -> dict[str, Rows]:  # 'train', 'dev', 'test'
+) -> dict[str, list[dict]]:  # 'train', 'dev', 'test'
     "Rows by split, no article in two of them."
     titles = list(dict.fromkeys(row['cluster'] for row in rows))
     n_test = max(1, int(np.ceil(_TEST_SHARE * len(titles)))) if test is None else test
@@ -196,7 +199,7 @@ def _first(folder: Path, name: str) -> Path | None:
     return next((path for end in ('', '.gz') if (path := folder / f'{name}{end}').is_file()), None)
 
 
-def _squad2(dev: Iterable[Paragraph], train: Iterable[Paragraph] | None) -> dict[str, Rows]:
+def _squad2(dev: Iterable[Paragraph], train: Iterable[Paragraph] | None) -> dict[str, list[dict]]:
     "The splits of SQuAD 2.0's official parts."
     splits = split_articles(question_rows(dev))
     if train is None:
@@ -205,13 +208,13 @@ def _squad2(dev: Iterable[Paragraph], train: Iterable[Paragraph] | None) -> dict
     return dict(train=question_rows(train), dev=kept, test=splits['test'])
 
 
-def _squad2_folder(folder: Path) -> dict[str, Rows]:
+def _squad2_folder(folder: Path) -> dict[str, list[dict]]:
     "Those of a local copy."
     train = _first(folder, 'train-v2.0.json')
     return _squad2(read_squad(_first(folder, 'dev-v2.0.json')), None if train is None else read_squad(train))
 
 
-def _squad1(paragraphs: list[Paragraph], guessed: frozenset[str] = frozenset()) -> dict[str, Rows]:
+def _squad1(paragraphs: list[Paragraph], guessed: frozenset[str] = frozenset()) -> dict[str, list[dict]]:
     "The splits of SQuAD 1.1's train part."
     splits = split_articles(question_rows(paragraphs, guessed), test=_HELD_OUT, dev=_HELD_OUT)
     n = len(splits['train'])
@@ -219,7 +222,7 @@ def _squad1(paragraphs: list[Paragraph], guessed: frozenset[str] = frozenset()) 
     return splits | dict(train=[splits['train'][i] for i in drawn])
 
 
-def _squad1_folder(folder: Path) -> dict[str, Rows]:
+def _squad1_folder(folder: Path) -> dict[str, list[dict]]:
     "Those of a local copy."
     path = _first(folder, 'train-v1.1.json')
     guessed = folder / 'train-v1.1.guessed-start-ids.txt'
@@ -236,7 +239,7 @@ def _from_hub(data, split: str) -> list[Paragraph]:
 
 def json_files(
     folder: Path,
-) -> dict[str, Rows] | None:  # None: there is no JSON file
+) -> dict[str, list[dict]] | None:  # None: there is no JSON file
     "The splits of a folder of files in SQuAD's shape."
     files = sorted(path for path in folder.iterdir() if path.name.endswith(('.json', '.json.gz')))
     named = {split: _first(folder, f'{split}.json') for split in SPLITS}
@@ -280,6 +283,7 @@ CORPORA = CorpusRules(
     hub_columns={key: key for key in COLUMNS if key != 'cluster'},
     optional=frozenset({'id', 'answer_start', 'answers', 'title', 'cluster'}),
     instead=dict(answer='answers'),
+    unique=('id',),
     complete=complete,
     check_rows=check_rows,
     check_split=check_split,
@@ -400,27 +404,29 @@ def check_answers(
     where: str,  # the rows are from, as a sentence begins
 ) -> None:
     "Refuse a tokenizer whose tokens do not give answers back, as its offsets are wrong; tried on some."
-    rows = [row for row in rows if row['answers']]
-    rows = [rows[i] for i in np.linspace(0, len(rows) - 1, min(_LOOKED_AT, len(rows))).astype(int)]
-    if not rows:
+    answered = [(i, of[0]) for i, of in enumerate(rows['answers']) if of]
+    if not answered:
         return
+    some = np.linspace(0, len(answered) - 1, min(_LOOKED_AT, len(answered))).astype(int)
+    index, answers = zip(*(answered[i] for i in some))
+    rows = rows[np.array(index)]
     windows = encode_windows(tokenizer, rows, max_length, stride)
-    labels = windows.tokens([row['answers'][0] for row in rows])
+    labels = windows.tokens(answers)
     alone = np.bincount(windows.row) == 1  # a longer context may have the answer in no window
     looked = [i for i, row in enumerate(windows.row) if alone[row] or labels[i, 1]]
     lost = []
     for i in looked:
         row = rows[windows.row[i]]
-        begin, end = row['answers'][0]
+        begin, end = answers[windows.row[i]]
         first, last = windows.characters(np.array([i]), *labels[[i]].T)[0] if labels[i, 1] else (end, end)
         missing = row['context'][begin : max(begin, first)] + row['context'][min(last, end) : end]
         if any(c.isalnum() for c in missing):
-            lost.append((row, row['context'][max(first, begin) : last]))
+            lost.append((row['id'], row['context'][max(first, begin) : last], row['context'][begin:end]))
     if 10 * len(lost) > len(looked):  # one may hold a character that the tokenizer does not know
-        row, found = lost[0]
+        id, found, answer = lost[0]
         raise CorpusError(
-            f'{where}: the tokens of question {shown(row["id"])} give {shown(found)} for the answer '
-            f'{shown(row["context"][slice(*row["answers"][0])])}, and so do those of {len(lost)} of '
+            f'{where}: the tokens of question {shown(id)} give {shown(found)} for the answer '
+            f'{shown(answer)}, and so do those of {len(lost)} of '
             f'{len(looked)} questions: the tokenizer says wrong places in the text (offsets); give a model '
             'whose tokenizer says the right ones, such as BERT or RoBERTa'
         )

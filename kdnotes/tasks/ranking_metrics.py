@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from .base import unit_table, lower_words
-from ..core.columns import Texts, codes, numbers
+from ..core.columns import codes
 from .sources import SPLITS, Corpus, Rows
 
 # %% auto #0
@@ -57,17 +57,17 @@ def as_questions(
     ranked: bool = True,  # False: rows are trained on and not ranked; items and ties stay empty
 ) -> Questions:
     "Group rows by question."
-    of, ids = codes(rows, 'question_id')
+    of, ids = codes(rows['question_id'])
     _, first = np.unique(of, return_index=True)
-    document, names = codes(rows, 'document_id')
-    items = np.array(list(Texts(rows, 'sentence_id')) if ranked else [], dtype=str)
+    document, names = codes(rows['document_id'])
+    items = np.array(rows['sentence_id'].tolist() if ranked else [], dtype=str)
     _, tie = np.unique(items, return_inverse=True)
     return Questions(
         np.array(ids),
         np.array(names)[document[first]],
         of,
         items,
-        numbers(rows, 'label'),
+        rows['label'],
         tie,
     )
 

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 import numpy as np
-from ..core.columns import Columns, earliest, hashes, open_columns, write_columns
+from ..core.columns import Columns, Strings, earliest, hashes, open_columns, write_columns
 from ..core.config import TASKS, ConfigError, shown, task_info
 from ..core.files import check_room, sha256_texts
 from ..core.progress import followed
@@ -43,8 +43,7 @@ __all__ = ['Rows', 'SPLITS', 'UNLABELLED', 'TEACHER', 'Corpus', 'MadeCorpus', 'U
            'check_every_row', 'read_split', 'of_split']
 
 # %% ../../nbs/tasks/00_rules.ipynb #e4549e5e
-# of one split, in the source's order: a list, or `Columns` where it is large
-Rows = Sequence[dict[str, Any]]
+Rows = Columns  # of one split, in the source's order
 SPLITS = ('train', 'dev', 'test')
 UNLABELLED = 'unlabelled'  # beside them, where there are such rows
 
@@ -56,7 +55,8 @@ class Corpus:
     name: str  # 'embedded', a published corpus' name, an absolute folder or a hub id; what records call it
     kind: str  # 'embedded' | 'folder' | 'hub'
     where: str  # for people: the folder, the hub's address, or the embedded table
-    splits: dict[str, Rows]  # 'train', 'dev', 'test', and 'unlabelled' where there are such rows
+    # 'train', 'dev', 'test', and 'unlabelled' where there are such rows; lists of dicts become columns
+    splits: dict[str, Rows]
     # of the content of train, dev and test; equal content gives an equal hash wherever it came from
     sha256: str
     # evaluation split -> how many of its rows have the texts of a row of train, where any have
@@ -71,10 +71,14 @@ class Corpus:
     # how many rows without a label were left out, since their texts stand in dev or test
     left_out: int = 0
 
+    def __post_init__(self):
+        splits = {split: Columns.of(rows) for split, rows in self.splits.items()}
+        object.__setattr__(self, 'splits', splits)
+
     @property
-    def unlabelled(self) -> Rows:  # () where there are none
+    def unlabelled(self) -> Rows:  # without a row where there are none
         "The rows that a student learns from by its teacher's outputs alone."
-        return self.splits.get(UNLABELLED, ())
+        return self.splits.get(UNLABELLED, Columns({}))
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,8 @@ class MadeCorpus:
 
     hub_id: str
     files: tuple[str, ...]  # a local copy holds at least one of them
-    from_folder: Callable[[Path], dict[str, Rows]]  # splits of a local copy
-    from_hub: Callable[[Any], dict[str, Rows]]  # splits of a `datasets.DatasetDict`
+    from_folder: Callable[[Path], dict[str, list[dict]]]  # splits of a local copy
+    from_hub: Callable[[Any], dict[str, list[dict]]]  # splits of a `datasets.DatasetDict`
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class UnlabelledRule:
     columns: tuple[str, ...] = ('label',)  # keys that only rows with a label have; the first is the label
     stand_in: str = '0'  # a label that the checks of a row take
     key: str = 'label'  # of a checked row
-    value: str | int | None = ''  # what it holds where there is no label
+    value: str | int | None = ''  # what it holds where there is no label; None: null, in a column of JSON
 
 
 @dataclass(frozen=True)
@@ -107,12 +111,12 @@ class CorpusRules:
     # (rows, keys without a column, what is remembered from the part before): fills them in, in place
     complete: Callable[..., None]
     # (rows, where row i is, names of the columns): refuses the first wrong one
-    check_rows: Callable[[Rows, Callable[[int], str], dict[str, str]], None]
+    check_rows: Callable[[list[dict], Callable[[int], str], dict[str, str]], None]
     # (split, checked rows, where): refuses a split that cannot be trained or scored on
     check_split: Callable[[str, Rows, str], None]
     # checked rows of a split -> of each row all texts that can change a number
     content: Callable[[Rows], Iterable[tuple[str, ...]]]
-    embedded: Callable[[], dict[str, Rows]]  # the project's own corpus
+    embedded: Callable[[], dict[str, list[dict]]]  # the project's own corpus
     published: str  # name of the task's published corpus
     hub_id: str  # and where the hub has it
     published_files: tuple[str, ...] = ()  # what its files are called, by split; () : `train.tsv` and so on
@@ -126,7 +130,7 @@ class CorpusRules:
     # name of a published corpus -> its licence, where that is known
     licences: dict[str, str] = field(default_factory=dict)
     # splits of a folder that holds another thing than three tables; None: it holds tables
-    from_folder: Callable[[Path], dict[str, Rows] | None] = lambda folder: None
+    from_folder: Callable[[Path], dict[str, list[dict]] | None] = lambda folder: None
     from_folder_files: str = ''  # what that other thing is, for a folder without either
     # a key -> the one that stands for it where its column is missing: of lists or records, kept as they come
     instead: dict[str, str] = field(default_factory=dict)
@@ -134,18 +138,17 @@ class CorpusRules:
     longest: int | None = 1_000_000
     # keys whose texts are classes: of a number that stands for a class with a name, the name is taken
     named: frozenset[str] = frozenset()
-    tables: bool = False  # rows are texts and whole numbers alone, and can be kept as columns
     # names of corpora whose rows stand in the order of the text that they are from
     in_order: frozenset[str] = frozenset()
     scored: bool = False  # may a row have what a teacher said of it, where `columns` names that?
-    # of rows that are checked part by part: keys that together no two rows share; a key, and another that
-    # all rows with one of its texts have in common; keys that all rows have, or none
+    # rows are checked part by part, and then all of them: keys that together no two rows share; a key, and
+    # another that all rows with one of its texts have in common; keys that all rows have, or none
     unique: tuple[str, ...] = ()
     common: tuple[tuple[str, str], ...] = ()
     all_or_none: tuple[str, ...] = ()
     no_label: UnlabelledRule | None = None  # None: the task has no rows without a label
     # name of an evaluation set that is no part of the corpus -> its rows
-    more_sets: Callable[[str], Rows] | None = None
+    more_sets: Callable[[str], list[dict]] | None = None
 
     def check(self, split: str, rows: Rows, where: str) -> None:
         "Refuse a split without a row, and what `check_split` refuses."
@@ -354,7 +357,7 @@ def needed_columns(
 
 # %% ../../nbs/tasks/00_rules.ipynb #3072837e
 def check_filled(
-    rows: Rows,  # texts by key, an id among them
+    rows: list[dict],  # texts by key, an id among them
     keys: Sequence[str],  # whose texts must not be blank
     row_name: str,  # what a row is called, in the singular: 'document'
     place: Callable[[int], str],  # says where row i is
@@ -386,7 +389,7 @@ def _alike(name: str) -> str:
     return name.strip() if name.isascii() else unicodedata.normalize('NFKC', name).strip()
 
 
-def _check_names(rows: Rows, place: Callable[[int], str], names: dict[str, str]) -> None:
+def _check_names(rows: list[dict], place: Callable[[int], str], names: dict[str, str]) -> None:
     "Refuse ids, clusters and classes that tables could not hold, or that look the same and are not."
     for key in _naming(names):
         known: dict[str, str] = {}
@@ -412,19 +415,19 @@ def checked_rows(
     rules: CorpusRules,
     names: dict[str, str],  # what the table calls a key
     missing: set[str],  # the keys without a column
-    *state: dict,  # what is remembered from the part before, where the table is a part
+    state: dict | None = None,  # what is remembered from the part before, where the table is a part
 ) -> list[dict]:
     "The rows of a table, each of them checked."
     kept = [key for key in names if key not in missing]
     cells = [_cells(table, names[key], key, rules) for key in kept]
     rows = [dict(zip(kept, row, strict=True)) for row in zip(*cells, strict=True)]
-    rules.complete(rows, missing, *state)
+    rules.complete(rows, missing, {} if state is None else state)
     check_every_row(rows, table.place, names, rules)
     return rows
 
 
 def check_every_row(
-    rows: Rows,
+    rows: list[dict],
     place: Callable[[int], str],  # says where row i is
     names: dict[str, str],  # what the source calls a key
     rules: CorpusRules,
@@ -468,7 +471,7 @@ def _cells(table: Table, name: str, key: str, rules: CorpusRules) -> list:
 
 # %% ../../nbs/tasks/00_rules.ipynb #8a6bef61
 def _check_together(
-    rows: Columns, place: Callable[[int], str], rules: CorpusRules, names: dict[str, str]
+    rows: Rows, place: Callable[[int], str], rules: CorpusRules, names: dict[str, str]
 ) -> None:
     "Refuse rows that are sound in their parts and do not go together."
     for earlier, wrong in _strangers(rows, rules):
@@ -479,30 +482,30 @@ def _check_together(
             rules.check_rows(pair, lambda k, two=two: place(two[k]), names)
 
 
-def _strangers(rows: Columns, rules: CorpusRules) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _strangers(rows: Rows, rules: CorpusRules) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     "For each row an earlier one, and whether the two seem not to go together."
-    twin = earliest(hashes(rows, *rules.unique))
-    yield twin, twin != np.arange(len(rows))
+    if rules.unique:
+        twin = earliest(hashes(*(rows[key] for key in rules.unique)))
+        yield twin, twin != np.arange(len(rows))
     for key, other in rules.common:
-        twin = earliest(hashes(rows, key))
-        said = hashes(rows, other)
+        twin = earliest(hashes(rows[key]))
+        said = hashes(rows[other])
         yield twin, said[twin] != said
     for key in rules.all_or_none:
-        filled = hashes(rows, key, of=lambda text: bool(text.strip())) > 0
+        filled = hashes(rows[key], of=lambda text: bool(text.strip())) > 0
         yield np.full(len(rows), filled.argmax()), filled[filled.argmax()] & ~filled
-    for key in _naming(key for key, cell in rows[0].items() if isinstance(cell, str)):
-        twin = earliest(hashes(rows, key, of=_alike))
-        said = hashes(rows, key)
+    for key in _naming(key for key, column in rows.columns.items() if isinstance(column, Strings)):
+        twin = earliest(hashes(rows[key], of=_alike))
+        said = hashes(rows[key])
         yield twin, said[twin] != said
 
 
-def _with_room(parts: Iterable[list[dict]], path: Path, n: int) -> Iterator[list[dict]]:
-    "Parts that are written to a file, n rows in all; refused when the first has shown what they take."
-    for number, rows in enumerate(parts):
-        yield rows
+def _with_room(parts: Iterable[Rows], folder: Path, n: int) -> Iterator[Rows]:
+    "Parts that are written to a folder, n rows in all; refused when the first shows what they take."
+    for number, part in enumerate(parts):
         if number == 0:
-            written = path.stat().st_size
-            check_room(path.parent, written * (n / len(rows) - 1), f'the columns of {n:,} rows')
+            check_room(folder.parent, part.nbytes * n / len(part), f'the columns of {n:,} rows')
+        yield part
 
 # %% ../../nbs/tasks/00_rules.ipynb #2f1d23a6
 def read_split(
@@ -510,7 +513,7 @@ def read_split(
     split: str,  # 'train' | 'dev' | 'test': what it is used for
     rules: CorpusRules,
     columns: str | None = None,  # of `column_names`
-    into: Path | None = None,  # a file whose columns the rows become as they are read; None: a list
+    into: Path | None = None,  # a folder that the rows are written to as they are read; None: no disk
 ) -> Rows:  # checked, in the file's order
     "A split from a file."
     usual = column_names(columns, rules.columns, rules.scored)
@@ -522,23 +525,23 @@ def read_split(
         if into is None and path.exists():
             check_rows_fit(path, possible)
         n = n_rows(path)
-        tables = read_table(path, possible, PART if into else None)
+        tables = read_table(path, possible, PART)
         first = next(tables)
         names, missing = check_layout(first, rules, usual, mapped(columns, split))
         numbers = array('q')
-        state = [{}] if rules.tables else []
+        state = {}
 
-        def parts() -> Iterator[list[dict]]:
+        def parts() -> Iterator[Rows]:
             for table in followed(tables, f'reading {split}', n, 'rows', lambda table: len(table.numbers)):
                 numbers.extend(table.numbers)
-                yield checked_rows(table, rules, names, missing, *state)
+                yield Columns.of(checked_rows(table, rules, names, missing, state))
 
-        if into is None:  # one part is whole
-            rows = list(chain.from_iterable(parts()))
-        else:
+        if into:
             write_columns(into, _with_room(parts(), into, n))
-            rows = open_columns(into) if numbers else []
-        if into and numbers:
+            rows = open_columns(into)
+        else:
+            rows = Columns.joined(list(parts()))
+        if len(rows):
             _check_together(rows, places(str(path), first.unit, numbers), rules, names)
         rules.check(split, rows, str(path))
     return rows
@@ -560,14 +563,14 @@ def of_split(
     no_label = rules.no_label
     label = no_label.columns[0]
 
-    def complete(rows: Rows, missing: set[str], *state: dict) -> None:
+    def complete(rows: list[dict], missing: set[str], state: dict) -> None:
         for row in rows:
             row.setdefault(label, '')
-        rules.complete(rows, missing - {label}, *state)
+        rules.complete(rows, missing - {label}, state)
 
-    def check_rows(rows: Rows, place: Callable[[int], str], names: dict[str, str]) -> None:
+    def check_rows(rows: list[dict], place: Callable[[int], str], names: dict[str, str]) -> None:
         for i, row in enumerate(rows):
-            if str(row[label]).strip() not in _BLANK:
+            if str(row.get(label, '')).strip() not in _BLANK:  # a checked row may hold it elsewhere
                 raise CorpusError(
                     f"{place(i)}: {names['label']} is {shown(row['label'])}, and rows of {UNLABELLED} have "
                     'no label; move such rows to train, or empty the column'

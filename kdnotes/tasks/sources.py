@@ -5,7 +5,6 @@
 # %% ../../nbs/tasks/04_sources.ipynb #1d57537e
 from __future__ import annotations
 import functools
-import importlib.util
 import json
 import os
 import re
@@ -17,17 +16,7 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from ..core.arms import MODES
-from kdnotes.core.columns import (
-    Columns,
-    codes,
-    joined,
-    open_columns,
-    open_sealed,
-    seal,
-    taken,
-    with_cell,
-    write_columns,
-)
+from ..core.columns import Columns, codes, open_columns, open_sealed, seal, write_columns
 from ..core.config import ConfigError, RunConfig, counted, reads_scores, shown, task_info
 from kdnotes.core.files import (
     cache_path,
@@ -149,12 +138,12 @@ def read_folder(
     folder: Path,  # holds one file for each split
     rules: CorpusRules,
     columns: str | None = None,  # of `column_names`
-    into: Path | None = None,  # a folder for the rows as columns; None: they become lists
+    into: Path | None = None,  # a folder that the rows are written to as they are read; None: no disk
 ) -> dict[str, Rows]:  # checked rows by split
     "The splits in a folder."
     if files := split_files(folder, rules):
         return {
-            split: read_split(path, split, *of_split(split, rules, columns), into and into / f'{split}.arrow')
+            split: read_split(path, split, *of_split(split, rules, columns), into and into / split)
             for split, path in files.items()
         }
     raise CorpusError(
@@ -189,7 +178,7 @@ def hub_rows(
     n = len(next(iter(cells.values()), ()))
     listed = Table(where, there, cells, range(n), classes=dataset_classes(table))
     names, missing = check_layout(listed, rules, known, mapped(columns, split))
-    rows = checked_rows(listed, rules, names, missing)
+    rows = Columns.of(checked_rows(listed, rules, names, missing))
     rules.check(split, rows, where)
     return rows
 
@@ -307,9 +296,7 @@ def load_corpus(
     if files := _large_files(rules, name, columns):
         return _kept(task, name, columns, files)
     if name == 'embedded' and columns is None and set(score_on) <= set(SPLITS):
-        own = _embedded(task)
-        # rows of the caller's own, which it may change
-        return replace(own, splits={split: [dict(row) for row in rows] for split, rows in own.splits.items()})
+        return _embedded(task)
     return _read(task, name, columns, score_on)
 
 
@@ -343,7 +330,7 @@ def _read(
 
 def _unlabelled_id(rows: Rows, rules: CorpusRules) -> str:
     "Which rows without a label there are."
-    return f'{len(rows)}-{rules.fingerprint(dict(train=rows, dev=[], test=[]))[:12]}' if len(rows) else ''
+    return f'{len(rows)}-{rules.fingerprint(dict(train=rows))[:12]}' if len(rows) else ''
 
 
 def corpus_of(
@@ -365,10 +352,9 @@ def _with_sets(corpus: Corpus, rules: CorpusRules, score_on: Sequence[str]) -> C
     more = {name: rules.more_sets(name) for name in score_on if name not in corpus.splits}
     if not more:
         return corpus
+    more = _checked(rules, '', more)
     own = [part for name in sorted(more) for part in (name, rules.fingerprint({name: more[name]}))]
-    return replace(
-        corpus, splits=corpus.splits | _checked(rules, '', more), sha256=sha256_text(corpus.sha256, *own)
-    )
+    return replace(corpus, splits=corpus.splits | more, sha256=sha256_text(corpus.sha256, *own))
 
 
 def _hashes(texts_of: Callable[[dict], list[str]], rows: Rows) -> np.ndarray:  # (n,) int64
@@ -381,10 +367,10 @@ def _contradictions(splits: dict[str, Rows], texts: dict[str, np.ndarray]) -> di
     "How many rows of each split have the texts of another of its rows, and another label."
     found = {}
     for split, rows in splits.items():
-        if split == UNLABELLED:
+        key = next((key for key in ('label', 'answers') if key in rows.columns), None)
+        if split == UNLABELLED or key is None:
             continue
-        said = (hash(row.get('label', row.get('answers'))) for row in rows)
-        labels = np.fromiter(said, dtype=np.int64, count=len(rows))
+        labels = np.fromiter((hash(str(cell)) for cell in rows[key]), dtype=np.int64, count=len(rows))
         _, of, n = np.unique(texts[split], return_inverse=True, return_counts=True)
         order = np.lexsort((labels, of))
         # each label once for each of the texts it is given to
@@ -446,7 +432,7 @@ def _from_hub(rules: CorpusRules, name: str, read: Callable[[], Any]) -> Any:
         raise CorpusError(f'{nowhere}, and {e}') from None
 
 
-def _made(rules: CorpusRules, name: str, folder: Path | None) -> dict[str, Rows]:
+def _made(rules: CorpusRules, name: str, folder: Path | None) -> dict[str, list[dict]]:
     "Splits of a corpus that has to be put into the task's shape."
     made = rules.made[name]
     if folder is None:
@@ -454,12 +440,14 @@ def _made(rules: CorpusRules, name: str, folder: Path | None) -> dict[str, Rows]
     return made.from_folder(folder)
 
 
-def _checked(rules: CorpusRules, name: str, splits: dict[str, Rows]) -> dict[str, Rows]:
-    for split, rows in splits.items():
-        place = places(f'{name} {split}', 'row', range(len(rows)))
-        check_every_row(rows, place, rules.columns, rules)
-        rules.check(split, rows, f'{name} {split}')
-    return splits
+def _checked(rules: CorpusRules, name: str, splits: dict[str, list[dict]]) -> dict[str, Rows]:
+    found = {}
+    for split, of in splits.items():
+        rows = list(of)
+        check_every_row(rows, places(f'{name} {split}', 'row', range(len(rows))), rules.columns, rules)
+        found[split] = Columns.of(rows)
+        rules.check(split, found[split], f'{name} {split}')
+    return found
 
 # %% ../../nbs/tasks/04_sources.ipynb #77ca1285
 def _normalised(text: str) -> str:
@@ -489,23 +477,21 @@ def _apart(corpus: Corpus, texts_of: Callable[[dict], list[str]], into: Path | N
     splits = {split: of for split, of in corpus.splits.items() if split != UNLABELLED}
     index = np.flatnonzero(~scored_on)
     if into:
-        kept = _rewritten(rows, index, into / f'{UNLABELLED}.arrow')
+        kept = _rewritten(rows, index, into / UNLABELLED)
     else:
-        kept = taken(rows, index)
+        kept = rows[index]
     if len(kept):  # none would be a split without rows
         splits[UNLABELLED] = kept
     return replace(corpus, splits=splits, left_out=int(scored_on.sum()))
 
 
-def _rewritten(rows: Rows, index: np.ndarray, path: Path) -> Rows:
-    "Some rows of a file of columns, which then holds no others; none: there is no file."
+def _rewritten(rows: Rows, index: np.ndarray, folder: Path) -> Rows:
+    "Some rows of a folder of columns, which then holds no others; none: there is no folder."
+    shutil.rmtree(folder)  # what is mapped stays as it is
     if not len(index):
-        path.unlink()
-        return ()
-    some = path.with_suffix('.some')
-    write_columns(some, (taken(rows, index[i : i + PART]) for i in range(0, len(index), PART)))
-    os.replace(some, path)
-    return open_columns(path)
+        return rows[:0]
+    write_columns(folder, (rows[index[i : i + PART]] for i in range(0, len(index), PART)))
+    return open_columns(folder)
 
 
 def _all_left_out(corpus: Corpus, of: str) -> CorpusError:
@@ -523,17 +509,17 @@ def _drawn(
     rng: np.random.Generator,
 ) -> tuple[Rows, Rows]:  # these, and the others
     "Some rows of a split, in its order."
-    group = codes(rows, of)[0] if of else np.arange(len(rows))
+    group = codes(rows[of])[0] if of else np.arange(len(rows))
     sizes = np.bincount(group)
     order = rng.permutation(len(sizes))
     before = np.cumsum(sizes[order]) - sizes[order]
     chosen = np.isin(group, order[before < n])
-    return taken(rows, np.flatnonzero(chosen)), taken(rows, np.flatnonzero(~chosen))
+    return rows[np.flatnonzero(chosen)], rows[np.flatnonzero(~chosen)]
 
 
 def _with_rows(corpus: Corpus, rows: Rows, rules: CorpusRules, left_out: int = 0) -> Corpus:
     "A corpus with these rows as those without a label, whatever labels they have."
-    rows = with_cell(rows, rules.no_label.key, rules.no_label.value)
+    rows = rows.filled(rules.no_label.key, rules.no_label.value)
     splits = corpus.splits | {UNLABELLED: rows}
     return replace(corpus, splits=splits, left_out=left_out, unlabelled_id=_unlabelled_id(rows, rules))
 
@@ -564,7 +550,7 @@ def _with_others(corpus: Corpus, config: RunConfig) -> Corpus:
                 f'unlabelled={shown(config.unlabelled)} is the corpus itself; leave it out for its own rows '
                 'without a label, or use labels=<n> and unlabelled=rest'
             )
-        rows = joined(other.splits['train'], other.unlabelled)
+        rows = Columns.joined([other.splits['train'], other.unlabelled])
     with_all = replace(corpus, splits=corpus.splits | {UNLABELLED: rows}, left_out=0)
     found = _apart(with_all, info.texts)
     if not len(found.unlabelled):
@@ -608,15 +594,15 @@ def trained_on(
     return corpus
 
 # %% ../../nbs/tasks/04_sources.ipynb #b92f85e1
-LARGE = 1 << 25  # bytes of a corpus' files, from which on its rows become columns
+LARGE = 1 << 25  # bytes of a corpus' files, from which on its columns are kept on disk
 
 
 def _large_files(rules: CorpusRules, name: str, columns: str | None) -> dict[str, Path]:
-    "The files of a corpus whose rows are better kept as columns, by split; {}: there are none."
-    if not rules.tables or name == 'embedded' or name in rules.made or columns and name in rules.names:
+    "The files of a corpus whose columns are better kept on disk, by split; {}: there are none."
+    if name == 'embedded' or name in rules.made or columns and name in rules.names:
         return {}  # or refused
     folder = local_copy(name, rules) if name in rules.names else Path(name)
-    if folder is None or not folder.is_absolute() or importlib.util.find_spec('pyarrow') is None:
+    if folder is None or not folder.is_absolute():
         return {}
     try:
         files = split_files(folder, rules) or {}
@@ -642,13 +628,13 @@ def _size_of_all(files: dict[str, Path], rules: CorpusRules, columns: str | None
 
 @file_errors()
 def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> Corpus:
-    "A large corpus as columns, read by one process while the others wait for it."
+    "A large corpus whose columns are kept, read by one process while the others wait for it."
     for path in files.values():
         check_regular(path)
     before = _sums(files)
     rules = task_info(task).corpora
     read_as = json.dumps([task, name, columns, list(rules.columns)])
-    key = sha256_text('corpus-6', read_as, json.dumps(before, sort_keys=True))
+    key = sha256_text('corpus-7', read_as, json.dumps(before, sort_keys=True))
     folder = cache_path() / 'corpora' / f'{key[:32]}.corpus'
     if found := open_sealed(folder):
         return _unsealed(files, *found)

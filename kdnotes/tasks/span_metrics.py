@@ -199,9 +199,10 @@ class Predicted:
         log_odds: np.ndarray,  # (n,) that there is an answer
     ) -> Predicted:
         "Spans and how sure they are, with their scores."
-        answers = ([row['context'][low:high] for low, high in row['answers']] for row in rows)
-        texts = (row['context'][low:high] for row, (low, high) in zip(rows, spans.tolist()))
-        answered = np.array([bool(row['answers']) for row in rows])
+        places = rows['answers'].tolist()
+        answers = ([text[low:high] for low, high in of] for text, of in zip(rows['context'], places))
+        texts = (text[low:high] for text, (low, high) in zip(rows['context'], spans.tolist()))
+        answered = np.array(list(map(bool, places)))
         return cls(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
 
 
@@ -225,7 +226,7 @@ def _evaluated(
     """Those of one set. A prediction is the best span as characters of the context, whether there is an
     answer, and the log-odds that there is one.
     """
-    ids, clusters = (np.array([row[key] for row in rows], dtype=object) for key in ('id', 'cluster'))
+    ids, clusters = (np.array(rows[key].tolist(), dtype=object) for key in ('id', 'cluster'))
     none = predicted.silent(threshold)
     exact, f1 = (withdrawn(predicted.scored[:, i], predicted.answered, none) for i in range(2))
     units = [
@@ -269,5 +270,5 @@ def near_phrases(
     rows: Rows,
 ) -> tuple[np.ndarray, np.ndarray]:  # (n, 2) characters of each context; (n,) scores, 0 to 1
     "The same of each question."
-    found = [near_phrase(row['question'], row['context']) for row in rows]
+    found = list(map(near_phrase, rows['question'], rows['context']))
     return np.array([of[:2] for of in found]), np.array([of[2] for of in found])

@@ -15,7 +15,7 @@ from . import base
 from .asked import Answer, Reader, Use, cut_notes
 from .base import NO_LABEL, Evaluation, Task, setting
 from .batching import Batch
-from ..core.columns import Texts
+from ..core.columns import Strings
 from kdnotes.tasks.labelled_texts import (
     CORPORA,
     check_labels,
@@ -80,9 +80,9 @@ class LabelledTexts(Task):
         self.signal_spec = {'logits': base.SignalSpec(shape=(self.outputs,))}
         self.add_unlabelled(corpus)
 
-    def texts_of(self, rows: Rows) -> tuple[Texts, Texts | None]:
+    def texts_of(self, rows: Rows) -> tuple[Strings, Strings | None]:
         "Texts, and second ones where there are some."
-        return Texts(rows, 'text'), Texts(rows, 'second') if rows[0]['second'] else None
+        return rows['text'], rows['second'] if rows['second'][0] else None
 
     def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
         "Metrics, units and predictions of the evaluation sets given."
@@ -91,7 +91,7 @@ class LabelledTexts(Task):
     def _evaluated(self, split: str, scores: np.ndarray) -> tuple[dict, pd.DataFrame, pd.DataFrame]:
         "Those of one set."
         metrics, values = self.measure(scores, self.labels[split])
-        ids, clusters = ([row[key] for row in self.rows[split]] for key in ('id', 'cluster'))
+        ids, clusters = (self.rows[split][key].tolist() for key in ('id', 'cluster'))
         units = base.unit_table(split, 'all', ids, clusters, values)
         return metrics, units, pd.DataFrame(dict(split=split) | self.predicted(split, ids, scores))
 
@@ -101,7 +101,7 @@ class LabelledTexts(Task):
         train = self.labels['train'][:n]
         alike = {split: np.zeros(len(self.rows[split]), dtype=np.int64) for split in self.evaluation_sets}
         found = {self.floor: self._by_group(np.zeros(n, dtype=np.int64), train, alike)}
-        if self.rows['train'][0]['second']:
+        if self.rows['train']['second'][0]:
             rows, index = base.some_rows(self.rows['train'][:n])
             shared = {split: shared_tenths(self.rows[split]) for split in self.evaluation_sets}
             found['shared_words'] = self._by_group(shared_tenths(rows), train[index], shared)
@@ -139,7 +139,7 @@ class TextClassification(LabelledTexts):
         self.outputs = len(classes)
         number = {name: i for i, name in enumerate(classes)}
         self.labels = {
-            split: np.fromiter((number[label] for label in Texts(rows, 'label')), np.int64, len(rows))
+            split: np.fromiter((number[label] for label in rows['label']), np.int64, len(rows))
             for split, rows in self.rows.items()
         }
         # one more of each: a class without an example here has no logarithm
