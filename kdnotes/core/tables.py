@@ -179,7 +179,8 @@ def _separated(path: Path, possible: Container[str]) -> Iterator:
         except csv.Error as e:
             number = reader.line_num if tsv else n + 1
             raise CorpusError(
-                f'{path}, {_UNIT[path.suffix]} {number}: {e}; separate its columns by commas, and correct its quotes and line ends'
+                f'{path}, {_UNIT[path.suffix]} {number}: {e}; separate its columns by commas, and '
+                'correct its quotes and line ends'
             ) from None
 
 # %% ../../nbs/core/10_tables.ipynb #b7676d6e
