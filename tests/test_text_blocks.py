@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
@@ -417,11 +418,15 @@ def test_the_mark_of_an_unknown_word_is_the_unknown_token(prose):
 def corpus_with_unknown_words():
     "Every third word is one."
     corpus = tiny_corpus(40)
-    for rows in corpus.splits.values():
-        for row in rows:
-            words = row['text'].split()
-            row['text'] = ' '.join('<unk>' if i % 3 == 1 else word for i, word in enumerate(words))
-    return corpus
+
+    def changed(text: str) -> str:
+        return ' '.join('<unk>' if i % 3 == 1 else word for i, word in enumerate(text.split()))
+
+    splits = {
+        split: [row | dict(text=changed(row['text'])) for row in rows]
+        for split, rows in corpus.splits.items()
+    }
+    return replace(corpus, splits=splits)
 
 
 @pytest.mark.parametrize('whole_words', [False, True])
@@ -498,9 +503,11 @@ def test_a_teacher_whose_ids_have_a_gap_has_a_place_for_each():
 
 def test_units_belong_to_the_clusters_of_the_corpus():
     corpus = tiny_corpus()
-    for split in corpus.splits:
-        for i, row in enumerate(corpus.splits[split]):
-            row['cluster'] = f'author {i % 2}'
+    splits = {
+        split: [row | dict(cluster=f'author {i % 2}') for i, row in enumerate(rows)]
+        for split, rows in corpus.splits.items()
+    }
+    corpus = replace(corpus, splits=splits)
     config = tiny_lm_config('full_student')
     task = tiny_task(config, corpus)
     here = runtime.start(config)

@@ -9,6 +9,7 @@ import nbformat
 import pandas as pd
 import pytest
 from kdnotes.cli import main
+from kdnotes.core.columns import Columns
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.parse import make_config
 from kdnotes.core.render import phrase
@@ -490,7 +491,7 @@ def test_a_long_cell_is_not_repeated_in_full(case, home, tmp_path):
 
 def test_classes_that_are_one_number_have_one_order():
     rows = [dict(label=label) for label in ('10', '01', '1', '001')]
-    assert class_names(rows) == class_names(rows[::-1]) == ['001', '01', '1', '10']
+    assert class_names(Columns.of(rows)) == class_names(Columns.of(rows[::-1])) == ['001', '01', '1', '10']
 
 
 # ---- studies ----
