@@ -393,7 +393,7 @@ def test_tokens_that_cannot_be_written_leave_nothing_half_used(tmp_path, chunks,
         pytest.raises(files.FileError, match='it would be larger than a file may'),
     ):
         encode_pairs(of_letters(), MANY, MANY, 9, tmp_path)
-    assert not list(tmp_path.glob('*.tokens/meta.json'))
+    assert not list(tmp_path.glob('*.tokens/manifest.json'))
     kept = encode_pairs(of_letters(), MANY, MANY, 9, tmp_path)
     assert same_pairs(kept, encode_pairs(of_letters(), MANY, MANY, 9))
 

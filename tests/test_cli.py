@@ -254,7 +254,7 @@ def signal(corpus_sha256, name):
     (folder / 'meta.json').write_text(
         json.dumps(dict(key_parts=dict(corpus_sha256=corpus_sha256, config_sha256='f')))
     )
-    (folder / 'logits.npy').write_bytes(bytes(2**20))
+    (folder / 'logits').write_bytes(bytes(2**20))
     return folder
 
 

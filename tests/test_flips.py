@@ -143,8 +143,8 @@ def test_in_a_token_cache(tmp_path, n):
     whole = {file: file.read_bytes() for file in files}
     for file in flips(files, n):
         assert encode() == usual
-        # of meta.json the part that vouches for the others
-        assert file.read_bytes() == whole[file] or file.name == 'meta.json', 'made anew'
+        # of the manifest the part that vouches for the others
+        assert file.read_bytes() == whole[file] or file.name == 'manifest.json', 'made anew'
 
 
 @pytest.mark.parametrize('n', FLIPS)
@@ -177,7 +177,7 @@ def test_in_a_half_made_signal(tmp_path, n, monkeypatch):
         make_signal(task, Counted(teacher.inner, fail_after=4), tmp_path / 'half', KEY, tokens=64)
     half = sorted(p.relative_to(tmp_path / 'half').as_posix() for p in (tmp_path / 'half').rglob('[!.]*.*'))
     half += [p.relative_to(tmp_path / 'half').as_posix() for p in (tmp_path / 'half').rglob('logits')]
-    assert [Path(name).name for name in half] == ['partial.json', 'ledger.json', 'logits']
+    assert [Path(name).name for name in half] == ['meta.json', 'ledger.json', 'logits']
     for i in range(n):
         folder = shutil.copytree(tmp_path / 'half', tmp_path / f'half-{i}')
         flip(folder / half[i % len(half)], random.Random(i))

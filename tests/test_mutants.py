@@ -355,9 +355,9 @@ MUTANTS = [
     ),
     Mutant(
         "another signal's shard",
-        'core.appended',
-        "if known.get('name', folder.name) != folder.name:\n            return None",
-        'if False:\n            return None',
+        'core.cached',
+        "if known['folder'] != path.parent.name:",
+        'if False:',
         'test_teacher_signal.py::test_a_shard_of_another_corpus_is_not_believed',
     ),
     Mutant(
@@ -391,7 +391,7 @@ MUTANTS = [
     Mutant(
         'offsets that begin anew with each chunk',
         'tasks.batching',
-        "ends = state['total'] + ids.offsets[1 if start else 0 :]",
+        "ends = writer.rows('values') + ids.offsets[1 if start else 0 :]",
         'ends = ids.offsets[1 if start else 0 :]',
         'test_batching.py::test_chunks_are_what_is_tokenised_at_once',
     ),
@@ -405,15 +405,15 @@ MUTANTS = [
     Mutant(
         'a disk that nobody asks',
         'tasks.batching',
-        '        _check_room(made, tokenizer, first, second, max_length)',
+        '        _check_room(writer.folder, dtypes, tokenizer, first, second, max_length, parts.start)',
         '        pass',
         'test_batching.py::test_the_size_that_is_foreseen_is_that_of_the_map',
     ),
     Mutant(
         'tokens that two processes make at once',
-        'core.appended',
-        "with file_errors(), lock(folder.with_suffix('.lock')):",
-        'with file_errors():',
+        'core.cached',
+        "with lock(folder.with_suffix('.lock')):",
+        'with suppress(KeyError):',
         'test_batching.py::test_processes_that_make_the_same_tokens_do_not_harm_each_other',
     ),
     Mutant(

@@ -271,8 +271,8 @@ def test_ranks_that_were_not_started_count_as_stopped(tmp_path):
 
 WRITTEN = {  # the file that is about to be put in its place
     'tokens': '*/.cache/tokens/*',
-    "a half-made teacher's signal": '*/partial.json',
-    "a teacher's signal": '*/shard-*/meta.json',
+    "a half-made teacher's signal": '*/signals/*/meta.json',
+    "a teacher's signal": '*/shard-*/manifest.json',
     'the scores of a run': '*/runs/*/full_kd-*/predictions.csv.gz',
     'the record of a run': '*/runs/*/full_kd-*/record.json',
     'the state of a run that is done': '*/runs/*/baseline-*/state.json',

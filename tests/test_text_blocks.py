@@ -4,8 +4,6 @@ import functools
 import json
 import os
 import string
-import subprocess
-import sys
 import tracemalloc
 from collections import Counter
 from dataclasses import replace
@@ -18,7 +16,7 @@ from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_corpus, tiny_lm, tiny_lm_config
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from kdnotes.core import files
-from kdnotes.core.appended import Appended, open_appended
+from kdnotes.core.cached import Writer, open_cached
 from kdnotes.core.config import ConfigError
 from kdnotes.core.files import FileError
 from kdnotes.tasks import text_blocks
@@ -148,78 +146,11 @@ def same_stream(one, other) -> bool:
 ARRAYS = ('tokens', 'word_starts', 'documents')
 
 
-def environment() -> dict[str, str]:
-    "Of a process that may import the tests."
-    tests = Path(__file__).parent
-    return dict(os.environ, PYTHONPATH=os.pathsep.join([str(tests), str(tests.parent)]))
-
-
 def parts_on_disk(cache: Path) -> int:
     "What the ledger of the one stream says."
     for ledger in cache.glob('*.stream/ledger.json'):
         return json.loads(ledger.read_text())['parts']
     return 0
-
-
-# one process for all kills: each victim is a fork of it, and dies before or after its n-th fsync takes hold
-KILL_AT_EACH_FSYNC = """
-import json, os, signal, sys
-from pathlib import Path
-import numpy as np
-from kdnotes.core import files
-from kdnotes.core.appended import Appended, open_appended
-
-KINDS = dict(squares=np.int64, odd=np.bool_)
-real = os.fsync
-
-def make(folder):
-    made = Appended(folder, KINDS, dict(total=0))
-    taken_up = made.parts
-    for part in range(made.parts, 3):
-        values = np.arange(4 * part, 4 * part + 4) ** 2
-        made.state['total'] += int(values.sum())
-        made.add(dict(squares=values, odd=values % 2 == 1))
-    made.finish()
-    return taken_up, made.state['total']
-
-def victim(folder, n):
-    calls = iter(range(1000))
-    def fsync(fd):
-        real(fd)
-        if next(calls) == n:
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.fsync = fsync
-    make(folder)
-    os._exit(0)
-
-for n in range(1000):
-    folder = Path(sys.argv[1]) / str(n)
-    child = os.fork()
-    if child == 0:
-        victim(folder, n)
-    _, status = os.waitpid(child, 0)
-    if not os.WIFSIGNALED(status):
-        break
-    taken_up, total = make(folder)
-    arrays = open_appended(folder, KINDS)
-    left = sorted(p.name for p in folder.iterdir() if not p.name.endswith('.tmp'))
-    print(json.dumps([taken_up, total, arrays['squares'].tolist(), arrays['odd'].tolist(), left]))
-"""
-
-
-def test_arrays_are_taken_up_wherever_the_kill_fell(tmp_path):
-    command = [sys.executable, '-c', KILL_AT_EACH_FSYNC, str(tmp_path)]
-    said = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True).stdout
-    rows = [json.loads(line) for line in said.splitlines()]
-    squares = [i * i for i in range(12)]
-    for _, total, values, odd, left in rows:
-        assert values == squares
-        assert odd == [bool(value % 2) for value in squares]
-        assert total == sum(squares)
-        assert left == ['meta.json', 'odd', 'squares']
-    taken_up = [row[0] for row in rows]
-    assert taken_up == sorted(taken_up), 'a later kill must not lose more'
-    assert set(taken_up) == {0, 1, 2, 3}
 
 
 # ---- bytes that are not those that were written ----
@@ -285,7 +216,7 @@ def test_damage_to_a_stream_is_noticed(
         [folder] = cache.glob('*.stream')
     else:
         folder = interrupted(cache, 4, monkeypatch)
-    damage(folder / {'its record': 'meta.json' if finished else 'ledger.json'}.get(name, name))
+    damage(folder / {'its record': 'manifest.json' if finished else 'ledger.json'}.get(name, name))
     tokenised.clear()
     assert same_stream(token_stream(tokenizer, few_documents(), cache), expected)
     assert len(tokenised) == total, 'nothing of what is damaged is used'
@@ -324,15 +255,6 @@ def test_half_a_part_is_cut_off_and_the_others_are_kept(tmp_path, small_pieces, 
     tokenised.clear()
     assert same_stream(token_stream(spelling_tokenizer(), few_documents(), tmp_path), expected)
     assert len(tokenised) == total - 4
-
-
-def test_arrays_that_changed_while_they_were_written_are_not_declared_whole(tmp_path):
-    made = Appended(tmp_path / 'a', dict(squares=np.int64), {})
-    made.add(dict(squares=np.arange(5) ** 2))
-    flip(tmp_path / 'a' / 'squares')
-    with pytest.raises(FileError, match='squares was changed while it was written; start the same command'):
-        made.finish()
-    assert open_appended(tmp_path / 'a', dict(squares=np.int64)) is None
 
 
 def test_a_disk_that_is_too_small_for_a_stream(tmp_path, small_pieces, tokenised, monkeypatch):
@@ -594,20 +516,19 @@ def test_a_block_with_too_little_to_hide_is_left_out():
 def test_arrays_are_mapped_and_not_read_whole(tmp_path):
     n = 4_000_000
     rng = np.random.default_rng(0)
-    made = Appended(tmp_path / 'x.stream', text_blocks._FILES, {})
+    writer = Writer(tmp_path / 'x.stream')
     tokens = rng.integers(len(SPECIAL), len(SPECIAL) + WORDS, n, dtype=np.int32)
-    made.add(dict(tokens=tokens, word_starts=np.ones(n, dtype=bool), documents=[n, n, n]))
-    made.finish()
+    writer.add(dict(tokens=tokens, word_starts=np.ones(n, dtype=bool), documents=np.array([[n, n, n]])))
+    writer.finish()
     tracemalloc.start()  # numpy tells it of its arrays, those on the disk left out
     try:
-        stream = text_blocks._as_stream(open_appended(tmp_path / 'x.stream', text_blocks._FILES))
+        stream = text_blocks._as_stream(open_cached(tmp_path / 'x.stream').arrays)
         blocks = cut_blocks(stream, tiny_tokenizer(), 34, 4)
         found = mask_blocks(blocks, np.array([7, len(blocks) - 1]), Masking(whole_words=True), 0, 0, 4)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert isinstance(stream.tokens, np.memmap) and isinstance(stream.word_starts, np.memmap)
-    assert not stream.tokens.flags.writeable
+    assert not stream.tokens.flags.writeable and not stream.word_starts.flags.writeable
     assert most < tokens.nbytes / 2
     np.testing.assert_array_equal(found[2][0], tokens[7 * 32 - 1 + found[1][0]])
 

@@ -3,7 +3,6 @@ the record counts unknown tokens, rows that are cut, rows without tokens, and ro
 the tokens of a row of train.
 """
 
-import json
 from dataclasses import replace
 import numpy as np
 import pytest
@@ -239,17 +238,6 @@ def test_counts_are_those_of_each_row_for_itself(make, pair, kept, tmp_path, mon
         assert cut and empty, 'the case has both'
         assert (found.rows, found.tokens, found.cut, found.empty) == (41, tokens, cut, empty)
         assert found.unknown == (None if make is of_bytes else unknown)
-
-
-def test_tokens_kept_before_there_were_counts_are_made_again(tmp_path):
-    texts = dict(train=(['a b c', 'a x'], None))
-    EncodedPairs.from_texts(small_letters(), texts, 4, tmp_path)
-    [folder] = tmp_path.glob('*.tokens')
-    meta = json.loads((folder / 'meta.json').read_text())
-    del meta['sha256']['counts']
-    (folder / 'meta.json').write_text(json.dumps(meta))
-    (folder / 'counts').unlink()
-    assert EncodedPairs.from_texts(small_letters(), texts, 4, tmp_path).counts['train'].cut == 1
 
 
 @pytest.mark.parametrize('at_once', [1, 7, 1 << 20])

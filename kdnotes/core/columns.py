@@ -6,24 +6,14 @@
 from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from itertools import chain
 from operator import eq
-from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 import numpy as np
-from kdnotes.core.files import (
-    FileError,
-    read_json,
-    read_signed,
-    sha256_file,
-    sync_tree,
-    write_json,
-    write_signed,
-)
+from .cached import Cached, Writer
 
 # %% auto #0
-__all__ = ['Strings', 'Json', 'Columns', 'Joined', 'codes', 'hashes', 'earliest', 'ranks', 'write_columns', 'open_columns',
-           'seal', 'open_sealed']
+__all__ = ['Strings', 'Chained', 'Json', 'Columns', 'Joined', 'codes', 'hashes', 'earliest', 'ranks']
 
 # %% ../../nbs/core/11_columns.ipynb #adc692c5
 _AT_ONCE = 20_000  # texts or rows that are Python's own objects at a time
@@ -102,6 +92,48 @@ class Strings(Sequence):
         return [data[a:b].decode() for a, b in zip(places, places[1:])]
 
 
+class Chained(Sequence):
+    "Columns of texts or cells end to end, of which none is copied."
+
+    def __init__(
+        self,
+        parts: Sequence[Strings],  # of one kind, at least one
+    ):
+        self.parts = parts
+        self.begins = _begins(np.array([len(part) for part in parts]))
+
+    @property
+    def nbytes(self) -> int:
+        "Bytes of all parts."
+        return sum(part.nbytes for part in self.parts)
+
+    def __len__(self) -> int:
+        return int(self.begins[-1])
+
+    def __getitem__(self, i: int | slice | np.ndarray) -> Any:
+        if isinstance(i, np.ndarray):
+            of = np.searchsorted(self.begins, i, 'right') - 1
+            chosen = [part[i[of == k] - self.begins[k]] for k, part in enumerate(self.parts)]
+            return type(chosen[0]).joined(chosen)[np.argsort(np.argsort(of, kind='stable'))]
+        if isinstance(i, slice):
+            start, stop, step = i.indices(len(self))
+            if step != 1:
+                return self[np.arange(start, stop, step)]
+            begins = self.begins.tolist()
+            return Chained(
+                [part[max(0, start - a) : max(0, stop - a)] for a, part in zip(begins, self.parts)]
+            )
+        i = range(len(self))[i]
+        return self[i : i + 1].tolist()[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self.parts)
+
+    def tolist(self) -> list[Any]:
+        "All texts or cells."
+        return [cell for part in self.parts for cell in part.tolist()]
+
+
 class Json(Strings):
     "A column of what is neither a text nor a number, such as the places of answers: each cell as its JSON."
 
@@ -125,7 +157,7 @@ class Columns(Sequence):
 
     def __init__(
         self,
-        columns: Mapping[str, np.ndarray | Strings],  # name -> whole numbers (n,) int64, or n texts
+        columns: Mapping[str, np.ndarray | Strings | Chained],  # name -> whole numbers (n,) int64, or n texts
     ):
         self.columns = dict(columns)
 
@@ -138,19 +170,23 @@ class Columns(Sequence):
         return cls({name: _column(of) for name, of in cells.items()})
 
     @classmethod
-    def joined(cls, parts: Sequence[Columns]) -> Columns:
+    def joined(
+        cls,
+        parts: Sequence[Columns],
+        copied: bool = False,  # texts are copied into one array; else they stay where they are
+    ) -> Columns:
         "The rows of several tables, end to end, with the columns that all of them have."
         parts = [part for part in parts if len(part)]
         if len(parts) < 2:
             return parts[0] if parts else cls({})
         names = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
-        columns = {name: [part[name] for part in parts] for name in names}
-        return cls(
-            {
-                name: np.concatenate(of) if isinstance(of[0], np.ndarray) else type(of[0]).joined(of)
-                for name, of in columns.items()
-            }
-        )
+
+        def joined(of: list) -> np.ndarray | Strings | Chained:
+            if isinstance(of[0], np.ndarray):
+                return np.concatenate(of)
+            return type(of[0]).joined(of) if copied else Chained(of)
+
+        return cls({name: joined([part[name] for part in parts]) for name in names})
 
     @property
     def nbytes(self) -> int:
@@ -177,6 +213,43 @@ class Columns(Sequence):
     def __eq__(self, other: Any) -> bool:
         "Are the rows the same?"
         return len(self) == len(other) and all(map(eq, self, other))
+
+    def write(
+        self,
+        writer: Writer,
+        table: str,  # of the folder
+    ) -> None:
+        "Append these rows to a table; all parts of it have the same columns."
+        arrays = {}
+        for i, column in enumerate(self.columns.values()):
+            if isinstance(column, np.ndarray):
+                arrays[f'{table}.{i}.numbers'] = column
+                continue
+            before = writer.rows(f'{table}.{i}.bytes')
+            offsets = column.offsets - column.offsets[0] + before
+            arrays[f'{table}.{i}.offsets'] = offsets[writer.rows(f'{table}.{i}.offsets') > 0 :]
+            arrays[f'{table}.{i}.bytes'] = column.used
+        if len(self):
+            kinds = [(name, type(column).__name__) for name, column in self.columns.items()]
+            writer.state.setdefault('tables', {})[table] = kinds
+        writer.add(arrays)
+
+    @classmethod
+    def stored(
+        cls,
+        found: Cached,
+        table: str,  # of its folder
+    ) -> Columns:  # memory-mapped; without rows where nothing was written
+        "The rows of a table."
+
+        def column(kind: str, prefix: str) -> np.ndarray | Strings:
+            if kind == 'ndarray':
+                return found.arrays[f'{prefix}.numbers']
+            of_kind = Json if kind == 'Json' else Strings
+            return of_kind(found.arrays[f'{prefix}.offsets'], found.arrays[f'{prefix}.bytes'])
+
+        kinds = found.state.get('tables', {}).get(table, ())
+        return cls({name: column(kind, f'{table}.{i}') for i, (name, kind) in enumerate(kinds)})
 
     def filled(
         self,
@@ -264,108 +337,3 @@ def _inverse(order: np.ndarray) -> np.ndarray:  # (n,) int64
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     return place
-
-# %% ../../nbs/core/11_columns.ipynb #86a833bc
-class _Growing:
-    "A file of `numpy.save` that is written part by part."
-
-    def __init__(self, file: IO[bytes], dtype: np.dtype):
-        self.file = file
-        self.dtype = dtype
-        self.n = 0
-        self._head()
-
-    def add(self, array: np.ndarray) -> None:
-        self.file.write(np.ascontiguousarray(array, dtype=self.dtype).data)
-        self.n += len(array)
-
-    def finish(self) -> None:
-        self.file.seek(0)
-        self._head()
-        self.file.flush()
-
-    def _head(self) -> None:
-        "How many numbers there are; numpy leaves room for any."
-        head = dict(descr=self.dtype.str, fortran_order=False, shape=(self.n,))
-        np.lib.format.write_array_header_1_0(self.file, head)
-
-
-def write_columns(
-    folder: Path,  # which is made
-    parts: Iterable[Columns],  # of the same columns
-) -> None:
-    "Write a table that never is in memory as a whole."
-    folder.mkdir(parents=True)
-    kinds: list[tuple[str, str]] = []
-    files: dict[str, _Growing] = {}
-    try:
-        with ExitStack() as stack:
-
-            def add(name: str, array: np.ndarray) -> None:
-                if name not in files:
-                    file = stack.enter_context(open(folder / f'{name}.npy', 'wb'))
-                    files[name] = _Growing(file, array.dtype)
-                files[name].add(array)
-
-            for part in parts:
-                kinds = [(name, type(column).__name__) for name, column in part.columns.items()]
-                for i, column in enumerate(part.columns.values()):
-                    if isinstance(column, np.ndarray):
-                        add(f'{i}.numbers', column)
-                        continue
-                    before = files[f'{i}.bytes'].n if f'{i}.bytes' in files else 0
-                    begins = column.offsets - column.offsets[0] + before
-                    add(f'{i}.offsets', begins[1:] if f'{i}.offsets' in files else begins)
-                    add(f'{i}.bytes', column.used)
-            for growing in files.values():
-                growing.finish()
-    except OSError as e:  # of a write it does not say what it is about
-        e.filename = e.filename or str(folder)
-        raise
-    write_json(folder / 'columns.json', dict(columns=kinds))
-
-
-def open_columns(
-    folder: Path,  # of `write_columns`
-) -> Columns:  # memory-mapped
-    "The table in a folder."
-
-    def mapped(name: str) -> np.ndarray:
-        # a plain array over the map: each look into a `np.memmap` would make another one
-        return np.asarray(np.load(folder / f'{name}.npy', mmap_mode='r'))
-
-    columns = {}
-    for i, (name, kind) in enumerate(read_json(folder / 'columns.json')['columns']):
-        if kind == 'ndarray':
-            columns[name] = mapped(f'{i}.numbers')
-        else:
-            of_kind = Json if kind == 'Json' else Strings
-            columns[name] = of_kind(mapped(f'{i}.offsets'), mapped(f'{i}.bytes'))
-    return Columns(columns)
-
-# %% ../../nbs/core/11_columns.ipynb #0064cebe
-def seal(
-    folder: Path,  # of folders of `write_columns`
-    known: dict[str, Any],  # what is to be known of them; for JSON
-) -> None:
-    "Say that the tables in a folder are whole."
-    paths = [path for path in folder.rglob('*') if path.is_file()]
-    files = {path.relative_to(folder).as_posix(): sha256_file(path) for path in paths}
-    sync_tree(folder)
-    write_signed(folder / 'meta.json', dict(known=known, folder=folder.name, files=files))
-
-
-def open_sealed(
-    folder: Path,
-) -> tuple[dict[str, Any], dict[str, Columns]] | None:  # what is known; the tables by their folders' names
-    "The tables of a folder; None: not there, not whole, or not what was written."
-    try:
-        said = read_signed(folder / 'meta.json')
-        if said['folder'] != folder.name:  # tables of something else, put here by hand
-            return None
-        if any(sha256_file(folder / name) != of for name, of in said['files'].items()):
-            return None
-        tables = dict.fromkeys(name.partition('/')[0] for name in said['files'])
-        return said['known'], {name: open_columns(folder / name) for name in tables}
-    except (FileError, OSError, KeyError, TypeError, ValueError):
-        return None

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 import numpy as np
 import torch
-from ..core.appended import Appended, made_once
+from ..core.cached import Writer, cached
 from ..core.files import sha256_texts
 from ..core.progress import stage
 from ..tasks.batching import encode_pairs, micro_batches, pad_pairs
@@ -67,20 +67,18 @@ class FrozenEncoder:
         parts = range(0, len(texts), _AT_ONCE)
         if self.cache_dir is None:
             return np.concatenate([self._computed(texts[start : start + _AT_ONCE]) for start in parts])
-        rules = ('mean-1', source_sha256(self.source), reading_sha256(self.source), str(self.max_length))
+        rules = ('mean-2', source_sha256(self.source), reading_sha256(self.source), str(self.max_length))
         key = sha256_texts(chain(rules, texts))
 
-        def add_parts(made: Appended) -> None:
-            left = parts[made.parts :]
-            with stage('embedding', len(texts) - len(parts[: made.parts]) * _AT_ONCE, 'texts') as advance:
+        def make(writer: Writer) -> None:
+            left = parts[writer.parts :]
+            with stage('embedding', len(texts) - writer.parts * _AT_ONCE, 'texts') as advance:
                 for start in left:
                     part = texts[start : start + _AT_ONCE]
-                    made.add(dict(vectors=self._computed(part).ravel()))
+                    writer.add(dict(vectors=self._computed(part)))
                     advance(len(part))
 
-        folder = Path(self.cache_dir) / f'{key[:32]}.embeddings'
-        found = made_once(folder, dict(vectors=np.float32), {}, add_parts)
-        return np.asarray(found['vectors']).reshape(len(texts), -1)
+        return cached(Path(self.cache_dir) / f'{key[:32]}.embeddings', make).arrays['vectors']
 
     def _computed(self, texts: list[str]) -> np.ndarray:
         "One forward of each text, in batches of neighbours in length."

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ..core.appended import Appended, open_appended
+from ..core.cached import MANIFEST, Cached, Writer, cached, open_cached
 from ..core.config import KdnotesError, RunConfig
 from ..tasks.batching import Batch, micro_batches, to_device
 from ..core.progress import stage
@@ -87,7 +88,7 @@ def with_tokens_of(task: Task) -> Callable[[Batch], Batch]:
     return lambda batch: task.batch('train', batch.index).to(batch.labels.device)
 
 # %% ../../nbs/distill/08_teacher_cache.ipynb #0d5b6407
-SIGNAL_SCHEMA = 3  # of the files; a signal of another one is made again
+SIGNAL_SCHEMA = 4  # of the files; a signal of another one is made again
 _KEY_SCHEMA = 2  # of the names
 
 
@@ -221,35 +222,12 @@ class _Array:
         return np.dtype(np.int32 if self.storage_dtype == _INT32 else _STORAGE[self.storage_dtype][1])
 
 
-def _files(arrays: dict[str, _Array]) -> dict[str, np.dtype]:
-    "The files of a shard."
-    ragged = any(array.ragged for array in arrays.values())
-    return {name: array.dtype for name, array in arrays.items()} | ({_OFFSETS: np.int64} if ragged else {})
-
-
-@dataclass(frozen=True)
-class _Shard:
+class _Shard(NamedTuple):
     "A range of a split's examples, in a folder of its own."
 
-    folder: Path  # its name says the range and the signal, and `open_appended` believes no other
+    folder: Path  # its name stands for the range and the signal
     begin: int  # its first example
     end: int  # the one after its last
-
-    def open(self, arrays: dict[str, _Array]) -> dict[str, np.ndarray] | None:
-        "What is stored, by name, a row each; None: not there, or not what was written."
-        found = open_appended(self.folder, _files(arrays))
-        if found is None:
-            return None
-        examples = self.end - self.begin
-        offsets = found.get(_OFFSETS)
-        if offsets is not None and len(offsets) != examples + 1:
-            return None
-        for name, array in arrays.items():
-            rows = int(offsets[-1]) if array.ragged else examples
-            if len(found[name]) != rows * int(np.prod(array.shape)):
-                return None
-            found[name] = found[name].reshape(rows, *array.shape)
-        return found
 
 
 def _shards(
@@ -268,14 +246,14 @@ class Signal:
     def __init__(
         self,
         folder: Path,
-        # of `meta.json`: key, key_parts, examples, teacher_s, storage_dtype, precision, bounds, and how the
+        # of `meta.json`: key, key_parts, examples, storage_dtype, precision, bounds, ranks, and how the
         # signals lie on the disk
         meta: dict,
-        shards: list[dict[str, np.ndarray]],  # of `_Shard.open`
+        shards: list[Cached],  # in the order of their examples
     ):
         self.folder = folder
-        self.meta = meta
-        self._shards = shards
+        self.meta = meta | dict(teacher_s=sum(shard.state['seconds'] for shard in shards))
+        self._shards = [shard.arrays for shard in shards]
         self._begins = np.array(meta['bounds'][:-1])
         self._arrays = _known_arrays(meta)
 
@@ -322,8 +300,7 @@ def open_signal(
         meta = read_signed(folder / 'meta.json')
         if meta['schema'] != SIGNAL_SCHEMA or key not in (None, meta['key']):
             return None
-        arrays = _known_arrays(meta)
-        shards = [shard.open(arrays) for shard in _shards(folder, meta['key'], meta['bounds'])]
+        shards = [open_cached(shard.folder) for shard in _shards(folder, meta['key'], meta['bounds'])]
         return None if None in shards else Signal(folder, meta, shards)
     except (FileError, KeyError):
         return None
@@ -366,6 +343,7 @@ class _Work:
     lengths: np.ndarray  # (n,) tokens of each example of the split
     tokens: int | None  # of a batch; None: those of `forward_tokens`
     device: str | torch.device
+    at_once: int  # shards that are made at the same time
 
     def parts(self, shard: _Shard) -> list[np.ndarray]:
         "The examples of a shard that are written together, in their order."
@@ -422,25 +400,24 @@ class _Work:
     def make(
         self,
         shard: _Shard,
+        writer: Writer,
         advance: Callable[[int], None],  # called after each batch with its examples
-        written: Callable[[], None],  # called after each part
     ) -> None:
-        "A shard, whole; parts that are there, and as they were written, stay."
-        files = _files(self.arrays)
-        made = Appended(shard.folder, files, dict(rows=0))
+        "The parts of a shard that are missing, and the seconds that all of them took."
+        began = time.monotonic()
+        before = writer.state.get('seconds', 0.0)
+        ragged = next((name for name, array in self.arrays.items() if array.ragged), None)
         for number, examples in enumerate(self.parts(shard)):
-            if number < made.parts:
+            if number < writer.parts:
                 advance(len(examples))
                 continue
             found = self.rows(examples, advance)
-            if _OFFSETS in files:
-                places = _offsets(self.lengths[examples]) + made.state['rows']
+            if ragged:
+                places = _offsets(self.lengths[examples]) + writer.rows(ragged)
                 # the first place of a part is the last of the one before
                 found[_OFFSETS] = places[number > 0 :]
-                made.state['rows'] = int(places[-1])
-            made.add(found)
-            written()
-        made.finish()
+            writer.state['seconds'] = before + (time.monotonic() - began) / self.at_once
+            writer.add(found)
 
 # %% ../../nbs/distill/08_teacher_cache.ipynb #0354f24d
 def _bounds(
@@ -454,38 +431,20 @@ def _bounds(
     return [0, *sorted(set(inner.tolist()) - {0, len(lengths)}), len(lengths)]
 
 
-def _left_of(
-    folder: Path, key: str, examples: int, arrays: dict[str, _Array]
-) -> dict | None:  # None: nothing that can be gone on with
-    "What is there of a signal: bounds of its shards, seconds it took, and whether it was whole once."
+def _begin(folder: Path, meta: dict, size: int) -> None:  # bytes
+    "Write which shards there are; those of an interrupted call stay, whatever its number of ranks was."
     try:
-        found = read_signed(folder / ('meta.json' if (folder / 'meta.json').exists() else 'partial.json'))
-        if (found['schema'], found['key'], found['bounds'][-1]) != (SIGNAL_SCHEMA, key, examples):
-            return None
-        if 'seconds' in found:
-            return found
-        shards = _shards(folder, key, found['bounds'])
-        kept = sum(shard.end - shard.begin for shard in shards if shard.open(arrays))
-        return dict(
-            bounds=found['bounds'], seconds=found['teacher_s'] * kept / max(1, examples), was_whole=True
-        )
-    except (FileError, KeyError, IndexError):
-        return None
-
-
-def _begin(folder: Path, key: str, lengths: np.ndarray, ranks: int, arrays: dict[str, _Array]) -> None:
-    "Say which shards there are to be; those of other signals go."
-    left = _left_of(folder, key, len(lengths), arrays)
-    plan = left or dict(bounds=_bounds(lengths, ranks), seconds=0.0, was_whole=False)
-    (folder / 'meta.json').unlink(missing_ok=True)
-    # a shard of which nobody knows what it has cost is made again, too
-    own = {shard.folder for shard in _shards(folder, key, plan['bounds'])} if left else set()
-    for path in set(folder.glob('shard-*')) - own:
-        shutil.rmtree(path)
-    if not left:
-        advice = 'free some room, or use signal=online'
-        check_room(folder, _bytes_of(arrays, lengths), "a teacher's outputs", advice)
-    write_signed(folder / 'partial.json', plan | dict(schema=SIGNAL_SCHEMA, key=key))
+        known = read_signed(folder / 'meta.json')
+        if (known['schema'], known['key']) == (meta['schema'], meta['key']):
+            return
+    except (FileError, KeyError):
+        pass
+    for path in folder.glob('shard-*'):
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    check_room(folder, size, "a teacher's outputs", 'free some room, or use signal=online')
+    for shard in _shards(folder, meta['key'], meta['bounds']):
+        shard.folder.mkdir(parents=True)  # one that is lost later is missing
+    write_signed(folder / 'meta.json', meta)
 
 
 @dataclass(frozen=True)
@@ -509,38 +468,24 @@ def forward_tokens(
 def _make_own(
     work: _Work,
     shards: list[_Shard],  # of this rank
-    plan: dict,  # of `partial.json`: seconds before, was_whole
-    partial: Path | None,  # that file, where this rank keeps it; None: another does
     say: Callable[[str], None],
 ) -> None:
     "Make those of a rank's shards that are not whole."
-    missing = [shard for shard in shards if shard.open(work.arrays) is None]
-    began = time.monotonic()
-
-    def written() -> None:
-        if partial:
-            write_signed(partial, plan | dict(seconds=plan['seconds'] + time.monotonic() - began))
-
-    for shard in missing if plan['was_whole'] else ():
-        say(f'{shard.folder} is missing or not what was written: this shard alone is made again')
+    missing = [shard for shard in shards if open_cached(shard.folder) is None]
+    for shard in missing:
+        if (shard.folder / MANIFEST).exists() or not shard.folder.exists():
+            say(f'{shard.folder} is missing or not what was written: this shard alone is made again')
     with stage('making the teacher signal', sum(s.end - s.begin for s in missing), 'examples') as advance:
         for shard in missing:
             try:
-                work.make(shard, advance, written)
-            except OSError as e:
+                cached(shard.folder, lambda writer, shard=shard: work.make(shard, writer, advance))
+            except FileError as e:
+                if not isinstance(e.__cause__, OSError):
+                    raise
                 raise SignalError(
-                    f'{shard.folder} could not be written ({e.strerror}); free some room, or use '
+                    f'{shard.folder} could not be written ({e.__cause__.strerror}); free some room, or use '
                     'signal=online'
                 ) from None
-
-
-def _check_made(shards: list[_Shard]) -> None:
-    for shard in shards:
-        if not (shard.folder / 'meta.json').exists():
-            raise SignalError(
-                f'the shard {shard.folder} is missing, since a rank did not write its share or the disk lost '
-                'it; start the run again'
-            )
 
 
 def make_signal(
@@ -554,46 +499,37 @@ def make_signal(
     say: Callable[[str], None] = lambda text: None,  # called with a sentence on a shard that was lost
 ) -> Signal:
     "The stored signal of a split, made now unless it is there."
+    split = key_parts['split']
     forward_dtype = key_parts['forward_dtype']
     storage_dtype = key_parts['storage_dtype']
     main = workers.rank == 0
     folder = Path(folder)
     key = signal_key(**key_parts)
-    lengths = task.lengths(key_parts['split'])
+    lengths = task.lengths(split)
     arrays = _arrays_of(task, storage_dtype)
-    partial = folder / 'partial.json'
-
-    with lock(folder / '.lock') if main else contextlib.nullcontext():
-        if main and open_signal(folder, key) is None:
-            _begin(folder, key, lengths, workers.ranks, arrays)
-        workers.barrier()  # from here on meta.json is there exactly if nothing is to be made
-        made = (folder / 'meta.json').exists()
-        if not made:
-            plan = read_signed(partial)
-            began = time.monotonic()
-            work = _Work(
-                task, key_parts['split'], teacher.to(device), forward_dtype, arrays, lengths, tokens, device
-            )
-            shards = _shards(folder, key, plan['bounds'])
-            _make_own(work, shards[workers.rank :: workers.ranks], plan, partial if main else None, say)
+    meta = dict(
+        schema=SIGNAL_SCHEMA,
+        key=key,
+        key_parts=key_parts,
+        examples=len(lengths),
+        storage_dtype=storage_dtype,
+        precision=precision(storage_dtype, forward_dtype),
+        arrays={name: asdict(array) for name, array in arrays.items()},
+        bounds=_bounds(lengths, workers.ranks),
+        ranks=workers.ranks,
+    )
+    with lock(folder.with_suffix('.lock')) if main else contextlib.nullcontext():
+        if main:
+            _begin(folder, meta, _bytes_of(arrays, lengths))
+        workers.barrier()  # the shards are known
+        shards = _shards(folder, key, read_signed(folder / 'meta.json')['bounds'])
+        at_once = min(workers.ranks, len(shards))
+        work = _Work(task, split, teacher.to(device), forward_dtype, arrays, lengths, tokens, device, at_once)
+        _make_own(work, shards[workers.rank :: workers.ranks], say)
         workers.barrier()  # all shards are written
-        if main and not made:
-            _check_made(shards)
-            meta = dict(
-                schema=SIGNAL_SCHEMA,
-                key=key,
-                key_parts=key_parts,
-                examples=len(lengths),
-                storage_dtype=storage_dtype,
-                precision=precision(storage_dtype, forward_dtype),
-                arrays={name: asdict(array) for name, array in arrays.items()},
-                bounds=plan['bounds'],
-                ranks=workers.ranks,
-                teacher_s=plan['seconds'] + time.monotonic() - began,  # of interrupted calls, too
-            )
-            write_signed(folder / 'meta.json', meta)
-            partial.unlink()
-        workers.barrier()  # it can be opened
     if (signal := open_signal(folder, key)) is None:
-        raise SignalError(f'{folder} was changed while it was made; delete it and start the run again')
+        raise SignalError(
+            f'shards of {folder} are missing, since a rank did not write its share or the disk lost it; '
+            'start the run again'
+        )
     return signal

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from ..core.cached import MANIFEST
 from ..core.config import KdnotesError
 from ..core.files import BusyError, FileError, cache_path, lock, read_json, sha256_big_file
 from ..results.runs import RunFolder, lock_run, run_folders
@@ -26,7 +27,7 @@ class Leftover:
     size: int  # bytes
 
 
-# kinds that are made of texts alone, and folders of `cache_path` that hold them; a lock lies beside each
+# kinds that are made of texts alone, and folders of `cache_path` that hold them
 _OF_TEXTS = ('tokens', 'embeddings', 'corpora')
 
 
@@ -59,7 +60,7 @@ def _signals(waiting: set[str]) -> Iterator[Path]:
         try:
             corpus = read_json(folder / 'meta.json')['key_parts']['corpus_sha256']
         except (FileError, KeyError, TypeError):
-            corpus = None  # half made: for any run that is begun
+            corpus = None  # for any run that is begun
         if corpus not in waiting if corpus else not waiting:
             yield folder
 
@@ -73,7 +74,7 @@ def stale() -> list[Leftover]:
 def _has_changed(corpus: Path) -> bool:
     "Were columns made of files that are others now?"
     try:
-        read = read_json(corpus / 'meta.json')['known']['read']
+        read = read_json(corpus / MANIFEST)['state']['read']
         return any(not Path(path).is_file() or sha256_big_file(path) != of for path, of in read.values())
     except FileError:
         return False  # half made
@@ -118,12 +119,11 @@ def _remove(leftover: Leftover) -> bool:
     if leftover.kind == 'checkpoints':
         held = lock_run(RunFolder(path.parent.parent.name, path.parent.name))
     else:
-        held = lock(path.with_suffix('.lock') if leftover.kind in _OF_TEXTS else path / '.lock', 0.0)
+        held = lock(path.with_suffix('.lock'), 0.0)
     try:
         with held:
             shutil.rmtree(path)
-            if leftover.kind in _OF_TEXTS:
-                path.with_suffix('.lock').unlink()
+            path.with_suffix('.lock').unlink(missing_ok=True)
     except (BusyError, OSError):  # it stays, and is not counted
         return False
     return True

@@ -5,14 +5,14 @@
 # %% ../../nbs/tasks/01_batching.ipynb #ff9ab8a9
 from __future__ import annotations
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 import numpy as np
-from ..core.appended import Appended, made_once
+from ..core.cached import Writer, cached
 from ..core.progress import stage
 from ..core.files import check_room, sha256_texts
 
@@ -129,22 +129,25 @@ def _encode_counted(
     "The same, and of `_cut_and_empty` (2,) int64."
     if cache_dir is None:
         return _encode_pairs(tokenizer, first, second, max_length)
-    kind = 'texts-3' if second is None else 'pairs-3'
+    kind = 'texts-4' if second is None else 'pairs-4'
     rules = (kind, tokenizer_rules(tokenizer), str(max_length), str(ROWS_AT_ONCE))
     key = sha256_texts(chain(rules, first, () if second is None else second))
 
-    def add_parts(made: Appended) -> None:
-        _check_room(made, tokenizer, first, second, max_length)
-        parts = range(made.parts * ROWS_AT_ONCE, len(first), ROWS_AT_ONCE)
+    def make(writer: Writer) -> None:
+        dtypes = _dtypes(tokenizer, max_length)
+        parts = range(writer.parts * ROWS_AT_ONCE, len(first), ROWS_AT_ONCE)
+        _check_room(writer.folder, dtypes, tokenizer, first, second, max_length, parts.start)
         with stage('tokenising', len(first) - parts.start, 'rows') as advance:
             for start in parts:
-                made.add(_part(made.state, tokenizer, first, second, max_length, start, advance))
+                rows = slice(start, start + ROWS_AT_ONCE)
+                seconds = None if second is None else second[rows]
+                ids, begin, counts = _encode_pairs(tokenizer, first[rows], seconds, max_length, advance)
+                ends = writer.rows('values') + ids.offsets[1 if start else 0 :]
+                part = dict(values=ids.values, offsets=ends, second=begin, counts=counts[None])
+                writer.add({name: array.astype(dtypes[name]) for name, array in part.items()})
 
-    files = _files(tokenizer, max_length)
-    found = made_once(Path(cache_dir) / f'{key[:32]}.tokens', files, dict(total=0), add_parts)
-    # plain arrays over the maps: each look into a `np.memmap` would make another one
-    values, offsets, start, counts = (np.asarray(found[name]) for name in files)
-    return Ragged(values, offsets), start, counts.reshape(-1, 2).sum(axis=0)
+    found = cached(Path(cache_dir) / f'{key[:32]}.tokens', make).arrays
+    return Ragged(found['values'], found['offsets']), found['second'], found['counts'].sum(axis=0)
 
 # %% ../../nbs/tasks/01_batching.ipynb #2d0f1404
 def tokenizer_rules(
@@ -256,7 +259,7 @@ def token_dtype(
     return np.uint16 if tokenizer.is_fast and max(tokenizer.get_vocab().values()) < 2**16 else np.int32
 
 
-def _files(tokenizer, max_length: int) -> dict[str, type]:
+def _dtypes(tokenizer, max_length: int) -> dict[str, type]:
     "The arrays of a map."
     return dict(
         values=token_dtype(tokenizer),
@@ -266,39 +269,26 @@ def _files(tokenizer, max_length: int) -> dict[str, type]:
     )
 
 
-def _part(
-    state: dict,
+def _check_room(
+    folder: Path,
+    dtypes: dict[str, type],
     tokenizer,
     first: Sequence[str],
     second: Sequence[str] | None,
     max_length: int,
-    start: int,
-    advance: Callable[[int], None],  # is told of each row
-) -> dict[str, np.ndarray]:
-    "What the rows from `start` on add to each array; `state` counts the tokens."
-    rows = slice(start, start + ROWS_AT_ONCE)
-    seconds = None if second is None else second[rows]
-    ids, begin, counts = _encode_pairs(tokenizer, first[rows], seconds, max_length, advance)
-    ends = state['total'] + ids.offsets[1 if start else 0 :]
-    state['total'] += len(ids.values)
-    return dict(values=ids.values, offsets=ends, second=begin, counts=counts)
-
-
-def _check_room(
-    made: Appended, tokenizer, first: Sequence[str], second: Sequence[str] | None, max_length: int
+    start: int,  # the first row that is left
 ) -> None:
     "Refuse what the disk has no room for, by a sample of the rows that are left."
-    start = made.parts * ROWS_AT_ONCE
     left = len(first) - start
     if left <= ROWS_AT_ONCE:
         return
     sample = np.linspace(start, len(first) - 1, _SAMPLE).astype(int).tolist()
     seconds = None if second is None else [second[i] for i in sample]
     ids, *_ = _encode_pairs(tokenizer, [first[i] for i in sample], seconds, max_length)
-    sizes = {name: np.dtype(dtype).itemsize for name, dtype in made.dtypes.items()}
+    sizes = {name: np.dtype(dtype).itemsize for name, dtype in dtypes.items()}
     row = ids.lengths.mean() * sizes['values'] + sizes['offsets'] + sizes['second']
     row += 2 * sizes['counts'] / ROWS_AT_ONCE
-    check_room(made.folder.parent, 1.05 * left * row, f'the tokens of {left:,} texts')
+    check_room(folder.parent, 1.05 * left * row, f'the tokens of {left:,} texts')
 
 # %% ../../nbs/tasks/01_batching.ipynb #dd5e3514
 _AT_ONCE = 1 << 22  # token ids, so that a memory map is read in pieces

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 import numpy as np
 import pandas as pd
-from ..core.appended import Appended, made_once
+from ..core.cached import Writer, cached
 from ..core.progress import followed
 from ..core.streams import stream
 from .base import Forward, unit_table
@@ -238,15 +238,15 @@ def resumable_nll(
 ) -> np.ndarray:  # (n,) float64 nats
     "`alone_nll`, from where an earlier call was interrupted."
 
-    def add_parts(made: Appended) -> None:
-        for start in range(made.parts * PART, len(asked.rows), PART):
+    def make(writer: Writer) -> None:
+        for start in range(writer.parts * PART, len(asked.rows), PART):
             on_part(start)
             part = asked.part(slice(start, start + PART))
-            made.add(dict(nll=alone_nll(forward, rows, part, mask_id, tokens)))
+            writer.add(dict(nll=alone_nll(forward, rows, part, mask_id, tokens)))
 
-    found = made_once(folder, dict(nll=np.float64), {}, add_parts)
+    nll = cached(folder, make).arrays['nll']
     on_part(len(asked.rows))
-    return np.asarray(found['nll'])
+    return nll
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #48f90651
 class Sampled(NamedTuple):

@@ -12,7 +12,7 @@ from pathlib import Path
 from unicodedata import normalize
 import numpy as np
 from ..core.columns import codes
-from ..core.appended import Appended, made_once
+from ..core.cached import Writer, cached
 from ..core.config import counted, shown
 from ..core.progress import stage
 from ..core.files import check_room, sha256_texts
@@ -444,8 +444,6 @@ def encode_windows(
     cache_dir: Path | None = None,  # a folder, where the windows become memory maps; None: nothing is written
 ) -> Windows:
     "Tokenise questions with their contexts, or read them from the cache."
-    files = dict.fromkeys(('second', 'row', 'context', 'places'), np.int32)
-    files |= dict(values=token_dtype(tokenizer), offsets=np.int64)
     check_questions(tokenizer, rows, max_length, stride, 'the corpus')
     if cache_dir is None:
         state = dict(total=0)
@@ -453,31 +451,32 @@ def encode_windows(
             _windows_of(tokenizer, rows, start, max_length, stride, state)
             for start in range(0, len(rows), _AT_ONCE)
         ]
-        return _as_windows({name: np.concatenate([part[name] for part in parts]) for name in files})
+        return _as_windows({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
     texts = (text for row in rows for text in (row['question'], row['context']))
-    rules = ('windows-2', tokenizer_rules(tokenizer), str(max_length), str(stride), str(_AT_ONCE))
+    rules = ('windows-3', tokenizer_rules(tokenizer), str(max_length), str(stride), str(_AT_ONCE))
     key = sha256_texts(chain(rules, texts))
 
-    def add_parts(made: Appended) -> None:
-        parts = range(made.parts * _AT_ONCE, len(rows), _AT_ONCE)
+    def make(writer: Writer) -> None:
+        dtype = token_dtype(tokenizer)
+        writer.state = writer.state or dict(total=0)
+        parts = range(writer.parts * _AT_ONCE, len(rows), _AT_ONCE)
         with stage('tokenising', len(rows) - parts.start, 'questions') as advance:
             for start in parts:
-                part = _windows_of(tokenizer, rows, start, max_length, stride, made.state, advance)
+                part = _windows_of(tokenizer, rows, start, max_length, stride, writer.state, advance)
+                part['values'] = part['values'].astype(dtype)
                 if not start:
-                    size = sum(array.size * np.dtype(files[name]).itemsize for name, array in part.items())
+                    size = sum(array.nbytes for array in part.values())
                     all_of = size * len(rows) / min(len(rows), _AT_ONCE)
-                    check_room(made.folder.parent, 1.1 * all_of, f'the windows of {len(rows):,} questions')
-                made.add(part)
+                    check_room(writer.folder.parent, 1.1 * all_of, f'the windows of {len(rows):,} questions')
+                writer.add(part)
 
-    return _as_windows(made_once(Path(cache_dir) / f'{key[:32]}.tokens', files, dict(total=0), add_parts))
+    return _as_windows(cached(Path(cache_dir) / f'{key[:32]}.tokens', make).arrays)
 
 
-def _as_windows(arrays: dict[str, np.ndarray]) -> Windows:
-    "Windows of flat arrays, which may be maps."
-    found = {name: np.asarray(array) for name, array in arrays.items()}
+def _as_windows(found: dict[str, np.ndarray]) -> Windows:
+    "Windows of arrays, which may be maps."
     ids = Ragged(found['values'], found['offsets'])
-    pairs = (found[name].reshape(-1, 2) for name in ('context', 'places'))
-    return Windows(ids, found['second'], found['row'], *pairs)
+    return Windows(ids, *(found[name] for name in ('second', 'row', 'context', 'places')))
 
 
 def _windows_of(
@@ -488,7 +487,7 @@ def _windows_of(
     stride: int,
     state: dict,
     advance: Callable[[int], None] = lambda questions: None,
-) -> dict[str, np.ndarray]:  # flat
+) -> dict[str, np.ndarray]:
     "What the rows from `start` on add to each array; `state` counts the tokens."
     part = rows[start : start + _AT_ONCE]
     ids = []
@@ -521,8 +520,8 @@ def _windows_of(
         offsets=ends,
         second=np.array(second, dtype=np.int32),
         row=np.array(of, dtype=np.int32),
-        context=np.array(contexts, dtype=np.int32).ravel(),
-        places=np.concatenate(places).ravel(),
+        context=np.array(contexts, dtype=np.int32),
+        places=np.concatenate(places),
     )
 
 

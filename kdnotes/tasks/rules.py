@@ -15,7 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 import numpy as np
-from ..core.columns import Columns, Strings, earliest, hashes, open_columns, write_columns
+from ..core.cached import Writer
+from ..core.columns import Columns, Strings, earliest, hashes
 from ..core.config import TASKS, ConfigError, shown, task_info
 from ..core.files import check_room, sha256_texts
 from ..core.progress import followed
@@ -513,7 +514,7 @@ def read_split(
     split: str,  # 'train' | 'dev' | 'test': what it is used for
     rules: CorpusRules,
     columns: str | None = None,  # of `column_names`
-    into: Path | None = None,  # a folder that the rows are written to as they are read; None: no disk
+    into: Writer | None = None,  # the rows are written there as they are read; None: no disk
 ) -> Rows:  # checked, in the file's order
     "A split from a file."
     usual = column_names(columns, rules.columns, rules.scored)
@@ -537,10 +538,11 @@ def read_split(
                 yield Columns.of(checked_rows(table, rules, names, missing, state))
 
         if into:
-            write_columns(into, _with_room(parts(), into, n))
-            rows = open_columns(into)
+            for part in _with_room(parts(), into.folder, n):
+                part.write(into, split)
+            rows = Columns.stored(into.so_far(), split)
         else:
-            rows = Columns.joined(list(parts()))
+            rows = Columns.joined(list(parts()), copied=True)
         if len(rows):
             _check_together(rows, places(str(path), first.unit, numbers), rules, names)
         rules.check(split, rows, str(path))

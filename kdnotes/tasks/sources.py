@@ -8,7 +8,6 @@ import functools
 import json
 import os
 import re
-import shutil
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,13 +15,13 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from ..core.arms import MODES
-from ..core.columns import Columns, codes, open_columns, open_sealed, seal, write_columns
+from ..core.cached import Writer, cached
+from ..core.columns import Columns, codes
 from ..core.config import ConfigError, RunConfig, counted, reads_scores, shown, task_info
 from kdnotes.core.files import (
     cache_path,
     check_room,
     file_errors,
-    lock,
     root,
     sha256_big_file,
     sha256_text,
@@ -138,12 +137,12 @@ def read_folder(
     folder: Path,  # holds one file for each split
     rules: CorpusRules,
     columns: str | None = None,  # of `column_names`
-    into: Path | None = None,  # a folder that the rows are written to as they are read; None: no disk
+    into: Writer | None = None,  # the rows are written there as they are read; None: no disk
 ) -> dict[str, Rows]:  # checked rows by split
     "The splits in a folder."
     if files := split_files(folder, rules):
         return {
-            split: read_split(path, split, *of_split(split, rules, columns), into and into / split)
+            split: read_split(path, split, *of_split(split, rules, columns), into)
             for split, path in files.items()
         }
     raise CorpusError(
@@ -307,7 +306,7 @@ def _embedded(task: str) -> Corpus:
 
 
 def _read(
-    task: str, name: str, columns: str | None, score_on: Sequence[str] = (), into: Path | None = None
+    task: str, name: str, columns: str | None, score_on: Sequence[str] = (), into: Writer | None = None
 ) -> Corpus:
     "A corpus from its source, and what its rows have in common."
     rules = task_info(task).corpora
@@ -384,7 +383,7 @@ def load_by_rules(
     rules: CorpusRules,
     name: str,  # of `resolve_corpus`
     columns: str | None = None,
-    into: Path | None = None,  # as of `read_folder`
+    into: Writer | None = None,  # as of `read_folder`
 ) -> Corpus:
     "What `load_corpus` does once the name is resolved."
     if columns and name in ('embedded', *rules.names):
@@ -463,7 +462,7 @@ def _alike(texts_of: Callable[[dict], list[str]], rows: Rows) -> np.ndarray:  # 
     return np.fromiter(found, dtype=np.int64, count=len(rows))
 
 
-def _apart(corpus: Corpus, texts_of: Callable[[dict], list[str]], into: Path | None = None) -> Corpus:
+def _apart(corpus: Corpus, texts_of: Callable[[dict], list[str]], into: Writer | None = None) -> Corpus:
     "A corpus without those of its rows without a label whose texts a model is scored on; they are counted."
     rows = corpus.unlabelled
     if not len(rows):
@@ -477,7 +476,7 @@ def _apart(corpus: Corpus, texts_of: Callable[[dict], list[str]], into: Path | N
     splits = {split: of for split, of in corpus.splits.items() if split != UNLABELLED}
     index = np.flatnonzero(~scored_on)
     if into:
-        kept = _rewritten(rows, index, into / UNLABELLED)
+        kept = _rewritten(rows, index, into)
     else:
         kept = rows[index]
     if len(kept):  # none would be a split without rows
@@ -485,13 +484,13 @@ def _apart(corpus: Corpus, texts_of: Callable[[dict], list[str]], into: Path | N
     return replace(corpus, splits=splits, left_out=int(scored_on.sum()))
 
 
-def _rewritten(rows: Rows, index: np.ndarray, folder: Path) -> Rows:
-    "Some rows of a folder of columns, which then holds no others; none: there is no folder."
-    shutil.rmtree(folder)  # what is mapped stays as it is
-    if not len(index):
-        return rows[:0]
-    write_columns(folder, (rows[index[i : i + PART]] for i in range(0, len(index), PART)))
-    return open_columns(folder)
+def _rewritten(rows: Rows, index: np.ndarray, into: Writer) -> Rows:
+    "Some of the unlabelled rows, in place of all of them."
+    into.drop(f'{UNLABELLED}.')  # what is mapped stays as it is
+    del into.state['tables'][UNLABELLED]
+    for i in range(0, len(index), PART):
+        rows[index[i : i + PART]].write(into, UNLABELLED)
+    return Columns.stored(into.so_far(), UNLABELLED)
 
 
 def _all_left_out(corpus: Corpus, of: str) -> CorpusError:
@@ -634,34 +633,29 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
     before = _sums(files)
     rules = task_info(task).corpora
     read_as = json.dumps([task, name, columns, list(rules.columns)])
-    key = sha256_text('corpus-7', read_as, json.dumps(before, sort_keys=True))
-    folder = cache_path() / 'corpora' / f'{key[:32]}.corpus'
-    if found := open_sealed(folder):
-        return _unsealed(files, *found)
-    with lock(folder.with_suffix('.lock')):
-        if found := open_sealed(folder):
-            return _unsealed(files, *found)
+    key = sha256_text('corpus-8', read_as, json.dumps(before, sort_keys=True))
+
+    def make(writer: Writer) -> None:
+        writer.drop()  # a reader does not begin in the middle
         # columns take what the files hold at least
         check_room(folder.parent, _size_of_all(files, rules, columns), f'the columns of corpus {name}')
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
         try:
-            corpus = _read(task, name, columns, into=folder)
+            corpus = _read(task, name, columns, into=writer)
             for split, now in _sums(files).items():
                 if now != before[split]:
                     raise changed(files[split])
-            about = {of: value for of, value in vars(corpus).items() if of != 'splits'}
-            seal(folder, dict(read=before, corpus=about))
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            writer.drop()
             raise
-    return corpus
+        about = {of: value for of, value in vars(corpus).items() if of != 'splits'}
+        writer.state |= dict(read=before, corpus=about)
+
+    folder = cache_path() / 'corpora' / f'{key[:32]}.corpus'
+    found = cached(folder, make)
+    splits = {split: Columns.stored(found, split) for split in files if split in found.state['tables']}
+    return Corpus(splits=splits, **found.state['corpus'])
 
 
 def _sums(files: dict[str, Path]) -> dict[str, list[str]]:
     "Which files there are, and what is in them."
     return {split: [str(path), sha256_big_file(path)] for split, path in files.items()}
-
-
-def _unsealed(files: dict[str, Path], known: dict[str, Any], columns: dict[str, Columns]) -> Corpus:
-    return Corpus(splits={split: columns[split] for split in files if split in columns}, **known['corpus'])

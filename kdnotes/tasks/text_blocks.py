@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
-from ..core.appended import Appended, made_once
+from ..core.cached import Writer, cached
 from ..core.config import KdnotesError
 from ..core.progress import followed
 from ..core.files import check_room, sha256_texts
@@ -169,8 +169,6 @@ class TokenStream:
     pieces: np.ndarray  # (documents,) int64: tokens that are neither special nor unknown
 
 
-# name of a file -> the type of its numbers; of each document its end, its words and its pieces
-_FILES = {'tokens': np.int32, 'word_starts': np.bool_, 'documents': np.int64}
 # tokens so far; words and pieces of a document whose end is not reached
 _BEGIN = dict(total=0, words=0, pieces=0)
 
@@ -180,7 +178,7 @@ def _tokens_of(
     group: list[_Piece],
     state: dict[str, int],  # of `_BEGIN`; goes on
 ) -> dict[str, np.ndarray]:
-    "What a group of pieces adds to each file."
+    "What a group of pieces adds to each array; of each document its end, its words and its pieces."
     special = np.array(sorted(set(tokenizer.all_special_ids)))
     ids = []
     starts = []
@@ -195,12 +193,12 @@ def _tokens_of(
         if piece.last:
             ids.append(np.array([_separator(tokenizer)], dtype=np.int32))
             starts.append(np.array([True]))
-            documents += [state['total'], state['words'], state['pieces']]
+            documents.append((state['total'], state['words'], state['pieces']))
             state |= dict(words=0, pieces=0)
     return dict(
         tokens=np.concatenate(ids),
         word_starts=np.concatenate(starts),
-        documents=np.array(documents, dtype=np.int64),
+        documents=np.array(documents, dtype=np.int64).reshape(-1, 3),
     )
 
 
@@ -216,11 +214,11 @@ def token_stream(
     if cache_dir is None:
         state = dict(_BEGIN)
         groups = [_tokens_of(tokenizer, group, state) for group in _groups(documents)]
-        return _as_stream({name: np.concatenate([group[name] for group in groups]) for name in _FILES})
+        return _as_stream({name: np.concatenate([group[name] for group in groups]) for name in groups[0]})
     rules = (tokenizer_rules(tokenizer), str(token_roles(tokenizer)), UNKNOWN, str(PIECE))
-    key = sha256_texts(chain(('stream-3', *rules), documents))[:32]
+    key = sha256_texts(chain(('stream-4', *rules), documents))[:32]
     folder = Path(cache_dir) / f'{key}.stream'
-    return _as_stream(made_once(folder, _FILES, _BEGIN, lambda made: _add_parts(made, tokenizer, documents)))
+    return _as_stream(cached(folder, lambda writer: _add_parts(writer, tokenizer, documents)).arrays)
 
 
 def token_roles(
@@ -230,24 +228,25 @@ def token_roles(
     return _separator(tokenizer), tokenizer.unk_token_id, sorted(tokenizer.all_special_ids)
 
 
-def _add_parts(made: Appended, tokenizer, documents: Sequence[str]) -> None:
+def _add_parts(writer: Writer, tokenizer, documents: Sequence[str]) -> None:
     "The groups of pieces of a text, from where an earlier call was interrupted."
-    done = made.parts
+    done = writer.parts
+    writer.state = writer.state or dict(_BEGIN)
     groups = followed(_groups(documents), 'tokenising', None, 'parts')
     for number, group in enumerate(groups):
         if number < done:
             continue
-        part = _tokens_of(tokenizer, group, made.state)
+        part = _tokens_of(tokenizer, group, writer.state)
         if not number:
             characters = sum(map(len, documents))
             size = sum(array.nbytes for array in part.values()) / sum(len(piece.text) for piece in group)
             what = f'the tokens of {characters:,} characters of text'
-            check_room(made.folder.parent, 1.1 * size * characters, what)
-        made.add(part)
+            check_room(writer.folder.parent, 1.1 * size * characters, what)
+        writer.add(part)
 
 
 def _as_stream(arrays: dict[str, np.ndarray]) -> TokenStream:
-    ends, words, pieces = np.asarray(arrays['documents']).reshape(-1, 3).T
+    ends, words, pieces = arrays['documents'].T
     return TokenStream(arrays['tokens'], arrays['word_starts'], ends, words, pieces)
 
 # %% ../../nbs/tasks/09_text_blocks.ipynb #08cfd128
