@@ -92,7 +92,12 @@ class Writer:
             new = dict(dtype=array.dtype.str, shape=list(array.shape[1:]), bytes=0)
             known = self._files.setdefault(name, new)
             array = np.ascontiguousarray(array.astype(known['dtype'], casting='safe', copy=False))
-            _append(self.folder / name, array)
+            try:
+                with open(self.folder / name, 'ab') as f:
+                    f.write(array)
+            except OSError as e:
+                e.filename = e.filename or str(self.folder / name)  # a write that fails does not say where
+                raise
             known['bytes'] += array.nbytes
             self._hashes.setdefault(name, hashlib.sha256()).update(array)
         self.parts += 1
@@ -142,16 +147,6 @@ class Writer:
         files = {name: of | dict(sha256=self._hashes[name].hexdigest()) for name, of in self._files.items()}
         known = dict(folder=self.folder.name, parts=self.parts, files=files, state=self.state)
         return copy.deepcopy(known)
-
-
-def _append(path: Path, data: np.ndarray) -> None:
-    "Append to a file; an error knows the file."
-    try:
-        with open(path, 'ab') as f:
-            f.write(data)
-    except OSError as e:
-        e.filename = e.filename or str(path)
-        raise
 
 
 def _read(path: Path) -> dict[str, Any]:

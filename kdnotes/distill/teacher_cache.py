@@ -6,10 +6,11 @@
 from __future__ import annotations
 import contextlib
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
@@ -208,20 +209,6 @@ def _rows_of(
     return np.arange(lengths.sum()) + np.repeat(begins - begins_at, lengths)
 
 
-@dataclass(frozen=True)
-class _Array:
-    "How one signal lies on the disk."
-
-    shape: tuple[int, ...]  # of a row
-    storage_dtype: str
-    ragged: bool  # one row a token instead of one an example
-
-    @property
-    def dtype(self) -> np.dtype:
-        "Of the numbers on the disk."
-        return np.dtype(np.int32 if self.storage_dtype == _INT32 else _STORAGE[self.storage_dtype][1])
-
-
 class _Shard(NamedTuple):
     "A range of a split's examples, in a folder of its own."
 
@@ -246,48 +233,39 @@ class Signal:
     def __init__(
         self,
         folder: Path,
-        # of `meta.json`: key, key_parts, examples, storage_dtype, precision, bounds, ranks, and how the
-        # signals lie on the disk
-        meta: dict,
+        meta: dict,  # of `meta.json`, as `make_signal` writes it
         shards: list[Cached],  # in the order of their examples
     ):
         self.folder = folder
         self.meta = meta | dict(teacher_s=sum(shard.state['seconds'] for shard in shards))
         self._shards = [shard.arrays for shard in shards]
         self._begins = np.array(meta['bounds'][:-1])
-        self._arrays = _known_arrays(meta)
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         "The rows of the batch's examples on its device, float32 or int64; of a ragged signal end to end."
         index = np.asarray(batch.index)
         number = np.searchsorted(self._begins, index, 'right') - 1
         parts = [(shard, np.flatnonzero(number == shard)) for shard in np.unique(number).tolist()]
-        return {name: to_device(self._read(name, index, parts), batch.labels.device) for name in self._arrays}
+        names = [name for name in self._shards[0] if name != _OFFSETS]
+        return {name: to_device(self._read(name, index, parts), batch.labels.device) for name in names}
 
     def _read(self, name: str, index: np.ndarray, parts: list[tuple[int, np.ndarray]]) -> Tensor:
         "The rows of some examples; which of them are in which shard."
-        array = self._arrays[name]
+        first = self._shards[0][name]
+        ragged = name in self.meta['ragged']
         lengths = np.ones(len(index), dtype=np.int64)
-        if array.ragged:
+        if ragged:
             for shard, where in parts:
                 local = index[where] - self._begins[shard]
                 offsets = self._shards[shard][_OFFSETS]
                 lengths[where] = offsets[local + 1] - offsets[local]
         places = _offsets(lengths)
-        found = np.empty((places[-1], *array.shape), dtype=array.dtype)
+        found = np.empty((places[-1], *first.shape[1:]), dtype=first.dtype)
         for shard, where in parts:
             local = index[where] - self._begins[shard]
-            rows = _rows_of(local, self._shards[shard][_OFFSETS]) if array.ragged else local
+            rows = _rows_of(local, self._shards[shard][_OFFSETS]) if ragged else local
             found[_rows_of(where, places)] = self._shards[shard][name][rows]
-        return _decode(found, array.storage_dtype)
-
-
-def _known_arrays(meta: dict) -> dict[str, _Array]:
-    "How the signals of a `meta.json` lie on the disk."
-    return {
-        name: _Array(tuple(of['shape']), of['storage_dtype'], of['ragged'])
-        for name, of in meta['arrays'].items()
-    }
+        return _decode(found, _INT32 if found.dtype == np.int32 else self.meta['storage_dtype'])
 
 
 def open_signal(
@@ -306,24 +284,15 @@ def open_signal(
         return None
 
 # %% ../../nbs/distill/08_teacher_cache.ipynb #b409d0de
-def _arrays_of(
-    task: Task,
+def _shapes(
+    specs: dict[str, SignalSpec],
+    lengths: np.ndarray,  # (n,) tokens of some examples
     storage_dtype: str,  # of what is no integer
-) -> dict[str, _Array]:  # by signal
-    "The arrays that hold a task's signals."
-
-    def array(spec: SignalSpec) -> _Array:
-        return _Array(tuple(spec.shape), _INT32 if spec.integer else storage_dtype, spec.ragged)
-
-    return {name: array(spec) for name, spec in task.signal_spec.items()}
-
-
-def _bytes_of(arrays: dict[str, _Array], lengths: np.ndarray) -> int:
-    "What a signal takes on the disk."
+) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    "The arrays that hold the signals of these examples."
     rows = {True: int(lengths.sum()), False: len(lengths)}
-    return sum(
-        rows[array.ragged] * int(np.prod(array.shape)) * array.dtype.itemsize for array in arrays.values()
-    )
+    dtypes = {True: np.dtype(np.int32), False: np.dtype(_STORAGE[storage_dtype][1])}
+    return {name: ((rows[of.ragged], *of.shape), dtypes[of.integer]) for name, of in specs.items()}
 
 
 # tokens between two writes: so many an interruption costs at most. It knows nothing of a batch's size, which
@@ -339,7 +308,7 @@ class _Work:
     split: str
     teacher: nn.Module  # on the device
     forward_dtype: str
-    arrays: dict[str, _Array]
+    storage_dtype: str  # of what is no integer
     lengths: np.ndarray  # (n,) tokens of each example of the split
     tokens: int | None  # of a batch; None: those of `forward_tokens`
     device: str | torch.device
@@ -357,15 +326,15 @@ class _Work:
     ) -> dict[str, np.ndarray]:  # by signal
         "What the teacher says of a part, as it is stored."
         places = _offsets(self.lengths[examples])
-        rows = {True: places[-1], False: len(examples)}
-        found = {name: np.empty((rows[of.ragged], *of.shape), of.dtype) for name, of in self.arrays.items()}
+        shapes = _shapes(self.task.signal_spec, self.lengths[examples], self.storage_dtype)
+        found = {name: np.empty(*of) for name, of in shapes.items()}
         tokens = self.tokens or forward_tokens(torch.device(self.device).type)
         for index in micro_batches(examples, self.lengths, tokens):
             batch = self.task.batch(self.split, index).to(self.device)
             said = teacher_signal(self.task, self.teacher, batch, self.forward_dtype)
             local = index - examples[0]
             for name, values in said.items():
-                where = _rows_of(local, places) if self.arrays[name].ragged else local
+                where = _rows_of(local, places) if self.task.signal_spec[name].ragged else local
                 found[name][where] = self.checked(name, index, values)
             advance(len(index))
         return found
@@ -377,23 +346,24 @@ class _Work:
         values: Tensor,  # what the teacher said about them
     ) -> np.ndarray:  # what is stored
         "A signal as it is stored; numbers that cannot be are refused, with the example they belong to."
-        array = self.arrays[name]
-        owner = np.repeat(index, self.lengths[index]) if array.ragged else index  # of each row
-        if values.shape != (len(owner), *array.shape):
+        spec = self.task.signal_spec[name]
+        owner = np.repeat(index, self.lengths[index]) if spec.ragged else index  # of each row
+        if values.shape != (len(owner), *spec.shape):
             raise SignalError(
                 f'the signal {name!r} of {len(index)} examples has the shape {tuple(values.shape)}, and '
-                f'{(len(owner), *array.shape)} is what its specification says; correct the task'
+                f'{(len(owner), *spec.shape)} is what its specification says; correct the task'
             )
-        stored = _encode(values, array.storage_dtype)
-        decoded = _decode(stored, array.storage_dtype)
-        fits = decoded == values.cpu() if array.storage_dtype == _INT32 else decoded.isfinite()
+        storage_dtype = _INT32 if spec.integer else self.storage_dtype
+        stored = _encode(values, storage_dtype)
+        decoded = _decode(stored, storage_dtype)
+        fits = decoded == values.cpu() if spec.integer else decoded.isfinite()
         if not fits.all():
             first = int(fits.reshape(len(owner), -1).all(1).logical_not().nonzero()[0])
             cause = 'is not finite; train the teacher again'
-            if array.storage_dtype == _INT32:
+            if spec.integer:
                 cause = 'does not fit int32; use signal=online'
             elif values.isfinite().all():
-                cause = f'does not fit {array.storage_dtype}; use signal_dtype=fp32'
+                cause = f'does not fit {storage_dtype}; use signal_dtype=fp32'
             raise SignalError(f"the teacher's {name!r} for example {owner[first]} of {self.split!r} {cause}")
         return stored
 
@@ -406,7 +376,7 @@ class _Work:
         "The parts of a shard that are missing, and the seconds that all of them took."
         began = time.monotonic()
         before = writer.state.get('seconds', 0.0)
-        ragged = next((name for name, array in self.arrays.items() if array.ragged), None)
+        ragged = next((name for name, spec in self.task.signal_spec.items() if spec.ragged), None)
         for number, examples in enumerate(self.parts(shard)):
             if number < writer.parts:
                 advance(len(examples))
@@ -506,7 +476,7 @@ def make_signal(
     folder = Path(folder)
     key = signal_key(**key_parts)
     lengths = task.lengths(split)
-    arrays = _arrays_of(task, storage_dtype)
+    specs = task.signal_spec
     meta = dict(
         schema=SIGNAL_SCHEMA,
         key=key,
@@ -514,17 +484,19 @@ def make_signal(
         examples=len(lengths),
         storage_dtype=storage_dtype,
         precision=precision(storage_dtype, forward_dtype),
-        arrays={name: asdict(array) for name, array in arrays.items()},
+        ragged=sorted(name for name, spec in specs.items() if spec.ragged),
         bounds=_bounds(lengths, workers.ranks),
         ranks=workers.ranks,
     )
     with lock(folder.with_suffix('.lock')) if main else contextlib.nullcontext():
         if main:
-            _begin(folder, meta, _bytes_of(arrays, lengths))
+            shapes = _shapes(specs, lengths, storage_dtype).values()
+            _begin(folder, meta, sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes))
         workers.barrier()  # the shards are known
         shards = _shards(folder, key, read_signed(folder / 'meta.json')['bounds'])
         at_once = min(workers.ranks, len(shards))
-        work = _Work(task, split, teacher.to(device), forward_dtype, arrays, lengths, tokens, device, at_once)
+        teacher = teacher.to(device)
+        work = _Work(task, split, teacher, forward_dtype, storage_dtype, lengths, tokens, device, at_once)
         _make_own(work, shards[workers.rank :: workers.ranks], say)
         workers.barrier()  # all shards are written
     if (signal := open_signal(folder, key)) is None:

@@ -32,8 +32,7 @@ _OF_TEXTS = ('tokens', 'embeddings', 'corpora')
 
 
 def _size(path: Path) -> int:
-    files = [path] if path.is_file() else [p for p in path.rglob('*') if p.is_file()]
-    return sum(p.stat().st_size for p in files)
+    return sum(p.stat().st_size for p in path.rglob('*') if p.is_file())
 
 
 def _is_own_folder(path: Path) -> bool:
@@ -98,7 +97,7 @@ def leftovers() -> list[Leftover]:
     found += [Leftover("teacher's outputs", path, _size(path)) for path in _signals(waiting)]
     if not waiting:
         for kind in _OF_TEXTS:
-            paths = [path for path in sorted((cache_path() / kind).glob('*')) if path.suffix != '.lock']
+            paths = filter(_is_own_folder, sorted((cache_path() / kind).glob('*')))
             found += [Leftover(kind, path, _size(path)) for path in paths if path not in known]
     return found
 
@@ -113,9 +112,6 @@ def clean(
 def _remove(leftover: Leftover) -> bool:
     "Remove one, unless somebody has it."
     path = leftover.path
-    if path.is_file() or path.is_symlink():  # tokens of an older version
-        path.unlink(missing_ok=True)
-        return True
     if leftover.kind == 'checkpoints':
         held = lock_run(RunFolder(path.parent.parent.name, path.parent.name))
     else:

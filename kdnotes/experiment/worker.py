@@ -285,8 +285,9 @@ def _cached_signal(rank: Rank, task, teacher):
     # each machine computes its own, unless they share the folder
     here = (socket.gethostname(), str(folder))
     sharing = [rank for rank, place in enumerate(runtime.gather(here)) if place == here]
-    if not all(runtime.gather(te.open_signal(folder, key) is not None)):
-        te.make_signal(
+    signal = te.open_signal(folder, key)
+    if not all(runtime.gather(signal is not None)):
+        signal = te.make_signal(
             task,
             teacher,
             folder,
@@ -295,10 +296,6 @@ def _cached_signal(rank: Rank, task, teacher):
             workers=te.Workers(sharing.index(runtime.rank), len(sharing), runtime.barrier),
             say=lambda text: print(text, flush=True),  # into the run's log
         )
-    runtime.barrier()
-    signal = te.open_signal(folder, key)
-    if signal is None:
-        raise RunError(f'{folder} was changed while it was read; start the run again')
     return signal
 
 # %% ../../nbs/experiment/07_worker.ipynb #8a9d068e
