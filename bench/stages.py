@@ -139,7 +139,7 @@ def _encoded(stages: Stages, config: RunConfig, folder: Path) -> tuple[Task, Any
         corpus = corpus_of(config)
         rows = reading['rows'] = sum(map(len, corpus.splits.values()))
     with stages.measure('fingerprint', rows):
-        task_info(config.task).corpora.fingerprint(corpus.splits)
+        task_info(config.task).corpora.schema.fingerprint(corpus.splits)
     with stages.measure('task', rows):
         task = make_task(config, corpus)
     tokenizer = load_tokenizer(config.teacher)

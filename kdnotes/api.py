@@ -32,7 +32,7 @@ from kdnotes.tasks.own_tables import (
     unlabelled_file,
     write_corpus,
 )
-from .tasks.rules import score_columns
+from .tasks.schema import score_columns
 from .tasks.sources import CorpusError, load_corpus
 from .telemetry.summary import is_busy
 
@@ -111,8 +111,8 @@ def load_data(
     unlabelled: Any = None,
 ) -> Data:
     "Texts as a corpus, read and checked once; a `CorpusError` or `ConfigError` says what is wrong."
-    rules = task_info(task).corpora
-    columns, scores = named_columns(columns, rules), score_columns(columns)
+    schema = task_info(task).corpora.schema
+    columns, scores = named_columns(columns, schema), score_columns(columns)
     more = None if unlabelled is None else unlabelled_file(unlabelled, task, columns, scores)
     if isinstance(source, (str, Path)):
         file = Path(os.path.expanduser(source))

@@ -19,7 +19,7 @@ from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import MINILM
 from kdnotes.experiment import launch, worker
 from kdnotes.experiment.plan import Plan, plan
-from kdnotes.tasks.candidates import TSV_COLUMNS
+from kdnotes.tasks.candidates import SCHEMA
 
 ON = Machine('cpu', 2)
 LENGTHS = dict(answer_selection=64, text_classification=32, masked_lm=32, extractive_qa=96, sentence_pairs=64)
@@ -46,7 +46,7 @@ def write_corpus(folder: Path) -> Path:
 
     folder.mkdir(parents=True)
     for split, questions in dict(train=16, dev=2, test=2).items():
-        rows = ['\t'.join(TSV_COLUMNS.values())]
+        rows = ['\t'.join(SCHEMA.names.values())]
         for q in range(questions):
             question = text(rng.integers(3, 8))
             rows += [

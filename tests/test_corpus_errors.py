@@ -15,12 +15,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kdnotes.tasks.candidates import CORPORA
+from kdnotes.tasks.candidates import CORPORA, SCHEMA
 from kdnotes.core.config import KdnotesError
-from kdnotes.tasks.candidates import HUB_COLUMNS, TSV_COLUMNS
 from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus, local_copy, read_split, resolve_corpus
 
-HEADER = '\t'.join(TSV_COLUMNS.values())
+HEADER = '\t'.join(SCHEMA.names.values())
 TASK = 'answer_selection'
 GOOD = [
     'Q1\tWhat is salt?\tD1\tSalt\tD1-0\tSalt is "sodium chloride".\t1',
@@ -144,7 +143,7 @@ def test_a_csv_file_with_tabs_is_said_to_be_a_tsv(tmp_path):
 def test_csv_lines_end_as_they_like(tmp_path, end):
     rows = [line.replace('"', '').split('\t') for line in [HEADER, *GOOD]]
     (tmp_path / 'train.csv').write_bytes(end.join(map(','.join, rows)).encode())
-    read = read_split(tmp_path / 'train.csv', 'train', CORPORA)
+    read = read_split(tmp_path / 'train.csv', 'train', SCHEMA)
     assert [r['sentence'] for r in read] == [row[5] for row in rows[1:]]
 
 
@@ -162,7 +161,7 @@ def test_quotes_that_would_join_rows_of_a_csv_file_are_refused_with_the_row(tmp_
     (tmp_path / 'train.csv').write_text(
         '\n'.join(['question,sentence,label', *(f'why,{row}' for row in QUOTES[kind])]) + '\n'
     )
-    sentence = refused(lambda: read_split(tmp_path / 'train.csv', 'train', CORPORA))
+    sentence = refused(lambda: read_split(tmp_path / 'train.csv', 'train', SCHEMA))
     assert sentence.startswith(f'{tmp_path}/train.csv, row 2: ')
 
 
@@ -210,7 +209,7 @@ def test_a_long_cell_or_name_is_not_repeated_in_full(tmp_path, case):
     (tmp_path / 'train.jsonl').write_text(f'{{"{LONG}": 1, "{LONG}": 2}}')
     path = tmp_path / ('train.jsonl' if case == 'a member twice' else 'train.tsv')
     columns = f'sentence={LONG}' if case == 'a name of a column' else None
-    sentence = refused(lambda: read_split(path, 'train', CORPORA, columns))
+    sentence = refused(lambda: read_split(path, 'train', SCHEMA, columns))
     assert 'xxx' in sentence and len(sentence) < 1000
 
 
@@ -260,7 +259,7 @@ def test_what_may_never_end_is_not_opened(tmp_path, kind, end):
         path.symlink_to('/dev/null')
     else:
         path.mkdir()
-    sentence = refused(lambda: read_split(path, 'test', CORPORA))
+    sentence = refused(lambda: read_split(path, 'test', SCHEMA))
     assert sentence.startswith(f'{path} is no ordinary file')
 
 
@@ -299,7 +298,7 @@ NO_ROWS = {
 def test_a_line_that_is_no_row_is_refused_with_its_number(tmp_path, line):
     path = tmp_path / 'train.jsonl'
     path.write_text(f'{{"text": "a", "label": "n"}}\n\n{line}\n')
-    sentence = refused(lambda: read_split(path, 'train', CORPORA))
+    sentence = refused(lambda: read_split(path, 'train', SCHEMA))
     assert sentence.startswith(f'{path}, line 3: {NO_ROWS[line]}')
 
 
@@ -308,16 +307,16 @@ def test_a_file_without_a_row_is_refused(tmp_path, end):
     path = tmp_path / f'train.{end}'
     path.write_text('\n \n')
     if end == 'parquet':
-        pd.DataFrame({name: [] for name in TSV_COLUMNS.values()}).to_parquet(path)
+        pd.DataFrame({name: [] for name in SCHEMA.names.values()}).to_parquet(path)
     told = 'is empty' if end == 'jsonl' else 'there is no row'
-    assert told in refused(lambda: read_split(path, 'train', CORPORA))
+    assert told in refused(lambda: read_split(path, 'train', SCHEMA))
 
 
 def test_half_a_character_is_refused(tmp_path, monkeypatch):
     "JSON can write the half of a pair; no file, and no hash, can hold it."
-    row = dict(zip(TSV_COLUMNS.values(), GOOD[0].split('\t'))) | dict(Sentence='Salt \ud800.')
+    row = dict(zip(SCHEMA.names.values(), GOOD[0].split('\t'))) | dict(Sentence='Salt \ud800.')
     (tmp_path / 'train.jsonl').write_text(json.dumps(row))
-    sentence = refused(lambda: read_split(tmp_path / 'train.jsonl', 'train', CORPORA))
+    sentence = refused(lambda: read_split(tmp_path / 'train.jsonl', 'train', SCHEMA))
     assert "train.jsonl, line 1: Sentence holds '\\ud800', which is half a character" in sentence
 
     context = 'Salt is white. Sugar \ud800 is too.'
@@ -392,7 +391,7 @@ def hub(monkeypatch, offline):
 
 
 def columns(rows):
-    return {name: [row[key] for row in rows] for key, name in HUB_COLUMNS.items()}
+    return {name: [row[key] for row in rows] for key, name in SCHEMA.hub_names.items()}
 
 
 def test_the_hub_and_a_folder_with_the_same_content_have_one_hash(hub, tmp_path):
@@ -414,7 +413,7 @@ def test_the_hub_and_a_folder_with_the_same_content_have_one_hash(hub, tmp_path)
 
 
 def test_what_the_hub_delivers_is_checked(hub, tmp_path):
-    rows = read_split(write(tmp_path / 'folder') / 'WikiQA-train.tsv', 'train', CORPORA)
+    rows = read_split(write(tmp_path / 'folder') / 'WikiQA-train.tsv', 'train', SCHEMA)
     hub.update({s: columns(rows) for s in ('train', 'validation', 'test')})
     hub['test']['label'][3] = -1
     assert "someone/salt, split 'test', row 3: label is '-1'" in refused(

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, event, example, given, settings, strategies 
 from kdnotes.stats import evidence
 from kdnotes.results import overview
 from kdnotes.report import report
-from kdnotes.tasks.candidates import CORPORA
+from kdnotes.tasks import candidates
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.train.checkpoint import (
     CheckpointError,
@@ -33,7 +33,6 @@ from kdnotes.core.config import ConfigError, KdnotesError, parameters
 from kdnotes.core.parse import make_config
 from kdnotes.tasks.text_classification import TextClassification, TextRegression
 from kdnotes.core.resolve import Machine, resolve, run_id
-from kdnotes.tasks.candidates import TSV_COLUMNS
 from kdnotes.tasks.labelled_texts import check_labels
 from kdnotes.tasks.sources import SPLITS, Corpus, CorpusError, load_corpus, read_split, resolve_corpus
 from kdnotes.tasks.batching import encode_pairs
@@ -229,7 +228,7 @@ def json_files(draw, value) -> bytes:
 # ---- texts ----
 
 WORDS = st.text(st.sampled_from('abcdefgh\u00e9\u2028 "\'-'), min_size=1, max_size=12)
-HEADER = '\t'.join(TSV_COLUMNS.values())
+HEADER = '\t'.join(candidates.SCHEMA.names.values())
 
 
 @st.composite
@@ -268,7 +267,7 @@ def parsed(data: bytes) -> list[dict[str, str]]:
     header, *lines = [
         line.removesuffix('\r').split('\t') for line in data.decode().removeprefix('\ufeff').split('\n')
     ]
-    there = {key: header.index(name) for key, name in TSV_COLUMNS.items() if name in header}
+    there = {key: header.index(name) for key, name in candidates.SCHEMA.names.items() if name in header}
     return [{key: line[i] for key, i in there.items()} for line in lines if line != ['']]
 
 
@@ -277,7 +276,7 @@ def parsed(data: bytes) -> list[dict[str, str]]:
 def test_a_corpus_file(home, data, split):
     path = home / 'corpus.tsv'
     path.write_bytes(data)
-    rows = ours(lambda: read_split(path, split, CORPORA), CorpusError)
+    rows = ours(lambda: read_split(path, split, candidates.SCHEMA), CorpusError)
     if rows is REFUSED:
         return
     said = parsed(data)

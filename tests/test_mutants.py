@@ -488,9 +488,9 @@ MUTANTS = [
     ),
     Mutant(
         'ids that occur twice in different parts',
-        'tasks.rules',
-        'yield twin, twin != np.arange(len(rows))',
-        'yield twin, twin < 0',
+        'tasks.schema',
+        'yield schema.unique, twin, twin != np.arange(len(rows)),',
+        'yield schema.unique, twin, twin < 0,',
         'test_large_corpora.py::test_what_is_wrong_is_refused_in_the_same_words_in_parts',
     ),
     Mutant(
@@ -523,9 +523,9 @@ MUTANTS = [
     ),
     Mutant(
         'ids that begin anew with each part',
-        'tasks.rules',
-        'rules.complete(rows, missing, {} if state is None else state)',
-        'rules.complete(rows, missing, {})',
+        'tasks.labelled_texts',
+        'before = numbers.stop',
+        'before = 0',
         'test_large_corpora.py::test_parts_of_a_table_are_the_whole_of_it',
     ),
 ]

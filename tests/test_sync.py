@@ -168,9 +168,9 @@ def test_whoever_reads_promises_alone_finds_where_a_missing_column_is_refused_an
         name_of(path) for path in LIBRARY if 'rename the column that holds it' in '\n'.join(exported(path))
     ]
     promising = [name for name, said in named.items() if 'refusal of a missing column' in said]
-    assert refusing == promising == ['tasks.rules']
+    assert refusing == promising == ['tasks.schema']
     elsewhere = {
-        'tasks.rules': ('core.columns', 'core.tables'),
+        'tasks.schema': ('core.columns', 'core.tables'),
         'core.tables': ('report.tables',),
         'report.page': ('report.report',),
         'report.report': ('report.page',),

@@ -19,7 +19,7 @@ from kdnotes.experiment.display import example_of
 from kdnotes.experiment.study import run_study
 from kdnotes.results.runs import read_csv
 from kdnotes.tasks.sources import CorpusError, load_corpus, read_split
-from kdnotes.tasks.labelled_texts import CORPORA, class_names
+from kdnotes.tasks.labelled_texts import SCHEMA, class_names
 from kdnotes.tasks.embedded import embedded_text_classification
 from notebooks import papermill
 from small_runs import write_encoder
@@ -327,7 +327,7 @@ def read_cells(folder: Path, texts: list[str], labels: list[str]) -> list[tuple[
     "Texts and labels of a training split, of which the cells are written as given."
     lines = [f'{{"text": {text}, "label": {label}}}\n' for text, label in zip(texts, labels)]
     (folder / 'train.jsonl').write_text(''.join(lines), encoding='utf-8')
-    rows = read_split(folder / 'train.jsonl', 'train', CORPORA)
+    rows = read_split(folder / 'train.jsonl', 'train', SCHEMA)
     return [(row['text'], row['label']) for row in rows]
 
 

@@ -9,7 +9,7 @@ from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
-from kdnotes.tasks.candidates import SQUAD_FILES, TSV_COLUMNS
+from kdnotes.tasks.candidates import SCHEMA, SQUAD_FILES
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.results.runs import RunFolder
@@ -27,9 +27,9 @@ def corpus(tmp_path, monkeypatch):
     folder.mkdir()
     for split, rows in load_corpus('answer_selection', 'embedded').splits.items():
         lines = [
-            '\t'.join(TSV_COLUMNS.values()),
+            '\t'.join(SCHEMA.names.values()),
             *(
-                '\t'.join(str(r[k]) for k in TSV_COLUMNS)
+                '\t'.join(str(r[k]) for k in SCHEMA.names)
                 for r in rows
                 if r['question_id'] != rows[0]['question_id']  # another corpus than the embedded one
             ),

@@ -58,13 +58,13 @@ def test_the_hubs_copy_is_the_published_corpus(corpus, monkeypatch):
     "It lacks the ids of sentences and documents, and gets those back."
     tables = {
         dict(dev='validation').get(split, split): {
-            name: [r[key] for r in rows] for key, name in CORPORA.hub_columns.items()
+            name: [r[key] for r in rows] for key, name in CORPORA.schema.hub_names.items()
         }
         for split, rows in corpus.splits.items()
     }
     monkeypatch.setattr(sources, 'fetch_hub', lambda hub_id: tables)
     monkeypatch.setattr(sources, 'local_copy', lambda name, rules: None)
-    for name in ('wikiqa', CORPORA.hub_id):
+    for name in ('wikiqa', CORPORA.hub_source('wikiqa')):
         of_hub = load_by_rules(CORPORA, name)
         assert (of_hub.name, of_hub.kind, of_hub.sha256) == ('wikiqa', 'hub', WIKIQA_SHA256)
 

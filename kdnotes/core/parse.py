@@ -261,7 +261,7 @@ def _check_scores(config: RunConfig) -> None:
         raise ConfigError(
             f"teacher_mode='scores' has nothing to give to {mode}, which learns from no teacher"
         )
-    if not task_info(config.task).corpora.scored:
+    if not task_info(config.task).corpora.schema.scored:
         raise ConfigError(
             f"teacher_mode='scores' reads numbers of each row, and task={config.task!r} learns from a "
             "teacher's logits of each token; use teacher_mode='given'"
@@ -305,7 +305,7 @@ def _check_teachers(config: RunConfig) -> None:
             f"{given} are several, and a student can start from the layers of one; use "
             "student_init='teacher_pretrained', or 'hub'"
         )
-    if not task_info(config.task).corpora.scored:
+    if not task_info(config.task).corpora.schema.scored:
         raise ConfigError(
             f"{given} are averaged in their logits of each row, and task={config.task!r} learns from logits "
             'of each token; give one teacher'

@@ -18,7 +18,7 @@ from ..core.config import ConfigError, RunConfig, counted, shown, task_info
 from ..core.parse import check_weights
 from ..tasks.base import Task
 from ..tasks.batching import Batch, to_device
-from ..tasks.rules import score_columns, score_key
+from ..tasks.schema import score_columns, score_key
 from ..tasks.sources import UNLABELLED, Corpus, CorpusError, place_of
 
 # %% auto #0

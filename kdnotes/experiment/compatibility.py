@@ -25,7 +25,7 @@ from ..core.resolve import training_settings
 from ..distill.weights import stated_depth
 from ..results.store import find_run_model
 from ..tasks.base import SEQUENCE_HEAD
-from ..tasks.rules import score_columns
+from ..tasks.schema import score_columns
 from ..tasks.sources import Corpus
 
 # %% auto #0

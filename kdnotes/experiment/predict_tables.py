@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from kdnotes.core.tables import (
     FORMATS,
     CorpusError,
     Table,
+    as_text,
     check_regular,
     check_rows_fit,
     read_table,
@@ -32,45 +33,36 @@ from .predict import PredictError, answers_of, load_reader, tasks_of
 from .score import Source, find_source
 from ..tasks.asked import AskError
 from ..tasks.base import TaskInfo
-from ..tasks.rules import CorpusRules, check_layout, checked_rows, column_names, needed_columns
+from kdnotes.tasks.schema import (
+    Rows,
+    Schema,
+    check_layout,
+    checked_parts,
+    column_names,
+    needed_columns,
+)
 
 # %% auto #0
 __all__ = ['checked_texts', 'questions_of', 'predict_table', 'check_out', 'read_file', 'as_file', 'FilePrediction',
            'predict_file']
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #e4ec1d13
-def _own_rules(
+def _own_schema(
     info: TaskInfo,
-) -> CorpusRules:
+) -> Schema:
     "What a row needs that is asked about: the texts that a model of the task takes, and no label."
     use = info.use
-    keys = {use.keys[name] for name in use.takes}
+    needed = {use.keys[name] for name in use.takes}
     optional = {use.keys[name] for name in use.may_take}
     if _candidates(info):
         optional.add(info.rows_of[1])
-
-    def check_rows(rows: list[dict], place: Any, names: Mapping[str, str]) -> None:
-        for key in optional:  # a column without a text might as well not be there
-            if not any(row.get(key, '').strip() for row in rows):
-                for row in rows:
-                    row.pop(key, None)
-        for i, row in enumerate(rows):
-            for key, text in row.items():
-                if not text.strip():
-                    raise CorpusError(
-                        f'{place(i)}: {names.get(key) or key} is empty; fill it in or remove the row'
-                    )
-
-    return replace(
-        info.corpora,
-        columns={key: name for key, name in info.corpora.columns.items() if key in keys | optional},
-        optional=frozenset(optional),
-        complete=lambda rows, missing, *state: None,
-        check_rows=check_rows,
-        instead={},
-        named=frozenset(),
-        scored=False,
-    )
+    schema = info.corpora.schema
+    columns = {
+        key: replace(column, optional=key in optional, blank=False, instead='')
+        for key, column in schema.columns.items()
+        if key in needed | optional
+    }
+    return Schema(columns, content=(), longest=schema.longest)
 
 
 def _candidates(info: TaskInfo) -> bool:
@@ -84,33 +76,42 @@ def checked_texts(
     # key of the task -> column, or 'key=column,key=column'; None: the usual names
     columns: Mapping[str, str] | str | None = None,
     known: Mapping[str, str] | None = None,  # what the columns were called where the model was trained
-) -> list[dict[str, str]]:  # key -> text, a row each
+) -> Rows:
     "The texts of a table, each of them checked."
-    rules = _own_rules(info)
-    usual = column_names(columns, rules.columns)
-    named = {key for key, name in usual.items() if name != rules.columns[key]}
+    schema = _own_schema(info)
+    usual = column_names(columns, schema.names)
+    named = {key for key, name in usual.items() if name != schema.names[key]}
     if columns is None:
         usual |= {key: of for key, of in (known or {}).items() if key in usual and of in table.names}
-    names, missing = check_layout(table, rules, usual, named)
+    names, missing = check_layout(table, schema, usual, named)
     if not len(table.numbers):
         raise CorpusError(f'{table.where} has no row; give one at least')
-    return checked_rows(table, rules, names, missing)
+    there = {key: name for key, name in names.items() if key not in missing and schema.columns[key].optional}
+    # a column without a text might as well not be there
+    texts = {
+        key: {of and of.strip() for of in map(as_text, table.cells[name])} for key, name in there.items()
+    }
+    missing |= {key for key, of in texts.items() if of <= {''}}
+    [rows] = checked_parts([table], schema, names, missing)
+    return rows
 
 
 def questions_of(
-    rows: Sequence[Mapping[str, str]],  # of `checked_texts`
+    rows: Rows,  # of `checked_texts`
     info: TaskInfo,
 ) -> tuple[list[dict[str, Any]], list[list[int]]]:  # what is asked; which rows each of it is about
     "What is asked of a model: a row each, or all candidates of a question."
     keys = info.use.keys
     if not _candidates(info):
-        asked = [{name: row[key] for name, key in keys.items() if key in row} for row in rows]
-        return asked, [[i] for i in range(len(rows))]
+        there = {name: rows[key] for name, key in keys.items() if key in rows.columns}
+        return [dict(zip(there, texts)) for texts in zip(*there.values())], [[i] for i in range(len(rows))]
     groups: dict[tuple[str | None, str], list[int]] = {}
-    for i, row in enumerate(rows):
-        groups.setdefault((row.get(info.rows_of[1]), row[keys['question']]), []).append(i)
+    names = rows.columns.get(info.rows_of[1], [None] * len(rows))
+    for i, of in enumerate(zip(names, rows[keys['question']])):
+        groups.setdefault(of, []).append(i)
+    candidates = rows[keys['candidates']].tolist()
     asked = [
-        dict(question=question, candidates=[rows[i][keys['candidates']] for i in index])
+        dict(question=question, candidates=[candidates[i] for i in index])
         for (_, question), index in groups.items()
     ]
     return asked, list(groups.values())
@@ -141,11 +142,11 @@ def _task(source: Source, table: Table, columns: Mapping[str, str] | str | None)
     if len(possible) == 1:
         return possible[0]
     for info in possible:
-        rules = _own_rules(info)
+        schema = _own_schema(info)
         with contextlib.suppress(ConfigError):  # the map names another task's keys
-            names = column_names(columns, rules.columns)
+            names = column_names(columns, schema.names)
             mapped = [key for key, name in names.items() if name in table.names]
-            if not needed_columns(rules, [*table.names, *mapped]):
+            if not needed_columns(schema, [*table.names, *mapped]):
                 return info
     keys = '; or '.join(
         f'{" and ".join(info.use.keys[name] for name in info.use.takes)} for {info.name}' for info in possible
@@ -162,7 +163,8 @@ def _trained_columns(source: Source, info: TaskInfo) -> dict[str, str]:
     if source.record is None or not config.is_file():
         return {}
     columns = read_json(config)['config'].get('columns')
-    return column_names(columns, info.corpora.columns, info.corpora.scored) if columns else {}
+    schema = info.corpora.schema
+    return column_names(columns, schema.names, schema.scored) if columns else {}
 
 
 def _answered(

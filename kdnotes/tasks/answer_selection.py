@@ -146,7 +146,7 @@ class AnswerSelection(Task):
         self.rows = _choose_rows(corpus.splits, self.settings.train_questions, self.smoke)
         # what words are counted in, whichever questions are trained on
         self.every_row = corpus.splits['train']
-        self.in_order = corpus.name in CORPORA.in_order
+        self.in_order = getattr(CORPORA.published.get(corpus.name), 'in_order', False)
         self.questions = {
             split: as_questions(rows, ranked=split != 'train') for split, rows in self.rows.items()
         }

@@ -469,7 +469,7 @@ class TaskInfo:
     name: str
     settings: type  # a `config.TaskSettings`: the fields of a configuration that only this task reads
     make: Callable[..., Task]  # (corpus, resolved config) -> the task, not yet encoded
-    corpora: Any  # a `tasks.sources.CorpusRules`: where its texts come from, and what is refused
+    corpora: Any  # a `tasks.sources.Corpora`: where its texts come from, and what is refused
     # (corpus, network) -> the setting of a run that gives none, of `setting`; '*' is every corpus, or
     # network, without a row of its own; corpus 'a -> b' is b after transfer from a
     defaults: dict[tuple[str, str], dict[str, Any]]

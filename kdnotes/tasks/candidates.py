@@ -4,186 +4,130 @@
 
 # %% ../../nbs/tasks/17_candidates.ipynb #99c9a19c
 from __future__ import annotations
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 import numpy as np
-from ..core.config import shown
-from .rules import MadeCorpus, UnlabelledRule
-from .sources import SPLITS, CorpusError, CorpusRules, Rows
-from ..core.columns import codes, ranks
+from .schema import Cells, Column, NoLabel, Schema
+from .sources import SPLITS, Corpora, Published, Rows, Splits
+from ..core.columns import codes
 from .embedded import embedded_answer_selection
 from .squad import answer_sentences, from_hub, read_squad
 
 # %% auto #0
-__all__ = ['TSV_COLUMNS', 'HUB_COLUMNS', 'WIKIQA_SHA256', 'SQUAD_FILES', 'CORPORA', 'make_up_ids', 'check_rows', 'check_split',
-           'content']
+__all__ = ['SCHEMA', 'WIKIQA_SHA256', 'SQUAD_FILES', 'CORPORA', 'complete', 'unusable']
 
 # %% ../../nbs/tasks/17_candidates.ipynb #4bb50e87
-TSV_COLUMNS = dict(
-    question_id='QuestionID',
-    question='Question',
-    document_id='DocumentID',
-    document_title='DocumentTitle',
-    sentence_id='SentenceID',
-    sentence='Sentence',
-    label='Label',
-)
-HUB_COLUMNS = dict(
-    question_id='question_id',
-    question='question',
-    document_title='document_title',
-    sentence='answer',
-    label='label',
-)
-
-
-def make_up_ids(
-    rows: list[dict],  # changed in place
+def complete(
+    parts: Iterator[Cells],
     missing: set[str],  # keys that the source has no column for
-    state: dict | None = None,  # of a source that comes in parts: what they have had so far
     published: bool = False,  # is it WikiQA without its ids? Then they are made as they were
-) -> None:
+) -> Iterator[Cells]:  # the same parts
     """Ids from the order of the rows for questions and documents, which are told apart by text and title;
     for sentences from what a row says, so that ties do not depend on the order.
     """
-    state = {} if state is None else state
-    questions = state.setdefault('questions', {})
-    documents = state.setdefault('documents', {})
-    sizes = state.setdefault('sizes', {})
-    for row in rows:
+    questions: dict[str, int] = {}
+    documents: dict[str, int] = {}
+    sizes: dict[str, int] = {}  # of each question so far
+    for cells in parts:
         if 'question_id' in missing:
-            row['question_id'] = f"Q{questions.setdefault(row['question'], len(questions))}"
+            texts = cells['question']
+            cells['question_id'] = [f'Q{questions.setdefault(text, len(questions))}' for text in texts]
         if 'document_id' in missing:
-            document = row['question_id'] if 'document_title' in missing else row['document_title']
-            row['document_id'] = f'D{documents.setdefault(document, len(documents))}'
+            names = cells['question_id' if 'document_title' in missing else 'document_title']
+            cells['document_id'] = [f'D{documents.setdefault(name, len(documents))}' for name in names]
         if 'document_title' in missing:
-            row['document_title'] = ''
-        place = sizes[row['question_id']] = sizes.get(row['question_id'], -1) + 1
+            cells['document_title'] = [''] * len(cells['question'])
         if 'sentence_id' in missing:
-            name = row['document_id'] if published else _name_of(row)
+            said = zip(*(cells[key] for key in ('question', 'document_title', 'sentence', 'label')))
+            names = cells['document_id'] if published else map(_name_of, said)
             # the place tells equal rows apart, whose order does not matter
-            row['sentence_id'] = f'{name}-{place}'
+            places = (_next(sizes, question) for question in cells['question_id'])
+            cells['sentence_id'] = [f'{name}-{place}' for name, place in zip(names, places)]
+        yield cells
 
 
-def _name_of(row: dict) -> str:  # 16 hex digits
+def _next(sizes: dict[str, int], name: str) -> int:
+    "How many rows have had a name before."
+    sizes[name] = sizes.get(name, -1) + 1
+    return sizes[name]
+
+
+def _name_of(row: tuple[str, ...]) -> str:  # 16 hex digits
     "What a row says, as an id that tells nothing of it."
-    said = '\0'.join((row['question'], row['document_title'], row['sentence'], str(row['label'])))
     # half a character is refused later, with the row it is in
-    return sha256(said.encode('utf-8', 'surrogatepass')).hexdigest()[:16]
-
-# %% ../../nbs/tasks/17_candidates.ipynb #e6472cf7
-def check_rows(
-    rows: list[dict],  # keys of `TSV_COLUMNS`; all texts, label a text or an int, which becomes an int
-    place: Callable[[int], str],  # says where row i is
-    names: dict[str, str] = TSV_COLUMNS,  # what the source calls a key
-) -> None:
-    "Refuse the first row that is wrong."
-    texts = {}
-    seen = set()
-    for i, row in enumerate(rows):
-        question = row['question_id']
-        sentence = row['sentence_id']
-        for key in ('question_id', 'question', 'document_id', 'sentence_id'):
-            if not row[key].strip():
-                raise CorpusError(
-                    f'{place(i)}: {names.get(key) or key} is empty; fill it in or remove the row'
-                )
-        if not row['sentence'].strip():
-            raise CorpusError(
-                f"{place(i)}: question {shown(question)} is without a candidate ({names['sentence']} "
-                "is empty); fill it in or remove the row"
-            )
-        if row['label'] in ('-1', -1):
-            raise CorpusError(
-                f"{place(i)}: {names['label']} is {shown(row['label'])}, which says that nobody has labelled "
-                "this row; remove such rows, for example with table[table['label'] != -1]"
-            )
-        if row['label'] not in ('0', '1', 0, 1):
-            raise CorpusError(
-                f"{place(i)}: {names['label']} is {shown(row['label'])} and must be 0 or 1; correct it (a "
-                "tab inside a text shifts the columns)"
-            )
-        if (question, sentence) in seen:
-            raise CorpusError(
-                f'{place(i)}: sentence {shown(sentence)} occurs twice in question {shown(question)}; '
-                'give each candidate of a question its own id'
-            )
-        if texts.setdefault(question, row['question']) != row['question']:
-            raise CorpusError(
-                f'{place(i)}: question {shown(question)} has another text than in its first row; give '
-                'each question its own id'
-            )
-        seen.add((question, sentence))
-        row['label'] = int(row['label'])
+    return sha256('\0'.join(row).encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
 # %% ../../nbs/tasks/17_candidates.ipynb #3e73415a
-def check_split(
+def unusable(
     split: str,  # 'train' | 'dev' | 'test'
-    rows: Rows,  # checked by `check_rows`
-    where: str,  # the file or the hub's split
-) -> None:
-    "Refuse a split that cannot be trained or scored on."
+    rows: Rows,
+) -> str:  # '': it can be used
+    "Why a split cannot be trained or scored on."
     of, ids = codes(rows['question_id'])
     right = np.bincount(of, rows['label'], len(ids))
     if not right.any():
-        raise CorpusError(
-            f'{where}: no row has label 1, so there is nothing to learn or to find; check the label column'
-        )
+        return 'no row has label 1, so there is nothing to learn or to find; check the label column'
     if split != 'train' and not ((right > 0) & (right < np.bincount(of))).any():
-        raise CorpusError(
-            f'{where}: no question has both a right and a wrong candidate, so no ranking can be scored; add '
-            'candidates'
+        return (
+            'no question has both a right and a wrong candidate, so no ranking can be scored; add candidates'
         )
+    return ''
 
-# %% ../../nbs/tasks/17_candidates.ipynb #be49bc8c
-def content(
-    rows: Rows,  # checked
-) -> Iterator[tuple[str, ...]]:  # of each row
-    "All that can change a number."
-    documents, _ = codes(rows['document_id'])
-    texts = (rows[key] for key in ('question_id', 'question', 'document_title', 'sentence'))
-    numbers = (rows['label'], documents, ranks(rows['question_id'], rows['sentence_id']))
-    yield from zip(*texts, *(map(str, of) for of in numbers))
+
+SCHEMA = Schema(
+    columns=dict(
+        question_id=Column('QuestionID', 'id', hub='question_id', optional=True),
+        question=Column('Question', hub='question'),
+        document_id=Column('DocumentID', 'group', optional=True),
+        document_title=Column('DocumentTitle', hub='document_title', optional=True, blank=True),
+        sentence_id=Column('SentenceID', 'id', optional=True),
+        sentence=Column('Sentence', hub='answer'),
+        label=Column('Label', 'binary', hub='label'),
+    ),
+    content=(
+        *('question_id', 'question', 'document_title', 'sentence', 'label', 'document_id'),
+        ('question_id', 'sentence_id'),
+    ),
+    complete=complete,
+    unusable=unusable,
+    unique=('question_id', 'sentence_id'),
+    common=(('question_id', 'question'),),
+    no_label=NoLabel(value=-1),
+    scored=True,
+)
 
 # %% ../../nbs/tasks/17_candidates.ipynb #cf6f7b70
 WIKIQA_SHA256 = '9e177521d2606ba5ca6c8fc68f4db1c1de2f4aae66e8858023513be024de0d57'  # WikiQA 1.0
 SQUAD_FILES = ('train-v1.1.json', 'train-v1.1.json.gz')
 
 
-def _squad_folder(folder: Path) -> dict[str, list[dict]]:
+def _squad_folder(folder: Path) -> Splits:
     "Those of a local copy."
     path = next(folder / name for name in SQUAD_FILES if (folder / name).exists())
     return answer_sentences(read_squad(path))
 
 
-CORPORA = CorpusRules(
-    columns=TSV_COLUMNS,
-    hub_columns=HUB_COLUMNS,
-    scored=True,
-    unique=('question_id', 'sentence_id'),
-    common=(('question_id', 'question'),),
-    optional=frozenset({'question_id', 'document_id', 'document_title', 'sentence_id'}),
-    no_label=UnlabelledRule(value=-1),
-    complete=make_up_ids,
-    complete_published=partial(make_up_ids, published=True),
-    check_rows=check_rows,
-    check_split=check_split,
-    content=content,
-    embedded=embedded_answer_selection,
-    published='wikiqa',
-    hub_id='microsoft/wiki_qa',
-    published_files=tuple(f'WikiQA-{split}.tsv' for split in SPLITS),
-    made={
-        'squad1': MadeCorpus(
+CORPORA = Corpora(
+    SCHEMA,
+    embedded_answer_selection,
+    published=dict(
+        wikiqa=Published(
+            'microsoft/wiki_qa',
+            tuple(f'WikiQA-{split}.tsv' for split in SPLITS),
+            complete=partial(complete, published=True),
+            sha256=WIKIQA_SHA256,
+            licence='Microsoft Research Data License Agreement',
+            in_order=True,
+        ),
+        squad1=Published(
             'rajpurkar/squad',
             SQUAD_FILES,
             _squad_folder,
             lambda data: answer_sentences(from_hub(data['train'])),
-        )
-    },
-    known={WIKIQA_SHA256: 'wikiqa'},
-    in_order=frozenset({'wikiqa', 'squad1'}),
-    licences=dict(wikiqa='Microsoft Research Data License Agreement', squad1='CC BY-SA 4.0'),
+            licence='CC BY-SA 4.0',
+            in_order=True,
+        ),
+    ),
 )

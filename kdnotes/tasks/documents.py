@@ -5,20 +5,20 @@
 # %% ../../nbs/tasks/10_documents.ipynb #1374f9a1
 from __future__ import annotations
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from ..core.columns import codes
 from ..core.config import counted, shown
 from ..core.files import sha256_text
 from ..core.tables import FORMATS, CorpusError, read_text
 from . import labelled_texts
 from .embedded import embedded_masked_lm
-from .rules import MadeCorpus, check_filled
+from .schema import Column, Schema
 from kdnotes.tasks.sources import (
     SPLITS,
-    CorpusRules,
+    Corpora,
+    Published,
     Rows,
+    Splits,
     fetch_hub,
     load_by_rules,
     local_copy,
@@ -26,19 +26,20 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'MORE_SETS', 'content', 'document', 'without_marks', 'read_document', 'deal_out', 'text_files',
-           'books_of', 'articles', 'more_set']
+__all__ = ['SCHEMA', 'CORPORA', 'MORE_SETS', 'document', 'without_marks', 'read_document', 'deal_out', 'text_files', 'books_of',
+           'articles', 'more_set']
 
 # %% ../../nbs/tasks/10_documents.ipynb #aee408ba
-COLUMNS = dict(id='id', text='text', cluster='cluster')
-
-
-def content(
-    rows: Rows,  # checked
-) -> Iterator[tuple[str, ...]]:  # of each row
-    "Texts, and which documents share a cluster; ids are left out."
-    clusters, _ = codes(rows['cluster'])
-    yield from zip(rows['text'], map(str, clusters.tolist()))
+SCHEMA = Schema(
+    columns=dict(
+        id=Column('id', 'id', optional=True),
+        text=Column('text', hub='text'),
+        cluster=Column('cluster', 'group', optional=True),
+    ),
+    content=('text', 'cluster'),
+    complete=partial(labelled_texts.complete, letter='D'),
+    longest=None,
+)
 
 
 def document(id: str, text: str) -> dict:
@@ -195,7 +196,7 @@ def articles(
 _WIKITEXT_FILES = dict(train='train.txt', dev='valid.txt', test='test.txt')
 
 
-def _wikitext_folder(folder: Path) -> dict[str, list[dict]]:
+def _wikitext_folder(folder: Path) -> Splits:
     "Splits of the three files."
     return {
         split: articles(read_text(folder / name), f'wikitext2-{split}')
@@ -203,7 +204,7 @@ def _wikitext_folder(folder: Path) -> dict[str, list[dict]]:
     }
 
 
-def _wikitext_hub(data) -> dict[str, list[dict]]:
+def _wikitext_hub(data) -> Splits:
     "The same of the hub's rows, which are lines."
     names = dict(train='train', dev='validation', test='test')
     return {
@@ -211,30 +212,20 @@ def _wikitext_hub(data) -> dict[str, list[dict]]:
     }
 
 
-CORPORA = CorpusRules(
-    columns=COLUMNS,
-    hub_columns=dict(text='text'),
-    optional=frozenset({'id', 'cluster'}),
-    complete=partial(labelled_texts.complete, letter='D'),
-    check_rows=lambda rows, place, names: check_filled(rows, tuple(COLUMNS), 'document', place, names),
-    check_split=lambda split, rows, where: None,
-    content=content,
-    unique=('id',),
-    embedded=embedded_masked_lm,
-    published='gutenberg',
-    hub_id='',
-    made={
-        'gutenberg': MadeCorpus(
-            '', ('*.txt',), lambda folder: deal_out(_books(text_files(folder))), lambda data: {}
+CORPORA = Corpora(
+    SCHEMA,
+    embedded_masked_lm,
+    published=dict(
+        gutenberg=Published(
+            files=('*.txt',), from_folder=lambda folder: deal_out(_books(text_files(folder)))
         ),
-        'wikitext2': MadeCorpus(
+        wikitext2=Published(
             'Salesforce/wikitext:wikitext-2-v1', ('train.txt',), _wikitext_folder, _wikitext_hub
         ),
-    },
+    ),
     from_folder=books_of,
     from_folder_files='.txt files',
     more_sets=lambda name: more_set(name),
-    longest=None,
 )
 
 # %% ../../nbs/tasks/10_documents.ipynb #443aa860
@@ -242,10 +233,11 @@ def _reviews() -> list[dict]:
     "Reviews of IMDB's test split, or of the part of it that lies here."
     folder = local_copy('imdb', labelled_texts.CORPORA)
     if folder is None:
-        texts = enumerate(fetch_hub(labelled_texts.CORPORA.hub_id)['test']['text'])
+        texts = enumerate(fetch_hub(labelled_texts.CORPORA.published['imdb'].hub_id)['test']['text'])
     else:
         path = labelled_texts.imdb_file(folder)
-        texts = ((row['id'], row['text']) for row in read_split(path, 'imdb', CORPORA))
+        rows = read_split(path, 'imdb', SCHEMA)
+        texts = zip(rows['id'], rows['text'])
     return [document(f'imdb-{id}', re.sub(r'(<br ?/?>\s*)+', '\n', text).strip()) for id, text in texts]
 
 

@@ -6,85 +6,77 @@
 from __future__ import annotations
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 import numpy as np
 from ..core.config import RunConfig, counted, shown
 from ..core.files import sha256_text
 from .base import lower_words
-from ..core.columns import codes
 from .embedded import embedded_text_classification
-from .rules import MadeCorpus, UnlabelledRule, check_filled
-from .sources import SPLITS, Corpus, CorpusError, CorpusRules, Rows, place_of, read_split
+from .schema import Cells, Column, NoLabel, Schema
+from kdnotes.tasks.sources import (
+    SPLITS,
+    Corpora,
+    Corpus,
+    CorpusError,
+    Published,
+    Rows,
+    Splits,
+    place_of,
+    read_split,
+)
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'complete', 'check_rows', 'check_split', 'content', 'imdb_file', 'class_names', 'number_of',
-           'label_numbers', 'labels_of', 'check_labels', 'label_facts', 'class_metrics', 'number_metrics', 'of_group',
-           'shared_tenths']
+__all__ = ['SCHEMA', 'CORPORA', 'complete', 'unusable', 'imdb_file', 'class_names', 'number_of', 'label_numbers', 'labels_of',
+           'check_labels', 'label_facts', 'class_metrics', 'number_metrics', 'of_group', 'shared_tenths']
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9dd1037e
-COLUMNS = dict(id='id', text='text', second='second', label='label', cluster='cluster')
-
-
 def complete(
-    rows: list[dict],  # changed in place
+    parts: Iterator[Cells],
     missing: set[str],  # keys that the source has no column for
-    state: dict | None = None,  # of a source that comes in parts: what they have had so far
     letter: str = 'T',  # that ids begin with
-) -> None:
+) -> Iterator[Cells]:  # the same parts
     "Ids from the order of the rows; every row a cluster of its own."
-    state = {} if state is None else state
-    before = state.get('rows', 0)
-    state['rows'] = before + len(rows)
-    for i, row in enumerate(rows, before):
+    before = 0
+    for cells in parts:
+        numbers = range(before, before + len(cells['text']))
+        before = numbers.stop
         if 'id' in missing:
-            row['id'] = f'{letter}{i}'
+            cells['id'] = [f'{letter}{i}' for i in numbers]
         if 'second' in missing:
-            row['second'] = ''
+            cells['second'] = [''] * len(numbers)
         if 'cluster' in missing:
-            row['cluster'] = row['id']
+            cells['cluster'] = cells['id']
+        yield cells
 
 
-def check_rows(
-    rows: list[dict],  # keys of COLUMNS, all texts
-    place: Callable[[int], str],  # says where row i is
-    names: dict[str, str] = COLUMNS,  # what the source calls a key
-) -> None:
-    "Refuse the first row that is wrong."
-    check_filled(rows, ('text', 'label', 'id', 'cluster'), 'row', place, names)
-    pairs = any(row['second'].strip() for row in rows)
-    for i, row in enumerate(rows):
-        if pairs and not row['second'].strip():
-            raise CorpusError(
-                f"{place(i)}: {names.get('second') or 'second'} is empty, while other rows have one; fill it "
-                "in or remove the row"
-            )
-        if row['label'] != row['label'].strip():
-            raise CorpusError(
-                f"{place(i)}: {names.get('label') or 'label'} {shown(row['label'])} begins or ends with a "
-                "blank; remove it, so that a class has one name"
-            )
-
-
-def check_split(
+def unusable(
     split: str,  # 'train' | 'dev' | 'test'
-    rows: Rows,  # at least one, checked by `check_rows`
-    where: str,  # the file or the hub's split
-) -> None:
-    "Refuse a split that cannot be trained or scored on."
+    rows: Rows,
+) -> str:  # '': it can be used
+    "Why a split cannot be trained or scored on."
     if split == 'train' and len(set(rows['label'])) < 2:
-        raise CorpusError(
-            f"{where}: every label is {shown(rows[0]['label'])}, so there is nothing to learn; check the "
-            "label column"
+        return (
+            f'every label is {shown(rows["label"][0])}, so there is nothing to learn; check the label column'
         )
+    return ''
 
 
-def content(
-    rows: Rows,  # checked
-) -> Iterator[tuple[str, ...]]:  # of each row
-    "Texts, labels, and which examples share a cluster; ids are left out."
-    clusters, _ = codes(rows['cluster'])
-    yield from zip(rows['text'], rows['second'], rows['label'], map(str, clusters.tolist()))
+SCHEMA = Schema(
+    columns=dict(
+        id=Column('id', 'id', optional=True),
+        text=Column('text', hub='text'),
+        second=Column('second', optional=True, blank=True),
+        label=Column('label', 'class', hub='label'),
+        cluster=Column('cluster', 'group', optional=True),
+    ),
+    content=('text', 'second', 'label', 'cluster'),
+    complete=complete,
+    unusable=unusable,
+    all_or_none=('second',),
+    no_label=NoLabel(),
+    scored=True,
+)
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9e55702f
 _IMDB_FILES = ('test-10pct.jsonl', 'imdb.jsonl')
@@ -101,15 +93,15 @@ def imdb_file(folder: Path) -> Path:  # one JSON object a line: id, text, label
     return next(folder / name for name in _IMDB_FILES if (folder / name).exists())
 
 
-def _imdb_folder(folder: Path) -> dict[str, Rows]:
+def _imdb_folder(folder: Path) -> Splits:
     "Splits of a local copy."
     # ids decide the splits, so they must be there
-    rows = read_split(imdb_file(folder), 'train', CORPORA, columns='id=id')
+    rows = read_split(imdb_file(folder), 'train', SCHEMA, columns='id=id')
     split_of = np.array([_hashed_split(id) for id in rows['id']])
     return {split: rows[np.flatnonzero(split_of == split)] for split in SPLITS}
 
 
-def _imdb_hub(data) -> dict[str, list[dict]]:
+def _imdb_hub(data) -> Splits:
     "The hub's train and test; every tenth training review is `dev`."
     found = {
         name: [
@@ -122,23 +114,10 @@ def _imdb_hub(data) -> dict[str, list[dict]]:
     return dict(train=train, dev=found['train'][::10], test=found['test'])
 
 
-CORPORA = CorpusRules(
-    columns=COLUMNS,
-    hub_columns=dict(text='text', label='label'),
-    named=frozenset({'label'}),
-    scored=True,
-    unique=('id',),
-    all_or_none=('second',),
-    optional=frozenset({'id', 'second', 'cluster'}),
-    no_label=UnlabelledRule(),
-    complete=complete,
-    check_rows=check_rows,
-    check_split=check_split,
-    content=content,
-    embedded=embedded_text_classification,
-    published='imdb',
-    hub_id='stanfordnlp/imdb',
-    made={'imdb': MadeCorpus('stanfordnlp/imdb', _IMDB_FILES, _imdb_folder, _imdb_hub)},
+CORPORA = Corpora(
+    SCHEMA,
+    embedded_text_classification,
+    published=dict(imdb=Published('stanfordnlp/imdb', _IMDB_FILES, _imdb_folder, _imdb_hub)),
 )
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #e0cebb6f

@@ -18,17 +18,15 @@ from ..core.files import atomic_write, cache_path, sha256_text
 from ..core.render import phrase, render
 from ..core.streams import stream
 from ..core.tables import check_rows_fit, class_cells, no_table, read_table, separated_otherwise
-from .rules import TEACHER, needed_columns, score_key
+from .schema import TEACHER, Schema, needed_columns, score_key
 from .base import split_sizes
 from kdnotes.tasks.sources import (
     PLAIN_NAMES,
     SPLITS,
     UNLABELLED,
     Corpus,
-    CorpusRules,
     column_names,
     dataset_classes,
-    of_split,
     read_split,
 )
 
@@ -38,19 +36,19 @@ __all__ = ['named_columns', 'table_of_file', 'typed_columns', 'write_corpus', 'u
 # %% ../../nbs/tasks/22_own_tables.ipynb #1dd6ee4d
 def named_columns(
     columns: Any,  # a mapping, 'key=column,key=column', or None
-    rules: CorpusRules,
+    schema: Schema,
 ) -> dict[str, Any]:  # key of the task -> column
     "What a user calls the columns of a task, each column once."
     if columns is not None and not isinstance(columns, (str, Mapping)):
         raise ConfigError(f"columns={columns!r} is no mapping; write columns={{'sentence': 'answer'}}, say")
     if isinstance(columns, Mapping) and not all(isinstance(name, Hashable) for name in columns.values()):
         raise ConfigError(f'columns={shown(columns)} must give a key one column each')
-    names = column_names(columns, rules.columns, rules.scored)
+    names = column_names(columns, schema.names, schema.scored)
     return {
         key: name
         for key, name in names.items()
-        if key in rules.columns
-        and (name != rules.columns[key] or (isinstance(columns, Mapping) and key in columns))
+        if key in schema.columns
+        and (name != schema.names[key] or (isinstance(columns, Mapping) and key in columns))
     }
 
 
@@ -65,19 +63,19 @@ def _unnamed(table: Any, classes: Mapping[str, Sequence[str]]) -> Any:  # names 
     return table.to_pandas() if hasattr(table, 'to_pandas') else table
 
 
-def _frame(table: Any, columns: Mapping[str, str], rules: CorpusRules, labelled: bool = True) -> pd.DataFrame:
+def _frame(table: Any, columns: Mapping[str, str], schema: Schema, labelled: bool = True) -> pd.DataFrame:
     "A table of pandas or of datasets, or rows as dicts, under the task's own names; it may lack labels."
     key_of = {column: key for key, column in columns.items()}
     classes = dataset_classes(table)
     found = _unnamed(
-        table, {name: of for name, of in classes.items() if key_of.get(name, name) in rules.named}
+        table, {name: of for name, of in classes.items() if key_of.get(name, name) in schema.keys('class')}
     )
     if not isinstance(found, pd.DataFrame):
         raise ConfigError(
             f'data of type {type(table).__name__} are no table; give a DataFrame, a list of dicts or a '
             'datasets.Dataset'
         )
-    may_lack = rules.no_label.columns if rules.no_label and not labelled else ()
+    may_lack = schema.no_label.columns if schema.no_label and not labelled else ()
     needed = [column for key, column in columns.items() if key not in may_lack]
     if missing := [column for column in needed if column not in found]:
         if words := separated_otherwise('the table', list(map(str, found.columns))):
@@ -103,16 +101,16 @@ def table_of_file(
     "The rows of one file: with a column `split` as they stand there, else checked as those of a split."
     if words := no_table(path):
         raise ConfigError(words)
-    rules = task_info(task).corpora
+    schema = task_info(task).corpora.schema
     kept = {column for of in scores for column in of}
-    possible = {*rules.columns, *rules.columns.values(), *columns.values(), *kept, 'split'}
+    possible = {*schema.names, *schema.names.values(), *columns.values(), *kept, 'split'}
     if path.exists() and 'split' in next(read_table(path, {'split'})).names:
         check_rows_fit(path, possible)
         _, *whole = read_table(path, possible)
         if not whole:
             raise ConfigError(f'{path}: there is no row')
         return pd.DataFrame(whole[0].cells, dtype=object), columns
-    rows = list(read_split(path, 'train', rules, typed_columns(columns, scores)))
+    rows = list(read_split(path, 'train', schema, typed_columns(columns, scores)))
     names = {score_key(column): column for column in kept}
     for row in rows:
         if 'answers' in row:  # a checked row has places, and a table has texts
@@ -137,7 +135,7 @@ def _check_columns(table: pd.DataFrame, task: str, scores: Sequence[str]) -> Non
             f'there is no column {missing[0]!r} among {", ".join(map(shown, table.columns[:20]))}; name the '
             f'one that holds the scores: columns={{{TEACHER!r}: ...}}'
         )
-    for key in needed_columns(task_info(task).corpora, table.columns):
+    for key in needed_columns(task_info(task).corpora.schema, table.columns):
         if words := separated_otherwise('the table', list(map(str, table.columns))):
             raise ConfigError(words)
         raise ConfigError(
@@ -195,10 +193,10 @@ def _are_shares(shares: Any) -> bool:
 _PARTS = {name: split for split, names in PLAIN_NAMES.items() for name in names}
 
 
-def _split_names(names: Sequence[Any], rules: CorpusRules) -> dict[Any, str]:  # name -> its split
+def _split_names(names: Sequence[Any], schema: Schema) -> dict[Any, str]:  # name -> its split
     "Which split each part of some data is; one that is none is refused, for its rows would be lost."
     found = {}
-    right = [name for name in _PARTS if rules.no_label or name != UNLABELLED]
+    right = [name for name in _PARTS if schema.no_label or name != UNLABELLED]
     for name in names:
         if name not in right:
             near = get_close_matches(str(name).strip().lower(), right, 1, 0.65)  # 'eval' is near, 'extra' not
@@ -223,15 +221,16 @@ def _split_names(names: Sequence[Any], rules: CorpusRules) -> dict[Any, str]:  #
 
 
 def _tables(
-    source: Any, columns: Mapping[str, str], shares: Sequence[float], seed: int, rules: CorpusRules
+    source: Any, columns: Mapping[str, str], shares: Sequence[float], seed: int, schema: Schema
 ) -> tuple[dict[str, pd.DataFrame], str]:
     "The splits of whatever holds tables, and how they were dealt out; '': they were given."
     if isinstance(source, Mapping):
-        splits = _split_names(list(source), rules)
+        splits = _split_names(list(source), schema)
         return {
-            split: _frame(source[name], columns, rules, split != UNLABELLED) for name, split in splits.items()
+            split: _frame(source[name], columns, schema, split != UNLABELLED)
+            for name, split in splits.items()
         }, ''
-    table = _frame(source, columns, rules)
+    table = _frame(source, columns, schema)
     if 'split' not in table:
         return _dealt(table, shares, seed)
     if table['split'].isna().any():
@@ -242,7 +241,7 @@ def _tables(
     if not of_row.map(lambda value: isinstance(value, Hashable)).all():
         raise ConfigError("column 'split' holds lists or the like, and the name of a split is needed")
     by_name = {name: table[(of_row == name).to_numpy()].drop(columns='split') for name in of_row.unique()}
-    return _tables(by_name, {}, shares, seed, rules)
+    return _tables(by_name, {}, shares, seed, schema)
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #eb95d736
 def _plain(cell: Any) -> Any:
@@ -278,13 +277,14 @@ def _json_lines(table: pd.DataFrame, split: str) -> str:
         ) from None
 
 
-def _needed(table: pd.DataFrame, split: str, rules: CorpusRules, scores: Sequence[str]) -> pd.DataFrame:
+def _needed(table: pd.DataFrame, split: str, schema: Schema, scores: Sequence[str]) -> pd.DataFrame:
     "The columns that rows need, none of them with a gap but those that may be empty; and scores."
-    keys = dict(zip(rules.columns.values(), rules.columns)) | dict(zip(rules.columns, rules.columns))
+    keys = {name: key for key, name in schema.names.items()} | {key: key for key in schema.names}
     keys |= dict(zip(scores, scores))
     table = table[[name for name in table if name in keys]]
     # a run that reads scores says which are missing
-    may_be_empty = {*rules.optional, *rules.instead, *rules.instead.values(), *scores}
+    may_be_empty = {key for key, column in schema.columns.items() if column.optional or column.instead}
+    may_be_empty |= set(scores)
     for name in table:
         lost = () if keys[name] in may_be_empty else np.flatnonzero(table[name].isna())
         if len(lost):
@@ -307,12 +307,12 @@ def write_corpus(
     """Tables as the three files of a corpus, in a folder named by their content; the file of rows without a
     label, None: there are none; how one table was dealt out, '': its parts were given.
     """
-    rules = task_info(task).corpora
-    tables, dealt = _tables(source, columns, shares, seed, rules)
+    schema = task_info(task).corpora.schema
+    tables, dealt = _tables(source, columns, shares, seed, schema)
     more = tables.pop(UNLABELLED, None)
     kept = [column for of in scores for column in of]
     _check_columns(tables['train'], task, kept)
-    lines = {name: _json_lines(_needed(tables[name], name, rules, kept), name) for name in SPLITS}
+    lines = {name: _json_lines(_needed(tables[name], name, schema, kept), name) for name in SPLITS}
     folder = cache_path() / 'data' / sha256_text(task, *(lines[name] for name in SPLITS))[:16]
     for name, text in lines.items():
         atomic_write(folder / f'{name}.jsonl', text)
@@ -326,8 +326,8 @@ def unlabelled_file(
     scores: Sequence[Sequence[str]],  # columns with the scores of each teacher
 ) -> str:  # of a run's parameter `unlabelled`
     "Rows without a label, as a run is told where they are; a table is written to a file."
-    rules = task_info(task).corpora
-    if rules.no_label is None:
+    schema = task_info(task).corpora.schema
+    if schema.no_label is None:
         raise ConfigError(
             f'unlabelled= is of rows without a label, and task={task!r} learns from texts as they are; put '
             'them into train'
@@ -337,10 +337,9 @@ def unlabelled_file(
         if file.is_file() and (words := no_table(file)):
             raise ConfigError(f'unlabelled={words}')
         return str(file.absolute()) if file.is_file() else str(source)
-    table = _frame(source, columns, rules, labelled=False)
+    table = _frame(source, columns, schema, labelled=False)
     kept = [column for of in scores for column in of]
-    own_rules, _ = of_split(UNLABELLED, rules, None)
-    text = _json_lines(_needed(table, UNLABELLED, own_rules, kept), UNLABELLED)
+    text = _json_lines(_needed(table, UNLABELLED, schema.of(UNLABELLED), kept), UNLABELLED)
     path = cache_path() / 'data' / f'{sha256_text(task, UNLABELLED, text)[:16]}.jsonl'
     atomic_write(path, text)
     return str(path)

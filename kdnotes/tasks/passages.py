@@ -11,7 +11,6 @@ from itertools import chain
 from pathlib import Path
 from unicodedata import normalize
 import numpy as np
-from ..core.columns import codes
 from ..core.cached import Writer, cached
 from ..core.config import counted, shown
 from ..core.progress import stage
@@ -19,76 +18,64 @@ from ..core.files import check_room, sha256_texts
 from ..core.tables import FORMATS, CorpusError
 from .batching import Ragged, groups_of, second_begins, token_dtype, tokenizer_rules
 from .embedded import embedded_extractive_qa
-from .rules import MadeCorpus, UnlabelledRule, check_filled
-from .sources import SPLITS, CorpusRules, Rows
+from .schema import Cells, Column, NoLabel, Schema
+from .sources import SPLITS, Corpora, Published, Rows, Splits
 from .squad import Paragraph, answer_spans, from_hub, read_squad
 
 # %% auto #0
-__all__ = ['COLUMNS', 'SQUAD2_SHA256', 'SQUAD1_SHA256', 'NOTES', 'CORPORA', 'complete', 'check_rows', 'check_split', 'content',
-           'question_rows', 'split_articles', 'json_files', 'Windows', 'room_for_questions', 'check_questions',
-           'check_answers', 'encode_windows']
+__all__ = ['SCHEMA', 'SQUAD2_SHA256', 'SQUAD1_SHA256', 'NOTES', 'CORPORA', 'complete', 'labelled', 'unusable', 'question_rows',
+           'split_articles', 'json_files', 'Windows', 'room_for_questions', 'check_questions', 'check_answers',
+           'encode_windows']
 
 # %% ../../nbs/tasks/15_passages.ipynb #62a637c6
-COLUMNS = dict(
-    id='id',
-    question='question',
-    context='context',
-    answer='answer',
-    answer_start='answer_start',
-    answers='answers',
-    title='title',
-    cluster='cluster',
-)
-
-
 def complete(
-    rows: list[dict],  # changed in place
+    parts: Iterator[Cells],
     missing: set[str],  # keys that the source has no column for
-    state: dict,  # of a source that comes in parts: what they have had so far
-) -> None:
+) -> Iterator[Cells]:  # the same parts
     "Ids from the order of the rows; questions about one context are a cluster, or those of a hub's article."
-    contexts: dict[str, int] = state.setdefault('contexts', {})
-    before = state.get('rows', 0)
-    state['rows'] = before + len(rows)
-    for i, row in enumerate(rows, before):
-        title = row.pop('title', None)
+    contexts: dict[str, int] = {}
+    before = 0
+    for cells in parts:
+        numbers = range(before, before + len(cells['context']))
+        before = numbers.stop
+        titles = cells.pop('title', None)
         if 'id' in missing:
-            row['id'] = f'Q{i}'
+            cells['id'] = [f'Q{i}' for i in numbers]
         if 'answer' not in missing:
-            row.pop('answers', None)
-            row.setdefault('answer_start', '')
-        elif 'cluster' in missing and title:
-            row['cluster'] = title.replace('_', ' ')
-        row.setdefault('cluster', f"C{contexts.setdefault(row['context'], len(contexts))}")
+            cells.pop('answers', None)
+            cells.setdefault('answer_start', [''] * len(numbers))
+            titles = None
+        if 'cluster' in missing:
+            names = [f'C{contexts.setdefault(text, len(contexts))}' for text in cells['context']]
+            titles = titles or [''] * len(numbers)
+            cells['cluster'] = [title.replace('_', ' ') or name for title, name in zip(titles, names)]
+        yield cells
 
 
-def check_rows(
-    rows: list[dict],  # texts by the keys of `COLUMNS`, or with `answers` already
+def labelled(
+    cells: Cells,  # checked: with `answer` and `answer_start`, or with `answers`
     place: Callable[[int], str],  # says where row i is
-    names: dict[str, str] = COLUMNS,  # what the source calls a key
-) -> None:
-    "Refuse the first row that is wrong, and find the answers of the others."
-    check_filled(rows, ('id', 'question', 'context', 'cluster'), 'question', place, names)
-    for i, row in enumerate(rows):
-        if 'answers' not in row:
-            row['answers'] = _answers(row, place(i), names)
-        elif not isinstance(row['answers'], tuple):  # as the hub has them
-            row |= _of_hub(row, place(i))
+    names: dict[str, str],  # what the source calls a key
+) -> Cells:  # with `answers`: the places of each answer in the context
+    "Find the answers of questions."
+    starts = cells.pop('answer_start', [])
+    if 'answer' in cells:
+        given = zip(cells['context'], cells.pop('answer'), starts)
+        return cells | dict(answers=[_answers(*of, place(i), names) for i, of in enumerate(given)])
+    if not all(isinstance(of, tuple) for of in cells['answers']):  # as the hub has them
+        given = zip(cells['id'], cells['context'], cells['answers'])
+        cells['question'] = [' '.join(text.split()) for text in cells['question']]
+        cells['answers'] = [answer_spans(place(i), *of) for i, of in enumerate(given)]
+    return cells
 
 
-def _of_hub(row: dict, where: str) -> dict:
-    "The question and the answers of a row in the hub's shape, as those of the official file."
-    row.pop('answer_start', None)
-    spans = answer_spans(where, row['id'], row['context'], row['answers'])
-    return dict(question=' '.join(row['question'].split()), answers=spans)
-
-
-def _answers(row: dict, where: str, names: dict[str, str]) -> tuple[tuple[int, int], ...]:
-    "The answer of a table's row; its columns are removed."
-    given = row.pop('answer')
-    start = str(row.pop('answer_start')).strip()
+def _answers(
+    context: str, given: str, start: str, where: str, names: dict[str, str]
+) -> tuple[tuple[int, int], ...]:
+    "The answer of a table's row."
+    start = start.strip()
     # blanks at its edges are a part of it where they stand in the context, too
-    answer = given if _stands(row['context'], given, start) else given.strip()
+    answer = given if _stands(context, given, start) else given.strip()
     if not answer.strip():
         if start:
             raise CorpusError(
@@ -96,7 +83,7 @@ def _answers(row: dict, where: str, names: dict[str, str]) -> tuple[tuple[int, i
                 'in the answer, or empty both where there is none'
             )
         return ()
-    begin = _begin(row['context'], answer, start, where, names)
+    begin = _begin(context, answer, start, where, names)
     return ((begin, begin + len(answer)),)
 
 
@@ -129,26 +116,33 @@ def _begin(context: str, answer: str, start: str, where: str, names: dict[str, s
     return int(start)
 
 
-def check_split(
+def unusable(
     split: str,  # 'train' | 'dev' | 'test'
-    rows: Rows,  # checked by `check_rows`
-    where: str,  # the file or the hub's split
-) -> None:
-    "Refuse a split that cannot be trained or scored on."
-    if not any(rows['answers']):
-        raise CorpusError(
-            f'{where}: no question has an answer, so there is nothing to learn or to find; '
-            'give some with their answers'
-        )
+    rows: Rows,
+) -> str:  # '': it can be used
+    "Why a split cannot be trained or scored on."
+    if any(rows['answers']):
+        return ''
+    return 'no question has an answer, so there is nothing to learn or to find; give some with their answers'
 
 
-def content(
-    rows: Rows,  # checked
-) -> Iterator[tuple[str, ...]]:  # of each row
-    "All that can change a number."
-    clusters, _ = codes(rows['cluster'])
-    texts = (rows[key] for key in ('id', 'question', 'context'))
-    yield from zip(*texts, map(json.dumps, rows['answers']), map(str, clusters.tolist()))
+SCHEMA = Schema(
+    columns=dict(
+        id=Column('id', 'id', hub='id', optional=True),
+        question=Column('question', hub='question'),
+        context=Column('context', hub='context'),
+        answer=Column('answer', hub='answer', blank=True, instead='answers'),
+        answer_start=Column('answer_start', 'place', hub='answer_start', optional=True, blank=True),
+        answers=Column('answers', 'json', hub='answers', optional=True),
+        title=Column('title', hub='title', optional=True, blank=True),
+        cluster=Column('cluster', 'group', optional=True),
+    ),
+    content=('id', 'question', 'context', 'answers', 'cluster'),
+    complete=complete,
+    unusable=unusable,
+    labelled=labelled,
+    no_label=NoLabel(('answer', 'answers', 'answer_start'), key='answers', value=None),
+)
 
 # %% ../../nbs/tasks/15_passages.ipynb #9d904fde
 _SEED = 0  # of all splits and draws below: the same everywhere
@@ -176,7 +170,7 @@ def split_articles(
     test: int | None = None,  # articles; None: three of ten
     dev: int | None = None,  # None: about one of six
     where: str = 'the file',  # for the refusal
-) -> dict[str, list[dict]]:  # 'train', 'dev', 'test'
+) -> Splits:  # 'train', 'dev', 'test'
     "Rows by split, no article in two of them."
     titles = list(dict.fromkeys(row['cluster'] for row in rows))
     n_test = max(1, int(np.ceil(_TEST_SHARE * len(titles)))) if test is None else test
@@ -199,7 +193,7 @@ def _first(folder: Path, name: str) -> Path | None:
     return next((path for end in ('', '.gz') if (path := folder / f'{name}{end}').is_file()), None)
 
 
-def _squad2(dev: Iterable[Paragraph], train: Iterable[Paragraph] | None) -> dict[str, list[dict]]:
+def _squad2(dev: Iterable[Paragraph], train: Iterable[Paragraph] | None) -> Splits:
     "The splits of SQuAD 2.0's official parts."
     splits = split_articles(question_rows(dev))
     if train is None:
@@ -208,13 +202,13 @@ def _squad2(dev: Iterable[Paragraph], train: Iterable[Paragraph] | None) -> dict
     return dict(train=question_rows(train), dev=kept, test=splits['test'])
 
 
-def _squad2_folder(folder: Path) -> dict[str, list[dict]]:
+def _squad2_folder(folder: Path) -> Splits:
     "Those of a local copy."
     train = _first(folder, 'train-v2.0.json')
     return _squad2(read_squad(_first(folder, 'dev-v2.0.json')), None if train is None else read_squad(train))
 
 
-def _squad1(paragraphs: list[Paragraph], guessed: frozenset[str] = frozenset()) -> dict[str, list[dict]]:
+def _squad1(paragraphs: list[Paragraph], guessed: frozenset[str] = frozenset()) -> Splits:
     "The splits of SQuAD 1.1's train part."
     splits = split_articles(question_rows(paragraphs, guessed), test=_HELD_OUT, dev=_HELD_OUT)
     n = len(splits['train'])
@@ -222,7 +216,7 @@ def _squad1(paragraphs: list[Paragraph], guessed: frozenset[str] = frozenset()) 
     return splits | dict(train=[splits['train'][i] for i in drawn])
 
 
-def _squad1_folder(folder: Path) -> dict[str, list[dict]]:
+def _squad1_folder(folder: Path) -> Splits:
     "Those of a local copy."
     path = _first(folder, 'train-v1.1.json')
     guessed = folder / 'train-v1.1.guessed-start-ids.txt'
@@ -239,7 +233,7 @@ def _from_hub(data, split: str) -> list[Paragraph]:
 
 def json_files(
     folder: Path,
-) -> dict[str, list[dict]] | None:  # None: there is no JSON file
+) -> Splits | None:  # None: there is no JSON file
     "The splits of a folder of files in SQuAD's shape."
     files = sorted(path for path in folder.iterdir() if path.name.endswith(('.json', '.json.gz')))
     named = {split: _first(folder, f'{split}.json') for split in SPLITS}
@@ -278,36 +272,26 @@ NOTES = {
     '6 test',
 }
 
-CORPORA = CorpusRules(
-    columns=COLUMNS,
-    hub_columns={key: key for key in COLUMNS if key != 'cluster'},
-    optional=frozenset({'id', 'answer_start', 'answers', 'title', 'cluster'}),
-    instead=dict(answer='answers'),
-    unique=('id',),
-    complete=complete,
-    check_rows=check_rows,
-    check_split=check_split,
-    content=content,
-    embedded=embedded_extractive_qa,
-    published='squad2',
-    hub_id='rajpurkar/squad_v2',
-    made={
-        'squad2': MadeCorpus(
+CORPORA = Corpora(
+    SCHEMA,
+    embedded_extractive_qa,
+    published=dict(
+        squad2=Published(
             'rajpurkar/squad_v2',
             ('dev-v2.0.json', 'dev-v2.0.json.gz'),
             _squad2_folder,
             lambda data: _squad2(_from_hub(data, 'validation'), _from_hub(data, 'train')),
+            licence='CC BY-SA 4.0',
         ),
-        'squad1': MadeCorpus(
+        squad1=Published(
             'rajpurkar/squad',
             ('train-v1.1.json', 'train-v1.1.json.gz'),
             _squad1_folder,
             lambda data: _squad1(_from_hub(data, 'train')),
+            licence='CC BY-SA 4.0',
         ),
-    },
+    ),
     notes=NOTES,
-    licences=dict.fromkeys(('squad1', 'squad2'), 'CC BY-SA 4.0'),
-    no_label=UnlabelledRule(('answer', 'answers', 'answer_start'), stand_in='', key='answers', value=None),
     from_folder=json_files,
     from_folder_files='train.json, dev.json and test.json (or one JSON file) in the shape of SQuAD',
 )

@@ -12,31 +12,27 @@ from .asked import Use
 from .base import Evaluation, setting
 from .embedded import embedded_sentence_pairs
 from .labelled_texts import labels_of, number_of
-from .rules import check_filled
-from .sources import Corpus, CorpusError, Rows, place_of
+from .schema import Column
+from .sources import Corpora, Corpus, CorpusError, Published, Rows, place_of
 from .text_classification import TextRegression, classified, predicted_columns, worst
 
 # %% auto #0
-__all__ = ['COLUMNS', 'CORPORA', 'USE', 'TASK', 'SentencePairsSettings', 'check', 'check_scores', 'spearman_units',
+__all__ = ['SCHEMA', 'CORPORA', 'USE', 'TASK', 'SentencePairsSettings', 'check', 'check_scores', 'spearman_units',
            'SentencePairs']
 
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #091c5e9c
-COLUMNS = dict(id='id', text='sentence1', second='sentence2', label='score', cluster='cluster')
-
-
-CORPORA = replace(
-    labelled_texts.CORPORA,
-    columns=COLUMNS,
-    hub_columns={key: COLUMNS[key] for key in ('text', 'second', 'label')},
-    named=frozenset(),
+SCHEMA = replace(
+    labelled_texts.SCHEMA,
+    columns=dict(
+        id=Column('id', 'id', optional=True),
+        text=Column('sentence1', hub='sentence1'),
+        second=Column('sentence2', hub='sentence2'),
+        label=Column('score', 'score', hub='score'),
+        cluster=Column('cluster', 'group', optional=True),
+    ),
     all_or_none=(),
-    optional=frozenset({'id', 'cluster'}),
-    check_rows=lambda rows, place, names: check_filled(rows, tuple(COLUMNS), 'row', place, names),
-    embedded=embedded_sentence_pairs,
-    published='stsb',
-    hub_id='mteb/stsbenchmark-sts',
-    made={},
 )
+CORPORA = Corpora(SCHEMA, embedded_sentence_pairs, published=dict(stsb=Published('mteb/stsbenchmark-sts')))
 
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #f1c667d9
 class SentencePairsSettings(TaskSettings):

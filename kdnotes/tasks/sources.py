@@ -10,7 +10,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 import numpy as np
@@ -28,25 +28,85 @@ from kdnotes.core.files import (
 )
 from ..core.hub import ask_hub, dataset_classes, fetch_hub
 from ..core.streams import stream
-from ..core.tables import FORMATS, PART, CorpusError, Table, changed, check_regular, places, size_of
-from kdnotes.tasks.rules import (
+from ..core.tables import FORMATS, PART, CorpusError, Table, changed, check_regular, size_of
+from kdnotes.tasks.schema import (
     SPLITS,
     UNLABELLED,
     Corpus,
-    CorpusRules,
     Rows,
-    check_every_row,
+    Schema,
     check_layout,
-    checked_rows,
+    checked,
+    checked_splits,
     column_names,
     mapped,
-    of_split,
     read_split,
 )
 
 # %% auto #0
-__all__ = ['PLAIN_NAMES', 'LARGE', 'find_folder', 'split_files', 'place_of', 'read_folder', 'hub_rows', 'read_hub', 'local_copy',
-           'resolve_corpus', 'resolve_unlabelled', 'load_corpus', 'corpus_of', 'load_by_rules', 'trained_on']
+__all__ = ['Splits', 'PLAIN_NAMES', 'LARGE', 'Published', 'Corpora', 'find_folder', 'split_files', 'place_of', 'read_folder',
+           'hub_rows', 'read_hub', 'local_copy', 'resolve_corpus', 'resolve_unlabelled', 'load_corpus', 'corpus_of',
+           'load_by_rules', 'trained_on']
+
+# %% ../../nbs/tasks/04_sources.ipynb #c0a9d1e2
+Splits = dict[str, Sequence[dict[str, Any]]]  # rows by split, under the task's own keys
+
+
+@dataclass(frozen=True)
+class Published:
+    "A corpus that has a name."
+
+    hub_id: str = ''  # 'owner/name'; '': the hub does not have it
+    # of a local copy: those of train, dev and test; with `from_folder` it holds at least one of them
+    files: tuple[str, ...] = ()
+    from_folder: Callable[[Path], Splits] | None = None  # splits of a local copy; None: its files are tables
+    from_hub: Callable[[Any], Splits] | None = None  # the same of a `datasets.DatasetDict`
+    complete: Callable | None = None  # of the hub's copy, where it gives back the ids that are missing there
+    sha256: str = ''  # a corpus with this content is called so wherever it was found; '': no other is
+    licence: str | None = None  # None: it is not known
+    in_order: bool = False  # are its rows in the order of the text that they are from?
+
+
+@dataclass(frozen=True)
+class Corpora:
+    "The corpora of a task."
+
+    schema: Schema
+    embedded: Callable[[], Splits]  # the project's own
+    published: dict[str, Published]  # by name; the first is the one that `auto` takes
+    notes: dict[str, str] = field(default_factory=dict)  # sha256 -> what a reader of its numbers must know
+    # splits of a folder that holds other files than tables; None: it holds tables
+    from_folder: Callable[[Path], Splits | None] = lambda folder: None
+    from_folder_files: str = ''  # what these files are, for a folder without any
+    # name of an evaluation set that is no part of the corpus -> its rows
+    more_sets: Callable[[str], Sequence[dict[str, Any]]] | None = None
+
+    @property
+    def names(self) -> list[str]:  # the first is the one that `auto` takes
+        "The corpora that have a name."
+        return list(self.published)
+
+    @property
+    def files(self) -> tuple[str, ...]:  # of train, dev and test; (): they have the plain names
+        "The files of the first published corpus, where they are tables."
+        first = self.published[self.names[0]]
+        return () if first.from_folder else first.files
+
+    def licence(
+        self,
+        name: str,  # of a corpus, as records have it
+    ) -> str | None:  # None: it is not known
+        "What a corpus' texts may be used under."
+        return 'Apache-2.0' if name == 'embedded' else self.published.get(name, Published()).licence
+
+    def hub_source(
+        self,
+        name: str,  # of a corpus, as records have it
+    ) -> str | None:  # None or '': the hub does not have it
+        "Where the hub has a corpus."
+        if name in self.published:
+            return self.published[name].hub_id
+        return name if re.fullmatch(r'[\w.-]+/[\w.-]+', name) else None
 
 # %% ../../nbs/tasks/04_sources.ipynb #98cb0f20
 # of a split's file, without its ending
@@ -68,14 +128,14 @@ def find_folder(
 
 def split_files(
     folder: Path,
-    rules: CorpusRules,
+    corpora: Corpora,
 ) -> dict[str, Path] | None:  # by split; None: no file of a corpus is there
     "The file of each split."
     plain = {
         split: [path for stem in stems for end in FORMATS if (path := folder / f'{stem}.{end}').exists()]
         for split, stems in PLAIN_NAMES.items()
     }
-    own = {split: folder / name for split, name in zip(SPLITS, rules.published_files)}
+    own = {split: folder / name for split, name in zip(SPLITS, corpora.files)}
     published = {split: [path] * path.exists() for split, path in own.items()}
     named = [path for paths in published.values() for path in paths]
     tables = [path for split in SPLITS for path in plain[split]]
@@ -95,10 +155,10 @@ def split_files(
             )
     if missing := [split for split in SPLITS if not found[split]]:
         names = [own[split].name if named else f'{split}{tables[0].suffix}' for split in missing]
-        right = ', '.join(rules.published_files) if named else f'train, dev and test, each as one of {_ENDS}'
+        right = ', '.join(corpora.files) if named else f'train, dev and test, each as one of {_ENDS}'
         raise CorpusError(f"{folder} has no {' and no '.join(names)}; a corpus folder holds {right}")
     _check_unlabelled_name(folder)
-    if found[UNLABELLED] and rules.no_label is None:
+    if found[UNLABELLED] and corpora.schema.no_label is None:
         raise CorpusError(
             f'{found[UNLABELLED][0]} holds rows without a label, and this task learns from texts as they '
             'are; put them into train, or move the file away'
@@ -122,12 +182,13 @@ def place_of(
     corpus: Corpus,
     split: str,  # 'train' | 'dev' | 'test'
     i: int,  # which of its rows, from 0
-    rules: CorpusRules,
+    corpora: Corpora,
 ) -> str:  # for a message
     "Where a row was read."
     folder = Path(corpus.where)
-    own = corpus.kind == 'folder' and corpus.name not in rules.made and folder.is_absolute()
-    files = split_files(folder, rules) if own else None
+    made = corpora.published.get(corpus.name, Published()).from_folder
+    own = corpus.kind == 'folder' and not made and folder.is_absolute()
+    files = split_files(folder, corpora) if own else None
     if files:
         return f'{files[split]}, row {i + 1}'
     return f"{corpus.name} {split}, example {shown(corpus.splits[split][i]['id'])}"
@@ -135,40 +196,39 @@ def place_of(
 
 def read_folder(
     folder: Path,  # holds one file for each split
-    rules: CorpusRules,
+    corpora: Corpora,
     columns: str | None = None,  # of `column_names`
     into: Writer | None = None,  # the rows are written there as they are read; None: no disk
 ) -> dict[str, Rows]:  # checked rows by split
     "The splits in a folder."
-    if files := split_files(folder, rules):
+    if files := split_files(folder, corpora):
         return {
-            split: read_split(path, split, *of_split(split, rules, columns), into)
+            split: read_split(path, split, corpora.schema, columns, into)
             for split, path in files.items()
         }
     raise CorpusError(
-        f'{folder} holds no corpus: looked for {_files_of(rules)}; put these files there or name '
+        f'{folder} holds no corpus: looked for {_files_of(corpora)}; put these files there or name '
         'another folder'
     )
 
 
-def _files_of(rules: CorpusRules) -> str:
+def _files_of(corpora: Corpora) -> str:
     "What a folder of a corpus may hold, for errors."
-    own = [f"{rules.published}'s own {', '.join(rules.published_files)}"] * bool(rules.published_files)
-    return ' or '.join(filter(None, [f'train, dev and test as {_ENDS}', rules.from_folder_files, *own]))
+    own = [f"{corpora.names[0]}'s own {', '.join(corpora.files)}"] * bool(corpora.files)
+    return ' or '.join(filter(None, [f'train, dev and test as {_ENDS}', corpora.from_folder_files, *own]))
 
 # %% ../../nbs/tasks/04_sources.ipynb #551eddc2
 def hub_rows(
     table,  # a `datasets.Dataset`, or a mapping of columns
     split: str,  # 'train' | 'dev' | 'test': what it is used for
     where: str,  # for messages, say "microsoft/wiki_qa, split 'train'"
-    rules: CorpusRules,
+    schema: Schema,
     columns: str | None = None,  # of `column_names`
 ) -> Rows:  # checked, in the hub's order
     "A split from a table of the hub."
-    usual = rules.columns | rules.hub_columns if columns else rules.hub_columns
-    names = column_names(columns, usual, rules.scored)
-    known = {key: names.get(key, '') for key in rules.columns if key in names or key in rules.optional}
-    known |= {key: name for key, name in names.items() if key not in rules.columns}
+    usual = schema.names | schema.hub_names if columns else schema.hub_names
+    names = column_names(columns, usual, schema.scored)
+    known = {key: '' for key, column in schema.columns.items() if column.optional} | names
     there = getattr(table, 'column_names', None) or list(table)
     possible = [name for name in there if name in {*known, *known.values()}]
     if hasattr(table, 'select_columns'):  # else each column would be read with all others beside it
@@ -176,15 +236,13 @@ def hub_rows(
     cells = {name: list(table[name]) for name in possible}
     n = len(next(iter(cells.values()), ()))
     listed = Table(where, there, cells, range(n), classes=dataset_classes(table))
-    names, missing = check_layout(listed, rules, known, mapped(columns, split))
-    rows = Columns.of(checked_rows(listed, rules, names, missing))
-    rules.check(split, rows, where)
-    return rows
+    names, missing = check_layout(listed, schema, known, mapped(columns, split))
+    return checked([listed], listed, split, schema, names, missing)
 
 
 def read_hub(
     hub_id: str,  # 'owner/name' of a dataset with the splits train, validation and test
-    rules: CorpusRules,
+    schema: Schema,
     columns: str | None = None,  # of `column_names`
 ) -> dict[str, Rows]:  # checked rows by split
     "The splits of a dataset on the hub."
@@ -196,7 +254,7 @@ def read_hub(
             'train, validation, test'
         )
     return {
-        split: hub_rows(data[name], split, f'{hub_id}, split {name!r}', rules, columns)
+        split: hub_rows(data[name], split, f'{hub_id}, split {name!r}', schema, columns)
         for split, name in splits.items()
     }
 
@@ -210,16 +268,13 @@ def _places(name: str) -> list[Path]:
 
 def local_copy(
     name: str,  # of a published corpus
-    rules: CorpusRules,  # of a task that knows it
+    corpora: Corpora,  # of a task that knows it
 ) -> Path | None:  # the first place that holds one of its files
     "A copy of a published corpus on this machine."
-    if name in rules.made:
-        files = rules.made[name].files
-    else:
-        files = (
-            *rules.published_files,
-            *(f'{stem}.{end}' for split in SPLITS for stem in PLAIN_NAMES[split] for end in FORMATS),
-        )
+    files = corpora.published[name].files
+    if not corpora.published[name].from_folder:
+        plain = (f'{stem}.{end}' for split in SPLITS for stem in PLAIN_NAMES[split] for end in FORMATS)
+        files = (*files, *plain)
     return next((place for place in _places(name) if any(any(place.glob(f)) for f in files)), None)
 
 
@@ -244,16 +299,18 @@ def resolve_corpus(
     corpus: str,  # auto | embedded | a published corpus' name | a folder | a hub id
 ) -> str:  # never 'auto'; a folder is absolute
     "The corpus a name means on this machine."
-    rules = task_info(task).corpora
-    if corpus in ('embedded', *rules.names):
+    corpora = task_info(task).corpora
+    if corpus in ('embedded', *corpora.names):
         return corpus
-    for name, made in rules.made.items():
-        if corpus and made.hub_id == corpus:
+    for name, published in corpora.published.items():
+        if published.from_hub and corpus and published.hub_id == corpus:
             return name
     if not corpus.strip():
         raise CorpusError('corpus is empty; name embedded, a published corpus, a folder or a hub id')
+    first = corpora.names[0]
+    hub_id = corpora.published[first].hub_id
     if corpus == 'auto':
-        return rules.published if local_copy(rules.published, rules) or _answers(rules.hub_id) else 'embedded'
+        return first if local_copy(first, corpora) or _answers(hub_id) else 'embedded'
     if folder := find_folder(corpus):
         return str(folder)
     if re.fullmatch(r'\w[\w.-]{0,95}/[\w.-]{1,96}', corpus):
@@ -266,8 +323,8 @@ def resolve_corpus(
         )
     raise CorpusError(
         f"there is no corpus {shown(corpus)} and no such folder; use auto, embedded, "
-        f"{', '.join(rules.names)}, a folder with {_files_of(rules)}, or a hub id like "
-        f"{rules.hub_id or 'owner/name'}"
+        f"{', '.join(corpora.names)}, a folder with {_files_of(corpora)}, or a hub id like "
+        f"{hub_id or 'owner/name'}"
     )
 
 
@@ -291,8 +348,7 @@ def load_corpus(
 ) -> Corpus:
     "A corpus, checked, named and fingerprinted."
     name = resolve_corpus(task, corpus)
-    rules = task_info(task).corpora
-    if files := _large_files(rules, name, columns):
+    if files := _large_files(task_info(task).corpora, name, columns):
         return _kept(task, name, columns, files)
     if name == 'embedded' and columns is None and set(score_on) <= set(SPLITS):
         return _embedded(task)
@@ -309,8 +365,8 @@ def _read(
     task: str, name: str, columns: str | None, score_on: Sequence[str] = (), into: Writer | None = None
 ) -> Corpus:
     "A corpus from its source, and what its rows have in common."
-    rules = task_info(task).corpora
-    loaded = _with_sets(load_by_rules(rules, name, columns, into), rules, score_on)
+    corpora = task_info(task).corpora
+    loaded = _with_sets(load_by_rules(corpora, name, columns, into), corpora, score_on)
     loaded = _apart(loaded, task_info(task).texts, into)
     texts = {split: _hashes(task_info(task).texts, rows) for split, rows in loaded.splits.items()}
 
@@ -323,13 +379,13 @@ def _read(
         overlap={split: n for split, n in overlap.items() if n},
         test_in_dev=shared('test', 'dev'),
         contradictions=_contradictions(loaded.splits, texts),
-        unlabelled_id=_unlabelled_id(loaded.unlabelled, rules),
+        unlabelled_id=_unlabelled_id(loaded.unlabelled, corpora.schema),
     )
 
 
-def _unlabelled_id(rows: Rows, rules: CorpusRules) -> str:
+def _unlabelled_id(rows: Rows, schema: Schema) -> str:
     "Which rows without a label there are."
-    return f'{len(rows)}-{rules.fingerprint(dict(train=rows))[:12]}' if len(rows) else ''
+    return f'{len(rows)}-{schema.fingerprint(dict(train=rows))[:12]}' if len(rows) else ''
 
 
 def corpus_of(
@@ -346,13 +402,13 @@ def corpus_of(
     return trained_on(known[name], config, known)
 
 
-def _with_sets(corpus: Corpus, rules: CorpusRules, score_on: Sequence[str]) -> Corpus:
+def _with_sets(corpus: Corpus, corpora: Corpora, score_on: Sequence[str]) -> Corpus:
     "A corpus with evaluation sets of other texts, which its name does not tell and its sha256 does."
-    more = {name: rules.more_sets(name) for name in score_on if name not in corpus.splits}
+    more = {name: corpora.more_sets(name) for name in score_on if name not in corpus.splits}
     if not more:
         return corpus
-    more = _checked(rules, '', more)
-    own = [part for name in sorted(more) for part in (name, rules.fingerprint({name: more[name]}))]
+    more = checked_splits('', more, corpora.schema)
+    own = [part for name in sorted(more) for part in (name, corpora.schema.fingerprint({name: more[name]}))]
     return replace(corpus, splits=corpus.splits | more, sha256=sha256_text(corpus.sha256, *own))
 
 
@@ -380,73 +436,61 @@ def _contradictions(splits: dict[str, Rows], texts: dict[str, np.ndarray]) -> di
 
 
 def load_by_rules(
-    rules: CorpusRules,
+    corpora: Corpora,
     name: str,  # of `resolve_corpus`
     columns: str | None = None,
     into: Writer | None = None,  # as of `read_folder`
 ) -> Corpus:
     "What `load_corpus` does once the name is resolved."
-    if columns and name in ('embedded', *rules.names):
+    if columns and name in ('embedded', *corpora.names):
         raise ConfigError(
             f'columns={shown(columns)} is for files of your own, and the columns of corpus={name!r} are '
             'known; leave it out'
         )
-    named = name in rules.names
-    folder = local_copy(name, rules) if named else Path(name) if Path(name).is_absolute() else None
-    hub_id = rules.hub_source(name)
+    schema = corpora.schema
+    published = corpora.published.get(name, Published())
+    named = name in corpora.names
+    folder = local_copy(name, corpora) if named else Path(name) if Path(name).is_absolute() else None
+    hub_id = corpora.hub_source(name)
     kind, where = ('folder', str(folder)) if folder else ('hub', f'huggingface.co/datasets/{hub_id}')
     if name == 'embedded':
         kind, where = 'embedded', 'the facts packaged with kdnotes'
-        splits = _checked(rules, name, rules.embedded())
-    elif name in rules.made:
-        splits = _checked(rules, name, _made(rules, name, folder))
-    elif folder and (found := rules.from_folder(folder)):
+        splits = checked_splits(name, corpora.embedded(), schema)
+    elif published.from_folder and folder:
+        splits = checked_splits(name, published.from_folder(folder), schema)
+    elif published.from_hub:
+        data = _from_hub(corpora, name, lambda: fetch_hub(hub_id))
+        splits = checked_splits(name, published.from_hub(data), schema)
+    elif folder and (found := corpora.from_folder(folder)):
         if columns:
             raise ConfigError(
                 f'columns={shown(columns)} names columns of tables, and {where} holds '
-                f'{rules.from_folder_files}; leave it out'
+                f'{corpora.from_folder_files}; leave it out'
             )
-        splits = _checked(rules, where, found)
+        splits = checked_splits(where, found, schema)
     elif folder:
-        splits = read_folder(folder, rules, columns, into)
+        splits = read_folder(folder, corpora, columns, into)
     else:
-        completed = rules.complete_published if hub_id == rules.hub_id else None
-        of_hub = replace(rules, complete=completed or rules.complete)
-        splits = _from_hub(rules, name, lambda: read_hub(hub_id, of_hub, columns))
-    sha256 = rules.fingerprint(splits)
-    called = rules.known.get(sha256, rules.published if name == rules.hub_id else name)
+        of = next((of for of in corpora.published.values() if hub_id and of.hub_id == hub_id), published)
+        own = replace(schema, complete=of.complete) if of.complete else schema
+        splits = _from_hub(corpora, name, lambda: read_hub(hub_id, own, columns))
+    sha256 = schema.fingerprint(splits)
+    alike = (of for of, known in corpora.published.items() if known.sha256 == sha256 or known.hub_id == name)
+    called = next(alike, name)
     return Corpus(called, kind, where, splits, sha256)
 
 
-def _from_hub(rules: CorpusRules, name: str, read: Callable[[], Any]) -> Any:
+def _from_hub(corpora: Corpora, name: str, read: Callable[[], Any]) -> Any:
     "What comes from the hub; where a published corpus does not, the error says where a copy was looked for."
     nowhere = f"no copy of {name} in {' or '.join(map(str, _places(name)))}"
-    if not rules.hub_source(name):
+    if not corpora.hub_source(name):
         raise CorpusError(f'{nowhere}; put its files there, or name a folder')
     try:
         return read()
     except CorpusError as e:
-        if name not in rules.names:
+        if name not in corpora.names:
             raise
         raise CorpusError(f'{nowhere}, and {e}') from None
-
-
-def _made(rules: CorpusRules, name: str, folder: Path | None) -> dict[str, list[dict]]:
-    "Splits of a corpus that has to be put into the task's shape."
-    made = rules.made[name]
-    if folder is None:
-        return made.from_hub(_from_hub(rules, name, lambda: fetch_hub(made.hub_id)))
-    return made.from_folder(folder)
-
-
-def _checked(rules: CorpusRules, name: str, splits: dict[str, list[dict]]) -> dict[str, Rows]:
-    found = {}
-    for split, of in splits.items():
-        rows = list(of)
-        check_every_row(rows, places(f'{name} {split}', 'row', range(len(rows))), rules.columns, rules)
-        found[split] = Columns.of(rows)
-        rules.check(split, found[split], f'{name} {split}')
-    return found
 
 # %% ../../nbs/tasks/04_sources.ipynb #77ca1285
 def _normalised(text: str) -> str:
@@ -516,19 +560,19 @@ def _drawn(
     return rows[np.flatnonzero(chosen)], rows[np.flatnonzero(~chosen)]
 
 
-def _with_rows(corpus: Corpus, rows: Rows, rules: CorpusRules, left_out: int = 0) -> Corpus:
+def _with_rows(corpus: Corpus, rows: Rows, schema: Schema, left_out: int = 0) -> Corpus:
     "A corpus with these rows as those without a label, whatever labels they have."
-    rows = rows.filled(rules.no_label.key, rules.no_label.value)
+    rows = rows.filled(schema.no_label.key, schema.no_label.value)
     splits = corpus.splits | {UNLABELLED: rows}
-    return replace(corpus, splits=splits, left_out=left_out, unlabelled_id=_unlabelled_id(rows, rules))
+    return replace(corpus, splits=splits, left_out=left_out, unlabelled_id=_unlabelled_id(rows, schema))
 
 
 def _columns_of_others(config: RunConfig) -> str | None:  # None: the usual ones
     "The map of columns of another corpus: where scores are learnt, its rows need them too."
     if not reads_scores(config):
         return None
-    rules = task_info(config.task).corpora
-    if resolve_corpus(config.task, config.unlabelled) in ('embedded', *rules.names):
+    names = task_info(config.task).corpora.names
+    if resolve_corpus(config.task, config.unlabelled) in ('embedded', *names):
         raise CorpusError(
             f"unlabelled={config.unlabelled} has no scores, and with teacher_mode='scores' every row that a "
             'student learns from needs them; give a folder or a file with the columns that columns names'
@@ -541,7 +585,7 @@ def _with_others(corpus: Corpus, config: RunConfig) -> Corpus:
     info = task_info(config.task)
     path = Path(config.unlabelled).expanduser()
     if _is_file(config.unlabelled):
-        rows = read_split(path, UNLABELLED, *of_split(UNLABELLED, info.corpora, config.columns))
+        rows = read_split(path, UNLABELLED, info.corpora.schema, config.columns)
     else:
         other = load_corpus(config.task, config.unlabelled, _columns_of_others(config))
         if other.sha256 == corpus.sha256:
@@ -554,7 +598,7 @@ def _with_others(corpus: Corpus, config: RunConfig) -> Corpus:
     found = _apart(with_all, info.texts)
     if not len(found.unlabelled):
         raise _all_left_out(found, f'unlabelled={shown(config.unlabelled)}')
-    return _with_rows(corpus, found.unlabelled, info.corpora, found.left_out)
+    return _with_rows(corpus, found.unlabelled, info.corpora.schema, found.left_out)
 
 
 def trained_on(
@@ -585,43 +629,43 @@ def trained_on(
         of = info.rows_of[1] if info.rows_of else None
         seed = config.seed if config.labels_seed is None else config.labels_seed
         splits['train'], rest = _drawn(splits['train'], config.labels, of, stream(seed, 'labels'))
-        info.corpora.check('train', splits['train'], f'{corpus.name}, labels={config.labels}')
+        info.corpora.schema.check('train', splits['train'], f'{corpus.name}, labels={config.labels}')
     kept = dict(unlabelled_id=corpus.unlabelled_id, left_out=corpus.left_out) if learns else {}
     corpus = replace(corpus, splits=splits, **dict(unlabelled_id='', left_out=0) | kept)
     if learns and config.unlabelled == 'rest':
-        return _with_rows(corpus, rest, info.corpora)
+        return _with_rows(corpus, rest, info.corpora.schema)
     return corpus
 
 # %% ../../nbs/tasks/04_sources.ipynb #b92f85e1
 LARGE = 1 << 25  # bytes of a corpus' files, from which on its columns are kept on disk
 
 
-def _large_files(rules: CorpusRules, name: str, columns: str | None) -> dict[str, Path]:
+def _large_files(corpora: Corpora, name: str, columns: str | None) -> dict[str, Path]:
     "The files of a corpus whose columns are better kept on disk, by split; {}: there are none."
-    if name == 'embedded' or name in rules.made or columns and name in rules.names:
+    if name == 'embedded' or name in corpora.names and (columns or corpora.published[name].from_folder):
         return {}  # or refused
-    folder = local_copy(name, rules) if name in rules.names else Path(name)
+    folder = local_copy(name, corpora) if name in corpora.names else Path(name)
     if folder is None or not folder.is_absolute():
         return {}
     try:
-        files = split_files(folder, rules) or {}
-        size = _size_of_all(files, rules, columns)
+        files = split_files(folder, corpora) or {}
+        size = _size_of_all(files, corpora.schema, columns)
     except (CorpusError, OSError):
         return {}  # who reads them says what is wrong
     return files if size >= LARGE else {}
 
 
 def _possible_columns(
-    rules: CorpusRules,
+    schema: Schema,
     columns: str | None,  # of `column_names`
 ) -> set[str]:
     "The columns that rows may need: those that keys are said to have, and those that are called as keys are."
-    names = column_names(columns, rules.columns, rules.scored)
+    names = column_names(columns, schema.names, schema.scored)
     return {*names, *names.values()}
 
 
-def _size_of_all(files: dict[str, Path], rules: CorpusRules, columns: str | None) -> int:  # bytes
-    possible = _possible_columns(rules, columns)
+def _size_of_all(files: dict[str, Path], schema: Schema, columns: str | None) -> int:  # bytes
+    possible = _possible_columns(schema, columns)
     return sum(size_of(path, possible) for path in files.values())
 
 
@@ -631,14 +675,14 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
     for path in files.values():
         check_regular(path)
     before = _sums(files)
-    rules = task_info(task).corpora
-    read_as = json.dumps([task, name, columns, list(rules.columns)])
+    schema = task_info(task).corpora.schema
+    read_as = json.dumps([task, name, columns, list(schema.columns)])
     key = sha256_text('corpus-8', read_as, json.dumps(before, sort_keys=True))
 
     def make(writer: Writer) -> None:
         writer.drop()  # a reader does not begin in the middle
         # columns take what the files hold at least
-        check_room(folder.parent, _size_of_all(files, rules, columns), f'the columns of corpus {name}')
+        check_room(folder.parent, _size_of_all(files, schema, columns), f'the columns of corpus {name}')
         try:
             corpus = _read(task, name, columns, into=writer)
             for split, now in _sums(files).items():
