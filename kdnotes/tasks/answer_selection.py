@@ -401,7 +401,7 @@ TASK = base.TaskInfo(
     auto_class=base.SEQUENCE_HEAD,
     unit_name='questions',
     rows_of=('questions', 'question_id'),
-    texts=lambda row: [row['question'], row['sentence']],
+    texts=('question', 'sentence'),
     metric_names={
         'map': 'MAP',
         'mrr': 'MRR',

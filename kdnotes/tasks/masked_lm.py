@@ -440,7 +440,7 @@ TASK = base.TaskInfo(
     cluster_name='documents',
     row_is_example=False,
     row_name='documents',
-    texts=lambda row: [row['text']],
+    texts=('text',),
     metric_names={
         'nll': 'nats per masked token',
         'nll_all': 'nats per token',

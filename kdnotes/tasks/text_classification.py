@@ -347,7 +347,7 @@ TASK = base.TaskInfo(
     defaults=DEFAULTS,
     unit_name='examples',
     cluster_name='clusters',
-    texts=lambda row: [text for text in (row['text'], row['second']) if text],
+    texts=('text', 'second'),
     metric_names={
         'macro_f1': 'macro F1',
         'matthews': "Matthews' correlation",
