@@ -319,8 +319,9 @@ def check_layout(
     more = f' and {len(table.names) - 20:,} more' * (len(table.names) > 20)
     listed = ', '.join(map(shown, table.names[:20])) + more
     raise CorpusError(
-        f'{table.where}: there is no column {name} among {listed}; rename the column that holds it to {what}, '
-        f"or say which it is: columns='{what}=<your column>' (--columns of a command, COLUMNS= of make)"
+        f'{table.where}: there is no column {name} among {listed}; '
+        f'rename the column that holds it to {what}, or say which it is: '
+        f"columns='{what}=<your column>' (--columns of a command, COLUMNS= of make)"
     )
 
 # %% ../../nbs/tasks/00_schema.ipynb #3072837e
