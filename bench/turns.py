@@ -378,9 +378,8 @@ def time_teacher(
 def _sentences(place: Place, turn: int, tokens: int) -> Rows:
     "Texts of the corpus by themselves, drawn anew in each turn, with about so many tokens to be asked for."
     rows = place.corpus.splits['train']
-    texts = dict.fromkeys(
-        line for row in rows for text in task_info(place.config.task).texts(row) for line in text.split('\n')
-    )
+    keys = task_info(place.config.task).texts
+    texts = dict.fromkeys(line for row in rows for key in keys for line in row[key].split('\n'))
     texts = [text for text in texts if text.strip()]
     order = stream(turn, 'data').permutation(len(texts))
     # each text has a word, so there are more than enough
@@ -464,7 +463,7 @@ def _asked_texts(place: Place, turn: int) -> list[tuple[str, ...]]:
     rows = place.corpus.splits['train']
     n = 64 if place.config.smoke else 256
     chosen = stream(turn, 'data').choice(len(rows), min(n, len(rows)), replace=False)
-    texts = [tuple(map(str, task_info(place.config.task).texts(rows[i]))) for i in chosen]
+    texts = [tuple(filter(None, map(rows[i].get, task_info(place.config.task).texts))) for i in chosen]
     if len(texts[0]) == 1:
         return texts
     return [(texts[32 * (i // 32)][0], text[1]) for i, text in enumerate(texts)]

@@ -207,7 +207,7 @@ def test_other_separators_are_named(mark, quoted, tmp_path):
     assert '\n' not in str(error.value)
     if end == 'csv' and not quoted:
         wrong = pd.read_csv(tmp_path / 'train.csv')
-        with pytest.raises(ConfigError, match='its columns (look|are) separated by'):
+        with pytest.raises(CorpusError, match='its columns (look|are) separated by'):
             kd.load_data(wrong, 'text_classification')
         with pytest.raises(ConfigError, match='its columns (look|are) separated by'):
             kd.load_data(wrong, 'text_classification', OF_REVIEWS)
@@ -277,7 +277,7 @@ def table(**columns):
         (questions(1), dict(columns=COLUMNS), 'groups of rows are too few'),
         ({'train': questions()}, dict(columns=COLUMNS), 'no dev, test; give all three'),
         ([1, 2, 3], {}, 'of type list are no table; give a DataFrame, a list of dicts'),
-        (table(label=[None, *[1] * 19]), {}, "column 'label' misses 1 of 16 values"),
+        (table(label=[None, *[1] * 19]), {}, "label is '' and must be 0 or 1"),
         (table(), dict(columns=['sentence']), 'is no mapping'),
         (table(), dict(columns='sentence'), 'must be pairs key=column'),
         (table(), dict(columns='sentence=answer'), "no column 'answer'"),

@@ -26,7 +26,7 @@ PREDICTIONS = ['split', 'unit', 'item', 'label', 'score']
 def word_pieces(info, corpus, folder):
     "A small tokenizer of the texts that a model reads."
     pieces = tokenizers.BertWordPieceTokenizer()
-    texts = (text for split in SPLITS for row in corpus.splits[split] for text in info.texts(row))
+    texts = (text for split in SPLITS for key in info.texts for text in corpus.splits[split][key])
     pieces.train_from_iterator(texts, vocab_size=400, show_progress=False)
     words = pieces.get_vocab()
     (folder / 'vocab.txt').write_text('\n'.join(sorted(words, key=words.get)) + '\n', encoding='utf-8')
@@ -144,7 +144,7 @@ def test_a_saved_model_says_what_its_outputs_are(made):
 def test_texts_of_a_row_are_its_texts(made):
     for split in SPLITS:
         for row in made.corpus.splits[split]:
-            texts = made.info.texts(row)
+            texts = [row[key] for key in made.info.texts if row[key]]
             assert texts and all(isinstance(text, str) and text.strip() for text in texts)
             assert all(text in row.values() for text in texts)
 
@@ -278,7 +278,7 @@ def test_examples_for_people(made, at_hand):
     corpus = made.corpus if at_hand else None
     found = made.info.examples(record, made.evaluation.units, made.evaluation.predictions, corpus, 3)
     assert isinstance(found, pd.DataFrame) and len(found) == 3
-    texts = {text for row in made.corpus.splits[primary['set']] for text in made.info.texts(row)}
+    texts = {text for row in made.corpus.splits[primary['set']] for text in map(row.get, made.info.texts)}
     shown = {value.removesuffix(' …') for value in found.to_numpy().ravel() if isinstance(value, str)}
     texts = {' '.join(text.split()) for text in texts}
     # whole, or the beginning of a long one; an id may be a text's first word

@@ -52,13 +52,11 @@ class _Column:
         "Where a row of the task was read."
         if i >= self.labelled:  # wherever these come from
             return f'{self.corpus.name} {UNLABELLED}, example {i - self.labelled}'
-        row = self.task.rows[self.split][i]
-        rules = task_info(self.task.name).corpora
-        # a setting may have left out rows before it
-        place = next((k for k, other in enumerate(self.corpus.splits[self.split]) if other == row), None)
-        if place is None:
-            return f'{self.corpus.name} {self.split}, example {i}'
-        return place_of(self.corpus, self.split, place, rules)
+        corpora = task_info(self.task.name).corpora
+        rows, own = self.corpus.splits[self.split], self.task.rows[self.split]
+        names = corpora.schema.unique  # a setting may have left out rows before it
+        same = (of == tuple(own[key][i] for key in names) for of in zip(*(rows[key] for key in names)))
+        return place_of(self.corpus, self.split, list(same).index(True), corpora)
 
     def error(self, i: int, what: str) -> CorpusError:
         "What is wrong with a row of the task."

@@ -144,7 +144,7 @@ def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: no
         for place, label in enumerate(labels)
         for row in islice((r for r in corpus.splits['train'] if str(r['label']) == label), each)
     ]
-    texts = [info.texts(row) for row, _ in rows]
+    texts = [[row[key] for key in info.texts if row[key]] for row, _ in rows]
     second = [of[1] for of in texts] if len(texts[0]) > 1 else None
     first = [of[0] for of in texts]
     scores = answers_of_given(config.teacher, task.auto_class, labels, first, second, config.max_length)
@@ -195,7 +195,9 @@ def _sampled_texts(
         if not len(rows):
             continue
         index = np.unique(np.linspace(0, len(rows) - 1, _READ).astype(np.int64))
-        texts = [text for row in rows[index] for text in task_info(task).texts(row)]
+        some = rows[index]
+        pairs = zip(*(some[key] for key in task_info(task).texts))
+        texts = [text for pair in pairs for text in pair if text]
         most = max(_FEWEST, _CHARACTERS // max(1, len(texts)))
         found[split] = tuple(_part(text, most, k / len(texts)) for k, text in enumerate(texts)), len(index)
     return found
@@ -237,7 +239,6 @@ def unknown_tokens(
             'transformers 5 does not read vocab_file=)'
         )
     return (found,)
-
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #958c600b
 def teacher_depth(config: RunConfig) -> int | None:

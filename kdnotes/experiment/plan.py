@@ -265,7 +265,7 @@ def _clusters(config: RunConfig, corpus: Corpus) -> tuple[str, int] | None:
     if not task_info(config.task).cluster_name:
         return None
     where = make_task(config, corpus).primary.set
-    return where, len({row['cluster'] for row in corpus.splits[where]})
+    return where, len(set(corpus.splits[where]['cluster']))
 
 
 def _with_rows(corpus: Corpus, found: dict[str, int]) -> dict[str, tuple[int, int]]:

@@ -39,7 +39,6 @@ from kdnotes.tasks.schema import (
     check_layout,
     checked_parts,
     column_names,
-    needed_columns,
 )
 
 # %% auto #0
@@ -83,16 +82,14 @@ def checked_texts(
     named = {key for key, name in usual.items() if name != schema.names[key]}
     if columns is None:
         usual |= {key: of for key, of in (known or {}).items() if key in usual and of in table.names}
-    names, missing = check_layout(table, schema, usual, named)
+    names = check_layout(table, schema, usual, named)
     if not len(table.numbers):
         raise CorpusError(f'{table.where} has no row; give one at least')
-    there = {key: name for key, name in names.items() if key not in missing and schema.columns[key].optional}
     # a column without a text might as well not be there
-    texts = {
-        key: {of and of.strip() for of in map(as_text, table.cells[name])} for key, name in there.items()
-    }
-    missing |= {key for key, of in texts.items() if of <= {''}}
-    [rows] = checked_parts([table], schema, names, missing)
+    for key in [key for key in names if schema.columns[key].optional]:
+        if {text and text.strip() for text in map(as_text, table.cells[names[key]])} <= {''}:
+            del names[key]
+    [rows] = checked_parts([table], schema, names)
     return rows
 
 
@@ -143,11 +140,9 @@ def _task(source: Source, table: Table, columns: Mapping[str, str] | str | None)
         return possible[0]
     for info in possible:
         schema = _own_schema(info)
-        with contextlib.suppress(ConfigError):  # the map names another task's keys
-            names = column_names(columns, schema.names)
-            mapped = [key for key, name in names.items() if name in table.names]
-            if not needed_columns(schema, [*table.names, *mapped]):
-                return info
+        with contextlib.suppress(ConfigError, CorpusError):  # it lacks a column, or the map is another task's
+            check_layout(table, schema, column_names(columns, schema.names), set())
+            return info
     keys = '; or '.join(
         f'{" and ".join(info.use.keys[name] for name in info.use.takes)} for {info.name}' for info in possible
     )

@@ -397,7 +397,7 @@ def _trained_on(model: str, documents: list[dict]) -> int | None:
     run = checked_run_model(model).parent
     config = make_config(**RunFolder(run.parent.name, run.name).config()['config'])
     try:
-        known = {row['text'] for row in corpus_of(config).splits['train']}
+        known = set(corpus_of(config).splits['train']['text'])
     except KdnotesError:  # the corpus is not at hand any more
         return None
     return sum(row['text'] in known for row in documents)

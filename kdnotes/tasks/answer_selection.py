@@ -283,8 +283,9 @@ def worst(
 ) -> pd.DataFrame:  # the primary metric, question, put first, correct; worst first
     "The questions a run got most wrong by its primary metric."
     where, metric = (record['primary'][k] for k in ('set', 'metric'))
-    rows = corpus.splits[where] if corpus else ()
-    texts = {(r['question_id'], r['sentence_id']): (r['question'], r['sentence']) for r in rows}
+    keys = ('question_id', 'sentence_id', 'question', 'sentence')
+    rows = zip(*(corpus.splits[where][key] for key in keys)) if corpus else ()
+    texts = {(of, item): said for of, item, *said in rows}
 
     def row(unit: Any, items: pd.DataFrame) -> dict[str, Any]:
         items = items.sort_values(['score', 'item'], ascending=False)
@@ -401,7 +402,7 @@ TASK = base.TaskInfo(
     auto_class=base.SEQUENCE_HEAD,
     unit_name='questions',
     rows_of=('questions', 'question_id'),
-    texts=lambda row: [row['question'], row['sentence']],
+    texts=('question', 'sentence'),
     metric_names={
         'map': 'MAP',
         'mrr': 'MRR',

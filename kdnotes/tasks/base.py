@@ -485,8 +485,8 @@ class TaskInfo:
     # what several rows make together, in the plural, and the key that tells whose they are: ('questions',
     # 'question_id'); None: a row is alone
     rows_of: tuple[str, str] | None = None
-    # the texts of a corpus' row that a model reads, in their order
-    texts: Callable[[dict], list[str]]
+    # keys of the texts of a row that a model reads, in their order
+    texts: tuple[str, ...]
     # what a metric is, where its name does not say: a card tells
     metric_notes: dict[str, str] = field(default_factory=dict)
     # metrics that are `exp` of another's mean, such as a perplexity: their intervals are those of the other

@@ -490,7 +490,7 @@ TASK = base.TaskInfo(
     cluster_name='articles',
     row_is_example=False,
     row_name='questions',
-    texts=lambda row: [row['question'], row['context']],
+    texts=('question', 'context'),
     metric_names={
         'exact': 'exact match',
         'f1': 'F1',

@@ -144,7 +144,7 @@ def check_length(
 ) -> None:
     "Refuse texts that cannot fill a block, whatever their tokens are."
     for split, rows in corpus.splits.items():
-        most = sum(len(row['text']) + 1 for row in rows)
+        most = sum(len(text) + 1 for text in rows['text'])
         if most < config.max_length - 2:
             raise CorpusError(
                 f'{corpus.name} {split}: {most} characters cannot fill a block of '
@@ -178,10 +178,8 @@ def check_tokens(
     "Refuse short texts without a block, and more likeliest pieces than there are."
     masked = n_masked(config.max_length, config.task_settings.mask_share)
     for split, rows in corpus.splits.items():
-        if sum(len(row['text']) for row in rows) < _ENOUGH * config.max_length:
+        if sum(map(len, rows['text'])) < _ENOUGH * config.max_length:
             pieces = tokenizer()
-            blocks_of(
-                split, token_stream(pieces, [row['text'] for row in rows]), pieces, config.max_length, masked
-            )
+            blocks_of(split, token_stream(pieces, rows['text'].tolist()), pieces, config.max_length, masked)
     if config.top_k is not None and config.top_k > (n := len(tokenizer())):
         raise CorpusError(f'top_k={config.top_k} is more than the {n} pieces of the tokenizer; use fewer')

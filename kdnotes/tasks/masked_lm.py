@@ -87,7 +87,7 @@ class MaskedLM(Task):
         self.trained = np.arange(self._n_trained())
         most = 16 if self.smoke else self.settings.score_blocks
         self.texts = {
-            name: text_set(name, self.blocks[name], [row['cluster'] for row in self.rows[name]], most)
+            name: text_set(name, self.blocks[name], self.rows[name]['cluster'].tolist(), most)
             for name in self.evaluation_sets
         }
         ids = sorted(tokenizer.get_vocab().values())
@@ -440,7 +440,7 @@ TASK = base.TaskInfo(
     cluster_name='documents',
     row_is_example=False,
     row_name='documents',
-    texts=lambda row: [row['text']],
+    texts=('text',),
     metric_names={
         'nll': 'nats per masked token',
         'nll_all': 'nats per token',

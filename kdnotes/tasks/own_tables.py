@@ -17,8 +17,8 @@ from ..core.config import ConfigError, shown, task_info
 from ..core.files import atomic_write, cache_path, sha256_text
 from ..core.render import phrase, render
 from ..core.streams import stream
-from ..core.tables import check_rows_fit, class_cells, no_table, read_table, separated_otherwise
-from .schema import TEACHER, Schema, needed_columns, score_key
+from ..core.tables import Table, check_rows_fit, class_cells, no_table, read_table, separated_otherwise
+from .schema import TEACHER, Schema, check_layout, score_key
 from .base import split_sizes
 from kdnotes.tasks.sources import (
     PLAIN_NAMES,
@@ -110,13 +110,15 @@ def table_of_file(
         if not whole:
             raise ConfigError(f'{path}: there is no row')
         return pd.DataFrame(whole[0].cells, dtype=object), columns
-    rows = list(read_split(path, 'train', schema, typed_columns(columns, scores)))
+    rows = read_split(path, 'train', schema, typed_columns(columns, scores))
     names = {score_key(column): column for column in kept}
-    for row in rows:
-        if 'answers' in row:  # a checked row has places, and a table has texts
-            texts = [row['context'][begin:end] for begin, end in row['answers']]
-            row['answers'] = dict(text=texts, answer_start=[begin for begin, _ in row['answers']])
-    return pd.DataFrame(rows, dtype=object).rename(columns=names), {}
+    cells = {names.get(key, key): column.tolist() for key, column in rows.columns.items()}
+    if 'answers' in cells:  # a checked row has places, and a table has texts
+        cells['answers'] = [
+            dict(text=[text[begin:end] for begin, end in of], answer_start=[begin for begin, _ in of])
+            for text, of in zip(cells['context'], cells['answers'])
+        ]
+    return pd.DataFrame(cells, dtype=object), {}
 
 
 def typed_columns(
@@ -126,22 +128,6 @@ def typed_columns(
     "A map of columns as it is typed."
     teacher = [f'{TEACHER}={";".join(map("+".join, scores))}'] if scores else []
     return ','.join([*(f'{key}={column}' for key, column in columns.items()), *teacher]) or None
-
-
-def _check_columns(table: pd.DataFrame, task: str, scores: Sequence[str]) -> None:  # columns of a teacher
-    "Refuse a table without a column that the task needs, or that a teacher's scores are said to be in."
-    if missing := [column for column in scores if column not in table]:
-        raise ConfigError(
-            f'there is no column {missing[0]!r} among {", ".join(map(shown, table.columns[:20]))}; name the '
-            f'one that holds the scores: columns={{{TEACHER!r}: ...}}'
-        )
-    for key in needed_columns(task_info(task).corpora.schema, table.columns):
-        if words := separated_otherwise('the table', list(map(str, table.columns))):
-            raise ConfigError(words)
-        raise ConfigError(
-            f'there is no column {key!r} among {", ".join(map(shown, table.columns[:20]))}; rename the one '
-            f"that holds it, or say which it is: columns={{'{key}': '<your column>'}}"
-        )
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #4c630ab8
 _TOGETHER = (
@@ -262,9 +248,11 @@ def _plain(cell: Any) -> Any:
     return cell if isinstance(cell, (str, int, float, bytes, set)) else str(cell)
 
 
-def _json_lines(table: pd.DataFrame, split: str) -> str:
-    "A table as JSON lines, its numbers with all their digits."
-    names = list(map(str, table))
+def _json_lines(table: pd.DataFrame, split: str, schema: Schema, scores: Sequence[str]) -> str:
+    "The columns of a table that rows may have, as JSON lines; numbers have all their digits."
+    known = {*schema.names, *schema.names.values(), *scores}
+    table = table[[name for name in table if name in known]]
+    names = list(table)
     try:
         cells = [list(map(_plain, table.iloc[:, i].array)) for i in range(len(names))]
         rows = (json.dumps(dict(zip(names, row)), ensure_ascii=False) for row in zip(*cells))
@@ -275,25 +263,6 @@ def _json_lines(table: pd.DataFrame, split: str) -> str:
         raise ConfigError(
             f'{split}: a value cannot be written as UTF-8 text ({e}); put it right or drop its row'
         ) from None
-
-
-def _needed(table: pd.DataFrame, split: str, schema: Schema, scores: Sequence[str]) -> pd.DataFrame:
-    "The columns that rows need, none of them with a gap but those that may be empty; and scores."
-    keys = {name: key for key, name in schema.names.items()} | {key: key for key in schema.names}
-    keys |= dict(zip(scores, scores))
-    table = table[[name for name in table if name in keys]]
-    # a run that reads scores says which are missing
-    may_be_empty = {key for key, column in schema.columns.items() if column.optional or column.instead}
-    may_be_empty |= set(scores)
-    for name in table:
-        lost = () if keys[name] in may_be_empty else np.flatnonzero(table[name].isna())
-        if len(lost):
-            rows = ', '.join(map(str, lost[:3])) + ', ...' * (len(lost) > 3)
-            raise ConfigError(
-                f'{split}: column {shown(name)} misses {len(lost)} of {len(table)} values (rows {rows}); '
-                'fill or drop them'
-            )
-    return table
 
 
 def write_corpus(
@@ -311,8 +280,10 @@ def write_corpus(
     tables, dealt = _tables(source, columns, shares, seed, schema)
     more = tables.pop(UNLABELLED, None)
     kept = [column for of in scores for column in of]
-    _check_columns(tables['train'], task, kept)
-    lines = {name: _json_lines(_needed(tables[name], name, schema, kept), name) for name in SPLITS}
+    scored = {score_key(column): column for column in kept}
+    there = Table('the table', list(map(str, tables['train'])))
+    check_layout(there, schema, schema.names | scored, set(scored))
+    lines = {name: _json_lines(tables[name], name, schema, kept) for name in SPLITS}
     folder = cache_path() / 'data' / sha256_text(task, *(lines[name] for name in SPLITS))[:16]
     for name, text in lines.items():
         atomic_write(folder / f'{name}.jsonl', text)
@@ -339,7 +310,7 @@ def unlabelled_file(
         return str(file.absolute()) if file.is_file() else str(source)
     table = _frame(source, columns, schema, labelled=False)
     kept = [column for of in scores for column in of]
-    text = _json_lines(_needed(table, UNLABELLED, schema.of(UNLABELLED), kept), UNLABELLED)
+    text = _json_lines(table, UNLABELLED, schema.of(UNLABELLED), kept)
     path = cache_path() / 'data' / f'{sha256_text(task, UNLABELLED, text)[:16]}.jsonl'
     atomic_write(path, text)
     return str(path)

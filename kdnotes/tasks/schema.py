@@ -39,8 +39,8 @@ from kdnotes.core.tables import (
 
 # %% auto #0
 __all__ = ['Rows', 'Cells', 'SPLITS', 'UNLABELLED', 'TEACHER', 'Column', 'NoLabel', 'Schema', 'Corpus', 'score_key',
-           'score_columns', 'column_names', 'mapped', 'check_layout', 'needed_columns', 'checked_parts', 'checked',
-           'read_split', 'checked_splits']
+           'score_columns', 'column_names', 'mapped', 'check_layout', 'checked_parts', 'checked', 'read_split',
+           'checked_splits']
 
 # %% ../../nbs/tasks/00_schema.ipynb #e4549e5e
 Rows = Columns  # of one split, in the source's order
@@ -87,9 +87,8 @@ class Schema:
     # (checked cells, where row i is, names of the columns): the cells with their label, where it is no column
     labelled: Callable[[Cells, Callable[[int], str], dict[str, str]], Cells] | None = None
     unique: tuple[str, ...] = ('id',)  # keys that together no two rows share
-    common: tuple[
-        tuple[str, str], ...
-    ] = ()  # all rows with one text of the first key share that of the second
+    # pairs of keys: rows that share the text of the first share that of the second
+    common: tuple[tuple[str, str], ...] = ()
     all_or_none: tuple[str, ...] = ()  # keys of columns that are filled in all rows, or in none
     no_label: NoLabel | None = None  # None: the task has no rows without a label
     scored: bool = False  # may a column hold the scores of a teacher?
@@ -287,49 +286,34 @@ def check_layout(
     schema: Schema,
     usual: dict[str, str],  # of `column_names`
     mapped: set[str],  # the keys whose columns must be there
-) -> tuple[dict[str, str], set[str]]:  # key -> its column; the keys without one
+) -> dict[str, str]:  # key -> its column; of those that are there
     "Which columns a table has; one that lacks a column that its rows need is refused."
-    names, missing, lost = _layout(table.names, schema, usual, mapped)
-    if not lost:
-        return names, missing
-    if words := separated_otherwise(table.where, table.names):
-        raise CorpusError(words)
-    key = lost[0]
-    there = ', '.join(map(shown, table.names[:20])) + (
-        f' and {len(table.names) - 20:,} more' if len(table.names) > 20 else ''
-    )
-    name = shown(key if key in schema.columns and key not in mapped else names[key])
-    what = key if key in schema.columns else TEACHER
-    raise CorpusError(
-        f"{table.where}: there is no column {name} among {there}; rename the column that holds it to {what}, "
-        f"or say which it is: columns='{what}=<your column>' (--columns of a command, COLUMNS= of make)"
-    )
-
-
-def _layout(
-    there: Sequence[str], schema: Schema, usual: dict[str, str], mapped: set[str]
-) -> tuple[dict[str, str], set[str], list[str]]:
-    "The same of the names of columns, and the keys without one that rows need."
     names = {
-        key: key if key not in mapped and name not in there and key in there else name
+        key: key if key not in mapped and name not in table.names and key in table.names else name
         for key, name in usual.items()
     }
-    missing = {key for key, name in names.items() if name not in there}
+    there = {key: name for key, name in names.items() if name in table.names}
     instead = {key: column.instead for key, column in schema.columns.items() if column.instead}
-    # a column that is named for a key counts more than one that merely has the usual name
-    missing |= {key for key, other in instead.items() if other in mapped - missing and key not in mapped}
-    replaced = {key for key, other in instead.items() if other in names and other not in missing}
+    for key, other in instead.items():
+        # a column that is named for a key counts more than one that merely has the usual name
+        if other in mapped and other in there and key not in mapped:
+            there.pop(key, None)
     optional = {key for key in names if key not in schema.columns or schema.columns[key].optional}
-    lost = [key for key in names if key in missing and (key in mapped or key not in optional | replaced)]
-    return names, missing, lost
-
-
-def needed_columns(
-    schema: Schema,
-    there: Iterable[str],  # names of a table's columns
-) -> list[str]:  # keys; []: all that a row needs is there
-    "The keys whose columns a table lacks."
-    return _layout(list(there), schema, schema.names, set())[2]
+    optional |= {key for key, other in instead.items() if other in there}
+    lost = [key for key in names if key not in there and (key in mapped or key not in optional)]
+    if not lost:
+        return there
+    if words := separated_otherwise(table.where, table.names):
+        raise CorpusError(words)
+    what = lost[0] if lost[0] in schema.columns else TEACHER
+    name = shown(what if what in schema.columns and what not in mapped else names[lost[0]])
+    more = f' and {len(table.names) - 20:,} more' * (len(table.names) > 20)
+    listed = ', '.join(map(shown, table.names[:20])) + more
+    raise CorpusError(
+        f'{table.where}: there is no column {name} among {listed}; '
+        f'rename the column that holds it to {what}, or say which it is: '
+        f"columns='{what}=<your column>' (--columns of a command, COLUMNS= of make)"
+    )
 
 # %% ../../nbs/tasks/00_schema.ipynb #3072837e
 _NUMBERS = ('class', 'score', 'binary', 'place')  # whole numbers of a column with a gap come as floats
@@ -360,12 +344,8 @@ def _texts(table: Table, name: str, column: Column) -> list:
     return list(map(_whole_number, texts)) if column.kind in _NUMBERS or column.kind == 'no label' else texts
 
 # %% ../../nbs/tasks/00_schema.ipynb #d5198d92
-_NAMES = (
-    'id',
-    'group',
-    'class',
-    'score',
-)  # kinds of names: tables print them, and rows are told apart by them
+# kinds of names: tables print them, and rows are told apart by them
+_NAMES = ('id', 'group', 'class', 'score')
 
 
 def _faults(column: Column, longest: int | None) -> Iterator[tuple[Callable[[str], Any], str]]:
@@ -414,12 +394,11 @@ _AS_COLUMN = dict(binary=lambda cells: np.array(list(map(int, cells)), dtype=np.
 def checked_parts(
     tables: Iterable[Table],  # parts of a source
     schema: Schema,  # of its split
-    names: dict[str, str],  # what the source calls a key
-    missing: set[str],  # the keys without a column
+    names: dict[str, str],  # what the source calls a key, of those that are there
 ) -> Iterator[Rows]:
     "The rows of each part, completed and checked."
     label = schema.keys('no label')  # []: rows have one
-    there = {key: name for key, name in names.items() if key not in missing}
+    missing = schema.columns.keys() - names.keys() - set(label)
     table = None  # of the part that is completed and checked
 
     def parts() -> Iterator[Cells]:
@@ -427,22 +406,19 @@ def checked_parts(
         for table in tables:
             cells = {key: [''] * len(table.numbers) for key in label}
             yield cells | {
-                key: _texts(table, of, schema.columns.get(key, _SCORES)) for key, of in there.items()
+                key: _texts(table, of, schema.columns.get(key, _SCORES)) for key, of in names.items()
             }
 
-    for cells in schema.complete(parts(), missing - set(label)):
+    for cells in schema.complete(parts(), missing):
         _check_cells(cells, schema, table.place, names)
-        if schema.labelled and not label:
+        if label:
+            cells = {key: of for key, of in cells.items() if key not in schema.no_label.columns}
+        elif schema.labelled:
             cells = schema.labelled(cells, table.place, names)
         kinds = {key: column.kind for key, column in schema.columns.items() if key in cells}
         kinds |= {key: 'scores' for key in cells if key not in kinds}
         rows = Columns({key: _AS_COLUMN.get(kind, Strings.of)(cells[key]) for key, kind in kinds.items()})
-        yield _without_label(rows, schema.no_label) if label else rows
-
-
-def _without_label(rows: Rows, no_label: NoLabel) -> Rows:
-    columns = {key: column for key, column in rows.columns.items() if key not in no_label.columns}
-    return Columns(columns).filled(no_label.key, no_label.value)
+        yield rows.filled(schema.no_label.key, schema.no_label.value) if label else rows
 
 # %% ../../nbs/tasks/00_schema.ipynb #8a6bef61
 def _alike(name: str) -> str:
@@ -497,8 +473,7 @@ def checked(
     where: Table,  # that says what the source is called, and what its rows are
     split: str,  # what it is used for
     schema: Schema,
-    names: dict[str, str],  # what the source calls a key
-    missing: set[str],  # the keys without a column
+    names: dict[str, str],  # what the source calls a key, of those that are there
     into: Writer | None = None,  # the rows are written there as they are read; None: no disk
     n: int = 0,  # about how many rows there are, where they are written
 ) -> Rows:  # in the source's order
@@ -511,7 +486,7 @@ def checked(
             numbers.extend(table.numbers)
             yield table
 
-    parts = checked_parts(numbered(), schema, names, missing)
+    parts = checked_parts(numbered(), schema, names)
     if into:
         for part in _with_room(parts, into.folder, n):
             part.write(into, split)
@@ -547,9 +522,9 @@ def read_split(
         n = n_rows(path)
         tables = read_table(path, possible, PART)
         first = next(tables)
-        names, missing = check_layout(first, own, usual, mapped(columns, split))
+        names = check_layout(first, own, usual, mapped(columns, split))
         tables = followed(tables, f'reading {split}', n, 'rows', lambda table: len(table.numbers))
-        return checked(tables, first, split, schema, names, missing, into, n)
+        return checked(tables, first, split, schema, names, into, n)
 
 
 def checked_splits(
@@ -563,7 +538,5 @@ def checked_splits(
         rows = list(of)
         cells = {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
         table = Table(f'{name} {split}', list(cells), cells, range(len(rows)))
-        names = {key: key for key in schema.columns}
-        missing = schema.columns.keys() - cells.keys()
-        found[split] = checked([table], table, split, schema, names, missing)
+        found[split] = checked([table], table, split, schema, {key: key for key in cells})
     return found

@@ -156,7 +156,7 @@ TASK = base.TaskInfo(
     unit_name='pairs',
     cluster_name='clusters',
     row_name='pairs',
-    texts=lambda row: [row['text'], row['second']],
+    texts=('text', 'second'),
     metric_names={
         'spearman': "Spearman's correlation",
         'pearson': "Pearson's correlation",

@@ -236,8 +236,8 @@ def hub_rows(
     cells = {name: list(table[name]) for name in possible}
     n = len(next(iter(cells.values()), ()))
     listed = Table(where, there, cells, range(n), classes=dataset_classes(table))
-    names, missing = check_layout(listed, schema, known, mapped(columns, split))
-    return checked([listed], listed, split, schema, names, missing)
+    names = check_layout(listed, schema, known, mapped(columns, split))
+    return checked([listed], listed, split, schema, names)
 
 
 def read_hub(
@@ -367,8 +367,8 @@ def _read(
     "A corpus from its source, and what its rows have in common."
     corpora = task_info(task).corpora
     loaded = _with_sets(load_by_rules(corpora, name, columns, into), corpora, score_on)
-    loaded = _apart(loaded, task_info(task).texts, into)
-    texts = {split: _hashes(task_info(task).texts, rows) for split, rows in loaded.splits.items()}
+    loaded = _apart(loaded, task, into)
+    texts = {split: _hashes(rows, task) for split, rows in loaded.splits.items()}
 
     def shared(split: str, other: str) -> int:
         return int(np.isin(texts[split], texts[other]).sum())
@@ -412,10 +412,14 @@ def _with_sets(corpus: Corpus, corpora: Corpora, score_on: Sequence[str]) -> Cor
     return replace(corpus, splits=corpus.splits | more, sha256=sha256_text(corpus.sha256, *own))
 
 
-def _hashes(texts_of: Callable[[dict], list[str]], rows: Rows) -> np.ndarray:  # (n,) int64
+def _hashes(
+    rows: Rows,
+    task: str,
+    of: Callable[[str], str] = str.strip,  # what of a text counts
+) -> np.ndarray:  # (n,) int64
     "The texts of each row as one number: of ten million rows two would be alike by chance once in 300,000."
-    found = (hash(tuple(text.strip() for text in texts_of(row))) for row in rows)
-    return np.fromiter(found, dtype=np.int64, count=len(rows))
+    texts = zip(*(map(of, rows[key]) for key in task_info(task).texts))
+    return np.fromiter(map(hash, texts), np.int64, len(rows))
 
 
 def _contradictions(splits: dict[str, Rows], texts: dict[str, np.ndarray]) -> dict[str, int]:
@@ -500,21 +504,13 @@ def _normalised(text: str) -> str:
     return ''.join(text.casefold().split())
 
 
-def _alike(texts_of: Callable[[dict], list[str]], rows: Rows) -> np.ndarray:  # (n,) int64
-    "As `_hashes`, of texts that a tokenizer may make equal."
-    found = (hash(tuple(map(_normalised, texts_of(row)))) for row in rows)
-    return np.fromiter(found, dtype=np.int64, count=len(rows))
-
-
-def _apart(corpus: Corpus, texts_of: Callable[[dict], list[str]], into: Writer | None = None) -> Corpus:
+def _apart(corpus: Corpus, task: str, into: Writer | None = None) -> Corpus:
     "A corpus without those of its rows without a label whose texts a model is scored on; they are counted."
     rows = corpus.unlabelled
     if not len(rows):
         return corpus
-    own = _alike(texts_of, rows)
-    scored_on = np.isin(
-        own, np.concatenate([_alike(texts_of, corpus.splits[split]) for split in ('dev', 'test')])
-    )
+    others = [_hashes(corpus.splits[split], task, _normalised) for split in ('dev', 'test')]
+    scored_on = np.isin(_hashes(rows, task, _normalised), np.concatenate(others))
     if not scored_on.any():
         return corpus
     splits = {split: of for split, of in corpus.splits.items() if split != UNLABELLED}
@@ -595,7 +591,7 @@ def _with_others(corpus: Corpus, config: RunConfig) -> Corpus:
             )
         rows = Columns.joined([other.splits['train'], other.unlabelled])
     with_all = replace(corpus, splits=corpus.splits | {UNLABELLED: rows}, left_out=0)
-    found = _apart(with_all, info.texts)
+    found = _apart(with_all, config.task)
     if not len(found.unlabelled):
         raise _all_left_out(found, f'unlabelled={shown(config.unlabelled)}')
     return _with_rows(corpus, found.unlabelled, info.corpora.schema, found.left_out)

@@ -237,8 +237,8 @@ def worst(
     "The examples a run got most wrong: by a number's squared error, by a class' log-likelihood."
     where = record['primary']['set']
     metric = 'nll' if record['primary']['metric'] == 'accuracy' else 'mse'
-    rows = corpus.splits[where] if corpus else ()
-    texts = {r['id']: ' | '.join(filter(None, (r['text'], r['second']))) for r in rows}
+    rows = zip(*(corpus.splits[where][key] for key in ('id', 'text', 'second'))) if corpus else ()
+    texts = {id: ' | '.join(filter(None, pair)) for id, *pair in rows}
 
     def row(unit: Any, own: pd.DataFrame) -> dict[str, Any]:
         if list(own['item']) == ['value']:
@@ -347,7 +347,7 @@ TASK = base.TaskInfo(
     defaults=DEFAULTS,
     unit_name='examples',
     cluster_name='clusters',
-    texts=lambda row: [text for text in (row['text'], row['second']) if text],
+    texts=('text', 'second'),
     metric_names={
         'macro_f1': 'macro F1',
         'matthews': "Matthews' correlation",
