@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import subprocess
 import time
 import numpy as np
@@ -12,7 +13,7 @@ from kinds import one_of_each
 from ranks import context, launch
 from kdnotes.core import cached as module
 from kdnotes.core.cached import Writer, cached, open_cached
-from kdnotes.core.files import FileError
+from kdnotes.core.files import FileError, read_signed, write_signed
 
 
 @pytest.fixture(scope='module')
@@ -131,17 +132,19 @@ def test_arrays_are_resumed_wherever_the_kill_fell(tmp_path):
 # ---- one folder, by hand ----
 
 
-def two_parts(writer):
+def two_parts(writer, stop_at=None):
     for part in range(writer.parts, 2):
+        if part == stop_at:
+            raise KeyboardInterrupt
         writer.state['parts'] = part + 1
-        writer.add(dict(rows=np.full((3, 2), part, np.int16), flags=np.array([], bool)))
+        writer.add(dict(rows=np.full((3, 2), part + 1, np.int16), flags=np.array([], bool)))
 
 
 def test_what_is_written_is_read(tmp_path):
     made = cached(tmp_path / 'a', two_parts)
     for found in (made, open_cached(tmp_path / 'a')):
         assert found.state == dict(parts=2)
-        assert found.arrays['rows'].tolist() == [[0, 0]] * 3 + [[1, 1]] * 3
+        assert found.arrays['rows'].tolist() == [[1, 1]] * 3 + [[2, 2]] * 3
         assert found.arrays['rows'].dtype == np.int16 and found.arrays['flags'].dtype == bool
         assert not found.arrays['rows'].flags.writeable and len(found.arrays['flags']) == 0
 
@@ -178,6 +181,61 @@ def test_a_folder_is_compared_once_while_it_does_not_change(tmp_path, monkeypatc
     time.sleep(0.02)  # a file's time has steps
     (tmp_path / 'a' / 'rows').write_bytes(bytes(24))
     assert open_cached(tmp_path / 'a') is None
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-2])  # a file of JSON ends with a line
+
+
+def of_another(path):
+    write_signed(path, read_signed(path) | dict(folder='b'))
+
+
+def edited(path):
+    "It says where to go on: a part would be left out."
+    path.write_text(path.read_text().replace('"parts": 1', '"parts": 2'))
+
+
+@pytest.mark.parametrize('harm', (flip, cut_short, edited, of_another, lambda path: path.write_bytes(b'')))
+@pytest.mark.parametrize('name', ('rows', 'known'))
+@pytest.mark.parametrize('whole', (True, False))
+def test_nothing_of_what_is_damaged_is_used(tmp_path, harm, name, whole):
+    if harm is edited and whole or name == 'rows' and harm in (edited, of_another):
+        pytest.skip('of a ledger alone, or of a manifest')
+    folder = tmp_path / 'a'
+    expected = cached(folder, two_parts).arrays['rows'].tolist()
+    if not whole:
+        shutil.rmtree(folder)
+        with pytest.raises(KeyboardInterrupt):
+            cached(folder, lambda writer: two_parts(writer, stop_at=1))
+    (known,) = folder.glob('*.json')
+    assert known.name == ('manifest.json' if whole else 'ledger.json')
+    harm(known if name == 'known' else folder / name)
+    begun = []
+    made = cached(folder, lambda writer: begun.append(writer.parts) or two_parts(writer))
+    assert begun == [0]
+    assert made.arrays['rows'].tolist() == expected and made.state == dict(parts=2)
+
+
+def test_half_a_part_is_cut_off_and_the_others_stay(tmp_path):
+    expected = cached(tmp_path / 'a', two_parts).arrays['rows'].tolist()
+    with pytest.raises(KeyboardInterrupt):
+        cached(tmp_path / 'b', lambda writer: two_parts(writer, stop_at=1))
+    for name in ('rows', 'of a later part'):
+        with open(tmp_path / 'b' / name, 'ab') as f:
+            f.write(b'torn!')
+    begun = []
+    made = cached(tmp_path / 'b', lambda writer: begun.append(writer.parts) or two_parts(writer))
+    assert (
+        begun == [1] and made.arrays['rows'].tolist() == expected and made.arrays.keys() == {'rows', 'flags'}
+    )
+    assert not (tmp_path / 'b' / 'of a later part').exists()
 
 
 @pytest.mark.parametrize('name', ['rows', 'manifest.json'])

@@ -300,6 +300,24 @@ def test_reading_in_parts_takes_no_more_memory_for_more_rows(tmp_path, home, mon
     assert (peaks[1] - peaks[0]) / 12_000 < 200, 'bytes a row'
 
 
+def test_joined_tables_keep_their_texts_where_they_are(pairs, large):
+    "As the rows of a run with rows without a label, in every rank."
+    splits = load_corpus('answer_selection', str(pairs)).splits
+    tables = [splits['train'], splits['dev'], splits['train']]
+    texts = sum(rows['sentence'].nbytes + rows['question'].nbytes for rows in tables)
+    tracemalloc.start()
+    joined = Columns.joined(tables)
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < texts / 4
+    assert list(joined) == [row for rows in tables for row in rows]
+    index = np.array([0, len(joined) - 1, ROWS + 3, 7])
+    assert list(joined[index]) == [joined[i] for i in index.tolist()]
+    assert list(Joined('|', joined['question'], joined['sentence'])[ROWS - 2 : ROWS + 2]) == [
+        f"{row['question']}|{row['sentence']}" for row in joined[ROWS - 2 : ROWS + 2]
+    ]
+
+
 def many_equal_rows(path, rows):
     "A file of a few kilobytes."
     import pyarrow as pa
