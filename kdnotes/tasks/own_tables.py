@@ -17,7 +17,7 @@ from ..core.config import ConfigError, shown, task_info
 from ..core.files import atomic_write, cache_path, sha256_text
 from ..core.render import phrase, render
 from ..core.streams import stream
-from ..core.tables import check_rows_fit, class_cells, no_table, read_table, separated_otherwise
+from ..core.tables import check_rows_fit, class_cells, no_table, read_table
 from .rules import TEACHER, needed_columns, score_key
 from .base import split_sizes
 from kdnotes.tasks.sources import (
@@ -80,8 +80,6 @@ def _frame(table: Any, columns: Mapping[str, str], rules: CorpusRules, labelled:
     may_lack = rules.no_label.columns if rules.no_label and not labelled else ()
     needed = [column for key, column in columns.items() if key not in may_lack]
     if missing := [column for column in needed if column not in found]:
-        if words := separated_otherwise('the table', list(map(str, found.columns))):
-            raise ConfigError(words)
         raise ConfigError(
             f"there is no column {', '.join(map(shown, missing))}; "
             f"there are {', '.join(map(str, found.columns))}; write columns={{key of the task: your column}}"
@@ -106,7 +104,7 @@ def table_of_file(
     rules = task_info(task).corpora
     kept = {column for of in scores for column in of}
     possible = {*rules.columns, *rules.columns.values(), *columns.values(), *kept, 'split'}
-    if path.exists() and 'split' in next(read_table(path, {'split'})).names:
+    if path.exists() and 'split' in next(read_table(path, possible)).names:
         check_rows_fit(path, possible)
         _, *whole = read_table(path, possible)
         if not whole:
@@ -138,8 +136,6 @@ def _check_columns(table: pd.DataFrame, task: str, scores: Sequence[str]) -> Non
             f'one that holds the scores: columns={{{TEACHER!r}: ...}}'
         )
     for key in needed_columns(task_info(task).corpora, table.columns):
-        if words := separated_otherwise('the table', list(map(str, table.columns))):
-            raise ConfigError(words)
         raise ConfigError(
             f'there is no column {key!r} among {", ".join(map(shown, table.columns[:20]))}; rename the one '
             f"that holds it, or say which it is: columns={{'{key}': '<your column>'}}"

@@ -33,7 +33,6 @@ from kdnotes.core.tables import (
     number_text,
     places,
     read_table,
-    separated_otherwise,
     unchanged,
 )
 
@@ -301,8 +300,6 @@ def check_layout(
 ) -> tuple[dict[str, str], set[str]]:  # key -> its column; the keys without one
     "Which columns a table has; one that lacks a column that its rows need is refused."
     names, missing, lost = _layout(table.names, rules, usual, mapped)
-    if lost and (words := separated_otherwise(table.where, table.names)):
-        raise CorpusError(words)
     if lost and lost[0] not in rules.columns:
         raise CorpusError(
             f'{table.where}: there is no column {shown(names[lost[0]])} among {_listed(table.names)}; '

@@ -29,7 +29,17 @@ from kdnotes.core.files import (
 )
 from ..core.hub import ask_hub, dataset_classes, fetch_hub
 from ..core.streams import stream
-from ..core.tables import FORMATS, PART, CorpusError, Table, changed, check_regular, places, size_of
+from kdnotes.core.tables import (
+    FORMATS,
+    PART,
+    CorpusError,
+    Table,
+    changed,
+    check_regular,
+    format_of,
+    places,
+    size_of,
+)
 from kdnotes.tasks.rules import (
     SPLITS,
     UNLABELLED,
@@ -95,7 +105,7 @@ def split_files(
                 f'{split}; move the others away'
             )
     if missing := [split for split in SPLITS if not found[split]]:
-        names = [own[split].name if named else f'{split}{tables[0].suffix}' for split in missing]
+        names = [own[split].name if named else f'{split}.{format_of(tables[0])}' for split in missing]
         right = ', '.join(rules.published_files) if named else f'train, dev and test, each as one of {_ENDS}'
         raise CorpusError(f"{folder} has no {' and no '.join(names)}; a corpus folder holds {right}")
     _check_unlabelled_name(folder)
