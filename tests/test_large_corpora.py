@@ -286,12 +286,14 @@ def test_room_is_asked_for_when_the_first_part_has_shown_what_rows_take(pairs, l
     assert 0.5 * size < asked[0] < 2 * size
 
 
-def test_reading_in_parts_takes_no_more_memory_for_more_rows(tmp_path, home, monkeypatch):
-    monkeypatch.setattr(rules, 'PART', 500)
+@pytest.mark.parametrize('end', ['tsv', 'csv.gz', 'jsonl'])
+def test_reading_in_parts_takes_no_more_memory_for_more_rows(tmp_path, home, monkeypatch, end):
+    for module in (rules, tables):
+        monkeypatch.setattr(module, 'PART', 500)
     monkeypatch.setattr(columns, '_AT_ONCE', 500)
     peaks = []
     for rows in (4000, 16_000):
-        path = synthetic_pairs(tmp_path / str(rows), rows) / 'train.tsv'
+        path = as_format(synthetic_pairs(tmp_path / str(rows), rows), end) / f'train.{end}'
         tracemalloc.start()
         assert len(sources.read_split(path, 'train', CORPORA, into=tmp_path / f'of {rows}')) == rows
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -368,6 +370,7 @@ def as_format(folder, end):
         path = folder / f'{split}.{end}'
         path.write_bytes(as_file(rows, table.names, path))
         (folder / f'{split}.tsv').unlink()
+    return folder
 
 
 @pytest.mark.parametrize('end', sources.FORMATS)

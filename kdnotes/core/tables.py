@@ -100,7 +100,9 @@ def _counted(path: Path, state: tuple[int, ...]) -> tuple[int, int]:  # bytes an
             size += len(block)
             lines += block.count(b'\n')
             if packed and size > most:
-                raise CorpusError(f'{path} unpacks to more than {most / 1e9:,.1f} GB; unpack it yourself')
+                raise CorpusError(
+                    f'{path} unpacks to over {most / 1e9:,.1f} GB; if that is right, unpack it yourself'
+                )
     return size, lines
 
 
