@@ -195,7 +195,7 @@ WRONG = {
     'a pair nobody labelled': pairs(('q', 'a', 1), ('q', 'b', -1)),
     'nothing right': pairs(('q', 'a', 0), ('q', 'b', 0), at=None),
     'no ranking': pairs(('q', 'a', 1), ('r', 'b', 1), at=None, split='test', names=()),
-    'no candidate': pairs(*FULL, ('R', 'r', 'D', 'U', '', 0), at=2, names=("'R'",), keys=KEYS),
+    'no candidate': pairs(*FULL, ('R', 'r', 'D', 'U', '', 0), at=2, names=(), keys=KEYS),
     'no question': pairs(*FULL, ('R', ' ', 'D', 'U', 'u', 0), at=2, names=('question',), keys=KEYS),
     'no document': pairs(*FULL, ('R', 'r', '', 'U', 'u', 0), at=2, names=('document_id',), keys=KEYS),
     'a sentence twice': pairs(*FULL, FULL[1], at=2, names=("'T'", "'Q'"), keys=KEYS),
@@ -435,7 +435,7 @@ def test_half_a_character_in_a_file_of_squad_is_refused(tmp_path, monkeypatch):
     (tmp_path / 'squad1').mkdir()
     pack(tmp_path / 'squad1/train-v1.1.json.gz', json.dumps(dict(data=articles)).encode())
     monkeypatch.setenv('KDNOTES_DATA', str(tmp_path))
-    refused(lambda: load_corpus(TASK, 'squad1'), 'squad1', 'row 1', 'Sentence')
+    refused(lambda: load_corpus(TASK, 'squad1'), 'squad1', 'row 1')
 
 
 # ---- names of corpora ----
