@@ -22,7 +22,7 @@ from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import MINILM, MINILM_WHEEL, find_model
 from handmade import make_record, write_run
 from notebooks import ROOT, contents, last_line, papermill
-from test_corpus_errors import FAULTS, write
+from test_corpus_errors import GOOD, HEADER, write
 
 CPU = Machine('cpu', 2)
 # a port nobody listens at
@@ -199,17 +199,6 @@ def test_a_parameter_that_is_deleted_from_its_cell_is_gone(name, again):
     assert given() == usual and shell['NamesBefore'] is NamesBefore
 
 
-# ---- corpora: each fault and more of them, with all their words, are in test_corpus_errors.py ----
-
-
-def test_a_broken_corpus(home, tmp_path):
-    content, told = FAULTS['missing column']
-    write(tmp_path / 'corpus')
-    write(tmp_path / 'corpus', names=['WikiQA-dev.tsv'], **content)
-    refused(str(tmp_path / 'corpus' / 'WikiQA-dev.tsv'), *told, corpus=str(tmp_path / 'corpus'))
-    sentence(lambda: plan_study(corpus=str(tmp_path / 'corpus')), *told)
-
-
 # ---- models ----
 
 
@@ -310,9 +299,8 @@ def kept(home):
 @pytest.mark.exhaustive
 def test_through_papermill(home, tmp_path):
     "The doors are tried two at a time; each starts a kernel."
-    content, told = FAULTS['label not 0/1']
-    write(tmp_path / 'corpus')
-    write(tmp_path / 'corpus', names=['WikiQA-test.tsv'], **content)
+    write(tmp_path / 'corpus')  # what else may be wrong with one is in test_corpus_errors.py
+    write(tmp_path / 'corpus', ['WikiQA-test.tsv'], [HEADER, GOOD[0], GOOD[1] + '2'])
     other = (
         home
         / 'runs/default'
@@ -327,7 +315,7 @@ def test_through_papermill(home, tmp_path):
     doors = {
         'mode': ([run, ('mode', 'nonsense')], {}, ['ConfigError', "mode='nonsense'"]),
         'name': ([run, ('mood', 3)], {}, ['ConfigError', "no parameter 'mood'"]),
-        'corpus': ([run, ('corpus', tmp_path / 'corpus')], {}, ['CorpusError', 'WikiQA-test.tsv', *told]),
+        'corpus': ([run, ('corpus', tmp_path / 'corpus')], {}, ['CorpusError', 'WikiQA-test.tsv', 'line 3']),
         'checksum': (
             [run, embedded],
             dict(

@@ -1,12 +1,14 @@
 """Malformed inputs, made by hypothesis from sound ones:
 each is taken as what it says, or refused with one sentence of our own; nothing else is ever raised.
 
-`KDNOTES_FUZZ` sets the number of inputs, over all kinds together: 250 always the same ones by default;
-more of them, and others each time, by `make fuzz`.
+`KDNOTES_FUZZ` sets the number of inputs, over all kinds together, and as many tables: 250 always the same
+ones by default; more of them, and others each time, by `make fuzz`.
 """
 
 import copy
+import csv
 import gzip
+import io
 import json
 import os
 import shutil
@@ -19,7 +21,6 @@ from hypothesis import HealthCheck, event, example, given, settings, strategies 
 from kdnotes.stats import evidence
 from kdnotes.results import overview
 from kdnotes.report import report
-from kdnotes.tasks import candidates
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.train.checkpoint import (
     CheckpointError,
@@ -34,10 +35,13 @@ from kdnotes.core.parse import make_config
 from kdnotes.tasks.text_classification import TextClassification, TextRegression
 from kdnotes.core.resolve import Machine, resolve, run_id
 from kdnotes.tasks.labelled_texts import check_labels
-from kdnotes.tasks.sources import SPLITS, Corpus, CorpusError, load_corpus, read_split, resolve_corpus
+from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus, resolve_corpus
 from kdnotes.tasks.batching import encode_pairs
 from kdnotes.report.plotting import bind_figures
+from kdnotes.core.tables import FORMATS, as_text, n_rows, number_text, read_table, size_of
 from kdnotes.experiment.plan import choose_arms
+from kdnotes.experiment.predict import PredictError
+from kdnotes.experiment.predict_tables import as_file, read_file
 from kdnotes.core.files import read_json
 from kdnotes.distill.weights import ModelError, find_model
 from kdnotes.results.runs import TABLES, append_row, read_rows, without_repeats
@@ -48,7 +52,7 @@ from handmade import make_record, make_units, write_run
 from test_teacher_signal import KEY, Pairs, tiny_teacher
 
 INPUTS = int(os.environ.get('KDNOTES_FUZZ', 250))
-KINDS = 12  # of tests below, which share them evenly
+KINDS = 10  # of tests below without those of tables, which share them evenly
 
 fuzz = settings(
     max_examples=-(-INPUTS // KINDS),
@@ -225,113 +229,125 @@ def json_files(draw, value) -> bytes:
     )
 
 
-# ---- texts ----
+# ---- tables ----
 
-WORDS = st.text(st.sampled_from('abcdefgh\u00e9\u2028 "\'-'), min_size=1, max_size=12)
-HEADER = '\t'.join(candidates.SCHEMA.names.values())
+tables_fuzz = settings(fuzz, max_examples=-(-INPUTS // 2))
+letters = st.characters(exclude_categories=['Cs'])
+no_ends = st.characters(exclude_categories=['Cs'], exclude_characters='\t\r\n')
+cell_types = dict(
+    ints=st.integers(-(2**63), 2**63 - 1),
+    floats=st.floats(allow_nan=False, allow_infinity=False),
+    bools=st.booleans(),
+    missing=st.none(),
+)
 
 
 @st.composite
-def tsv_files(draw, sound: bool = False) -> bytes:
-    "A corpus file, maybe a sound one."
-    rows = [
-        [f'Q{q}', f'{draw(WORDS)}?', f'D{q}', draw(WORDS), f'D{q}-{i}', f'{draw(WORDS)}.', str(int(i == 0))]
-        for q in range(draw(st.integers(1, 3)))
-        for i in range(draw(st.integers(1 + sound, 3)))
-    ]
-    # one text a question
-    rows = [[*row[:1], rows[[r[0] for r in rows].index(row[0])][1], *row[2:]] for row in rows]
-    for _ in range(0 if sound else draw(st.integers(0, 2))):
-        row = draw(st.sampled_from(rows))
-        match draw(st.sampled_from(['other', 'lose', 'more', 'double', 'swap'])):
-            case 'other' if row:
-                row[draw(st.integers(0, len(row) - 1))] = draw(texts)
-            case 'lose' if row:
-                del row[-1]
-            case 'more':
-                row.append(draw(texts))
-            case 'double':
-                rows.append(list(row))
-            case 'swap':
-                row.reverse()
-    data = (
-        draw(st.sampled_from(['\n', '\r\n']))
-        .join([HEADER, *('\t'.join(r) for r in rows), *draw(st.sampled_from([[], [''], ['', '']]))])
-        .encode('utf-8', 'surrogatepass')
-    )
-    return data if sound else draw(st.one_of(st.just(data), st.just(data), torn(data)))
+def written_tables(draw) -> tuple[str, list[str], list[dict]]:
+    "A format, names of columns, and rows of cells that it can hold."
+    end = draw(st.sampled_from(FORMATS))
+    kind = end.partition('.')[0]
+    text = st.text(no_ends if kind == 'tsv' else letters, max_size=8)
+    # the first name may not begin with what is a byte order mark there, nor look like several
+    name = text.filter(lambda name: name.strip() and name[0] != '\ufeff' and not set(name) & set('\t;|,'))
+    names = draw(st.lists(name, min_size=1, max_size=4, unique=True))
+    types = cell_types | dict(texts=text)
+    if kind in ('jsonl', 'parquet'):
+        types |= dict(lists=st.lists(text, max_size=2))
+    columns = {}
+    for column in names:
+        some = draw(
+            st.lists(st.sampled_from(sorted(types)), min_size=1, max_size=1 if kind == 'parquet' else 3)
+        )
+        columns[column] = st.one_of(*(types[of] for of in some), st.none())
+    rows = draw(st.lists(st.fixed_dictionaries(columns), min_size=1, max_size=5))
+    rows = [{name: row[name] for name in names} for row in rows]
+    if kind == 'jsonl':
+        for row in rows[1:]:
+            row.pop(draw(st.sampled_from([*names, None])), None)
+    return end, names, rows
 
 
-def parsed(data: bytes) -> list[dict[str, str]]:
-    "What a sound file says, read in the plainest way; ids without a column are made up."
-    header, *lines = [
-        line.removesuffix('\r').split('\t') for line in data.decode().removeprefix('\ufeff').split('\n')
-    ]
-    there = {key: header.index(name) for key, name in candidates.SCHEMA.names.items() if name in header}
-    return [{key: line[i] for key, i in there.items()} for line in lines if line != ['']]
+def expected_text(cell, kind: str) -> str | None:
+    return number_text(repr(cell)) if kind == 'jsonl' and isinstance(cell, float) else as_text(cell)
 
 
-@fuzz
-@given(tsv_files(), st.sampled_from(SPLITS))
-def test_a_corpus_file(home, data, split):
-    path = home / 'corpus.tsv'
-    path.write_bytes(data)
-    rows = ours(lambda: read_split(path, split, candidates.SCHEMA), CorpusError)
-    if rows is REFUSED:
+@tables_fuzz
+@given(written_tables(), st.sampled_from([None, 1, 2]), st.booleans(), st.sampled_from(['\n', '\r\n', '\r']))
+def test_a_table_that_is_written_is_read_as_it_was(home, written, at_once, mark, line_end):
+    end, names, rows = written
+    kind, _, packed = end.partition('.')
+    path = home / f'written.{end}'
+    data = ours(lambda: as_file(rows, names, path), PredictError)
+    if data is REFUSED:  # an empty line is no row
+        assert kind == 'tsv' and len(names) == 1 and '' in [as_text(row[names[0]]) for row in rows]
         return
-    said = parsed(data)
-    assert [{key: str(row[key]) for key in cells} for row, cells in zip(rows, said, strict=True)] == said
-    assert {'question', 'sentence', 'label'} <= said[0].keys()
-    assert (
-        {r['label'] for r in rows} <= {0, 1}
-        and any(r['label'] for r in rows)
-        and all(
-            r[k].strip()
-            for r in rows
-            for k in ('question_id', 'question', 'document_id', 'sentence_id', 'sentence')
+    if kind == 'csv':  # as others write it
+        buffer = io.StringIO(newline='')
+        lines = csv.writer(
+            buffer,
+            lineterminator=line_end,
+            quoting=csv.QUOTE_MINIMAL if line_end == '\r\n' else csv.QUOTE_ALL,
         )
-    )
-    sound = [
-        dict(
-            question_id='Q',
-            question='q',
-            document_id='D',
-            document_title='t',
-            sentence_id=f'D-{i}',
-            sentence='s',
-            label=i,
-        )
-        for i in range(2)
-    ]
-    for questions, smoke in (('all', False), ('answered', True)):  # and the task can be made of it
-        task = AnswerSelection(
-            Corpus('c', 'folder', 'c', dict.fromkeys(SPLITS, sound) | {split: rows}, 'x'),
-            settings=AnswerSelectionSettings(train_questions=questions),
-            smoke=smoke,
-        )
-        assert len(task.questions[split].labels) <= len(rows) and task.label_prior.sum() == pytest.approx(1)
+        lines.writerows([names, *([as_text(row[name]) for name in names] for row in rows)])
+        data = buffer.getvalue().encode()
+        data = gzip.compress(data) if packed else data
+    if kind != 'parquet':
+        plain = gzip.decompress(data) if packed else data
+        if kind != 'csv' and line_end == '\r\n':
+            plain = plain.replace(b'\n', b'\r\n')
+        data = gzip.compress(b'\xef\xbb\xbf' * mark + plain) if packed else b'\xef\xbb\xbf' * mark + plain
+    path.write_bytes(data)
+    head, *parts = read_table(path, names, at_once)
+    assert head.names == names and sum(len(part.numbers) for part in parts) == len(rows)
+    for name in names:
+        cells = [as_text(cell) for part in parts for cell in part.cells[name]]
+        assert cells == [expected_text(row.get(name), kind) for row in rows]
+    if kind in ('jsonl', 'parquet'):  # types, too
+        assert read_file(path)[1] == rows
+    assert size_of(path, names) > 0 and n_rows(path) >= kind.startswith('parquet')
 
 
-@fuzz
-@given(
-    st.fixed_dictionaries({split: tsv_files(sound=True) for split in SPLITS}),
-    st.sampled_from(SPLITS),
-    st.one_of(st.none(), tsv_files(), tsv_files()),
-    st.sampled_from(['{}.tsv', 'WikiQA-{}.tsv']),
-)
-def test_a_corpus_folder(data, split, content, name):
-    data = data | {split: content}
+SOUND = {
+    'text_classification': [dict(text=f'{i} is "odd",\tö', label='ab'[i % 2], n=i) for i in range(4)],
+    'answer_selection': [dict(question=f'q{i // 2}', sentence=f's{i}', label=i % 2) for i in range(4)],
+}
+
+
+def sound(task: str, end: str) -> bytes:
+    rows = [{key: str(cell).replace('\t', ' ') for key, cell in row.items()} for row in SOUND[task]]
+    return as_file(rows, list(rows[0]), Path(f'a.{end}'))
+
+
+@tables_fuzz
+@given(st.sampled_from(sorted(SOUND)), st.sampled_from(FORMATS), st.sampled_from(SPLITS), st.data())
+def test_any_bytes_are_a_table_or_refused(task, end, split, data):
+    if end.endswith('.gz') and data.draw(st.booleans()):
+        plain = sound(task, end.removesuffix('.gz'))
+        content = gzip.compress(data.draw(st.one_of(st.binary(max_size=200), torn(plain))))
+    else:
+        content = data.draw(
+            st.one_of(st.binary(max_size=200), torn(sound(task, end)), torn(sound(task, end)))
+        )
     with tempfile.TemporaryDirectory() as folder:
-        for split, content in data.items():
-            if content is not None:
-                (Path(folder) / name.format(split)).write_bytes(content)
-        corpus = ours(lambda: load_corpus('answer_selection', folder), CorpusError)
-        if corpus is not REFUSED:
-            assert (
-                None not in data.values()
-                and len(corpus.sha256) == 64
-                and all(corpus.splits[split] for split in SPLITS)
+        for other in SPLITS:
+            Path(folder, f'{other}.tsv').write_bytes(sound(task, 'tsv'))
+        Path(folder, f'{split}.tsv').unlink()
+        path = Path(folder, f'{split}.{end}')
+        path.write_bytes(content)
+        found = ours(lambda: read_file(path), CorpusError)
+        assert found is REFUSED or all(len(of) == len(found[1]) for of in found[0].cells.values())
+        corpus = ours(lambda: load_corpus(task, folder), CorpusError)
+        assert n_rows(path) >= 0 and path.read_bytes() == content
+    if corpus is REFUSED:
+        return
+    assert len(corpus.sha256) == 64 and all(len(corpus.splits[split]) for split in SPLITS)
+    if task == 'answer_selection':  # and the task can be made of it
+        for questions, smoke in (('all', False), ('answered', True)):
+            made = AnswerSelection(
+                corpus, settings=AnswerSelectionSettings(train_questions=questions), smoke=smoke
             )
+            assert len(made.questions[split].labels) <= len(corpus.splits[split])
 
 
 # ---- parameters ----

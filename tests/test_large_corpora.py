@@ -1,6 +1,5 @@
 """Corpora whose columns are kept on disk: as those in memory, and read once on a machine."""
 
-import csv
 import json
 import os
 import re
@@ -22,12 +21,13 @@ from kdnotes.core.cached import Writer
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.files import FileError, cache_path
 from kdnotes.experiment.clean import stale
+from kdnotes.experiment.predict_tables import as_file, read_file
 from kdnotes.tasks import schema, sources
 from kdnotes.tasks.candidates import SCHEMA
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.core.columns import Columns, Joined, codes
 from kdnotes.tasks.ranking_metrics import as_questions
-from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus
+from kdnotes.tasks.sources import SPLITS, load_corpus
 from kdnotes.tasks.text_classification import TextClassification, TextRegression
 
 ROWS = 600
@@ -287,12 +287,14 @@ def test_room_is_asked_for_when_the_first_part_has_shown_what_rows_take(pairs, l
     assert 0.5 * size < asked[0] < 2 * size
 
 
-def test_reading_in_parts_takes_no_more_memory_for_more_rows(tmp_path, home, monkeypatch):
-    monkeypatch.setattr(schema, 'PART', 500)
+@pytest.mark.parametrize('end', ['tsv', 'csv.gz', 'jsonl'])
+def test_reading_in_parts_takes_no_more_memory_for_more_rows(tmp_path, home, monkeypatch, end):
+    for module in (schema, tables):
+        monkeypatch.setattr(module, 'PART', 500)
     monkeypatch.setattr(columns, '_AT_ONCE', 500)
     peaks = []
     for rows in (4000, 16_000):
-        path = synthetic_pairs(tmp_path / str(rows), rows) / 'train.tsv'
+        path = as_format(synthetic_pairs(tmp_path / str(rows), rows), end) / f'train.{end}'
         tracemalloc.start()
         assert len(sources.read_split(path, 'train', SCHEMA, into=Writer(tmp_path / f'of {rows}'))) == rows
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -382,18 +384,12 @@ def rewritten(pairs, columns):
 
 def as_format(folder, end):
     "The same tables in files of another format."
-    for split in SPLITS:
-        path = folder / f'{split}.tsv'
-        table = pd.read_csv(path, sep='\t', dtype=str, keep_default_na=False, quoting=csv.QUOTE_NONE)
-        other = path.with_suffix(f'.{end}')
-        if end == 'csv':
-            table.to_csv(other, index=False)
-        elif end == 'jsonl':
-            table.to_json(other, orient='records', lines=True)
-        elif end == 'parquet':
-            table.to_parquet(other, row_group_size=11)
-        if end != 'tsv':
-            path.unlink()
+    for split in SPLITS if end != 'tsv' else ():
+        table, rows = read_file(folder / f'{split}.tsv')
+        path = folder / f'{split}.{end}'
+        path.write_bytes(as_file(rows, table.names, path))
+        (folder / f'{split}.tsv').unlink()
+    return folder
 
 
 @pytest.mark.parametrize('end', sources.FORMATS)
@@ -421,130 +417,7 @@ def test_a_folder_whose_name_looks_like_a_pattern_is_read_and_no_other(pairs):
     assert found[0] == found[1]
 
 
-WRONG = {  # -> what is wrong, and what is said of it
-    'an id twice': (lambda lines: [*lines, lines[3]], 'occurs twice'),
-    'another text': (lambda lines: [*lines[:-1], lines[-1].replace('?', '!')], 'another text'),
-    'a label': (lambda lines: [*lines[:-1], lines[-1][:-1] + '2'], 'must be 0 or 1'),
-    'no label': (lambda lines: [lines[0], *(line[:-1] + '0' for line in lines[1:])], 'no row has label 1'),
-    'a field': (lambda lines: [*lines, 'Q\tR'], '2 fields where'),
-    'no text': (lambda lines: [*lines, 'Q\t\tD\tt\tD-1\tyes\t1'], 'Question is empty'),
-    'ids that look alike': (
-        lambda lines: [*lines, *(f'{q}\tx\tD\tt\t{q}1\tyes\t1' for q in ('Ａ', 'A'))],
-        'looks like',
-    ),
-    'a control character': (lambda lines: [*lines, 'a\x07\tx\tD\tt\tD-1\tyes\t1'], 'control character'),
-    'no header': (lambda lines: lines[1:], 'there is no column'),
-    'two columns of a name': (
-        lambda lines: [lines[0].replace('Sentence', 'Question', 1), *lines[1:]],
-        'two columns are called',
-    ),
-    'nothing': (lambda lines: [], 'is empty'),
-    'a header alone': (lambda lines: lines[:1], 'there is no row'),
-    'no UTF-8': (lambda lines: [line.replace('title', 'ti\udcff') for line in lines], '0xff is not UTF-8'),
-}
-
-
-@pytest.mark.parametrize('rows', (7, 1))
-@pytest.mark.parametrize('kind', WRONG)
-def test_what_is_wrong_is_refused_in_the_same_words_in_parts(pairs, monkeypatch, kind, rows):
-    monkeypatch.setattr(schema, 'PART', rows)
-    make, why = WRONG[kind]
-    path = pairs / 'dev.tsv'
-    path.write_text('\n'.join(make(path.read_text().splitlines())), errors='surrogateescape')
-    one, other = both('answer_selection', pairs, monkeypatch)
-    assert one == other and 'dev.tsv' in one and why in one
-
-
-ODD = {  # -> a file of text classification, and its rows or what is said of it
-    'quotes': (
-        'csv',
-        'text,label\r\n"a ""b"", \n\r c",NA\n\n"x, ",007\n',
-        [('a "b", \n\r c', 'NA'), ('x, ', '007')],
-    ),
-    'blanks': ('csv', 'text,label\n  x  ,"NA"\n007, y\n', "row 2: label ' y' begins or ends with a blank"),
-    'numbers': (
-        'jsonl',
-        '{"text": "a\\u2028", "label": 1}\n\n{"label": 1.0, "text": 7}\n{"text": "b", "label": false}\n',
-        [('a\u2028', '1'), ('7', '1'), ('b', '0')],
-    ),
-    'letters': ('tsv', 'text\tlabel\r\n"a\t1\r\n\r\nb\u2028\t0\n', [('"a', '1'), ('b\u2028', '0')]),
-    'a member that comes later': (
-        'jsonl',
-        '{"text": "a", "label": 1}\n{"text": "b", "label": 0, "second": "c"}\n',
-        'line 1: second is empty',
-    ),
-    'a member that is missing later': (
-        'jsonl',
-        '{"text": "a", "label": 0}\n{"text": "a"}\n',
-        'line 2: label',
-    ),
-    'an id that is missing later': (
-        'jsonl',
-        '{"id": 1, "text": "a", "label": 0}\n{"text": "b", "label": 1}\n',
-        'line 2: id is empty',
-    ),
-    'no member': ('jsonl', '{"text": "a", "label": 0}\n{}\n', 'line 2: text'),
-    'a list': (
-        'jsonl',
-        '{"text": "a", "label": 0}\n{"text": ["a"], "label": 1}\n',
-        'line 2: text holds a list',
-    ),
-    'no JSON': ('jsonl', '{"text": "a", "label": 0}\n{"text": \n', 'line 2: Expecting value'),
-    'a field too many': ('csv', 'text,label\na,0\nb,1,c\n', 'row 2: 3 fields'),
-    'an open quote': ('csv', 'text,label\na,0\n"b,1\n', 'row 2: '),
-    'second texts in some parts': (
-        'tsv',
-        'text\tsecond\tlabel\n' + ''.join(f'a{i}\tb\t{i % 2}\n' for i in range(8)) + 'a\t\t1\n',
-        'line 10: second is empty',
-    ),
-}
-
-
-@pytest.mark.parametrize('kind', ODD)
-def test_odd_cells_are_the_same_in_parts(tmp_path, home, monkeypatch, kind):
-    monkeypatch.setattr(schema, 'PART', 1)
-    end, content, said = ODD[kind]
-    folder = tmp_path / 'odd'
-    folder.mkdir()
-    for split in SPLITS:
-        (folder / f'{split}.{end}').write_text(content, newline='')
-    one, other = both('text_classification', folder, monkeypatch)
-    if isinstance(said, str):
-        assert isinstance(one, str) and isinstance(other, str)
-        assert said in one and said in other
-        return
-    assert same_but_rows(one, other)
-    for found in (one, other):
-        assert [(row['text'], row['label']) for row in found.splits['train']] == said
-
-
-@pytest.mark.parametrize('end', ('csv', 'jsonl', 'parquet', 'pipe', 'folder'))
-def test_a_file_that_ends_too_early_or_is_none_is_told_as_without_parts(pairs, monkeypatch, end):
-    if end in ('pipe', 'folder'):
-        (pairs / 'dev.tsv').unlink()
-        {'pipe': os.mkfifo, 'folder': os.mkdir}[end](pairs / 'dev.tsv')
-    else:
-        as_format(pairs, end)
-        path = pairs / f'dev.{end}'
-        path.write_bytes(path.read_bytes()[:-40])
-    one, other = both('answer_selection', pairs, monkeypatch)
-    assert one == other and (f'dev.{end}' in one or 'is no ordinary file' in one)
-
-
 # ---- what rows have in common ----
-
-
-def test_contradictions_and_overlap_by_hand(reviews):
-    for split, rows in dict(
-        train=[('a', '0'), ('a', '1'), ('a', '1'), ('b', '0'), ('b', '0'), ('c', '1')],
-        dev=[(' a ', '0'), ('d', '0'), ('d', '1')],
-        test=[('d', '0'), ('e', '1'), ('b', '1')],
-    ).items():
-        lines = [json.dumps(dict(text=text, label=label)) for text, label in rows]
-        (reviews / f'{split}.jsonl').write_text('\n'.join(lines))
-    found = load_corpus('text_classification', str(reviews))
-    assert found.contradictions == dict(train=3, dev=2)
-    assert (found.overlap, found.test_in_dev) == (dict(dev=1, test=1), 1)
 
 
 def test_a_contradiction_behind_a_row_whose_label_is_one_more():
@@ -580,22 +453,6 @@ def test_columns_that_nobody_needs_are_not_read(reviews, monkeypatch, end):
         as_format(reviews, end)
         load_corpus('text_classification', str(reviews))
     assert set(read) == {'text', 'label'}
-
-
-@pytest.mark.parametrize('end', ('tsv', 'csv', 'parquet'))
-def test_a_missing_column_is_told_before_any_row_is_read(reviews, end):
-    "And not with the names of all the others."
-    table = pd.DataFrame({f'column {i}': ['a', 'b'] for i in range(300)})
-    (reviews / 'train.jsonl').unlink()
-    path = reviews / f'train.{end}'
-    if end == 'parquet':
-        table.to_parquet(path)
-    else:
-        table.to_csv(path, sep='\t' if end == 'tsv' else ',', index=False)
-        path.write_bytes(path.read_bytes() + b'x' * 10**5 + b'\xff')  # what a reader of rows would come upon
-    with pytest.raises(CorpusError, match=r"no column 'text' among .* and 280 more; rename") as refusal:
-        load_corpus('text_classification', str(reviews))
-    assert len(str(refusal.value)) < 800
 
 
 def test_columns_of_files_that_have_changed_are_stale_and_no_others(reviews, large):

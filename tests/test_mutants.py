@@ -496,16 +496,16 @@ MUTANTS = [
     Mutant(
         'members that come later are lost',
         'core.tables',
-        'for _, row in _json_rows(path) for name in row))',
-        'for _, row in islice(_json_rows(path), 1) for name in row))',
-        'test_large_corpora.py::test_odd_cells_are_the_same_in_parts',
+        'for _, row in first for name in row)',
+        'for _, row in first[:1] for name in row)',
+        'test_corpus_errors.py::test_a_file_that_is_wrong_is_named_with_its_place[a member that comes later]',
     ),
     Mutant(
         'cells of CSV that lose their blanks',
         'core.tables',
-        'csv.reader(lines, strict=True)',
-        'csv.reader(lines, strict=True, skipinitialspace=True)',
-        'test_large_corpora.py::test_odd_cells_are_the_same_in_parts',
+        'csv.reader(lines, strict=True, **how)',
+        'csv.reader(lines, strict=True, skipinitialspace=True, **how)',
+        'test_corpus_errors.py::test_odd_files_are_read_as_what_they_say[blanks-]',
     ),
     Mutant(
         'a kernel that remembers the notebook before',

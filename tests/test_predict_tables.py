@@ -17,7 +17,7 @@ from kdnotes.core.config import TASKS, ConfigError, KdnotesError, task_info
 from kdnotes.core.tables import FORMATS
 from kdnotes.experiment.export import export_model
 from kdnotes.experiment.predict import PredictError, load_reader, predict
-from kdnotes.experiment.predict_tables import predict_file, predict_table, read_file
+from kdnotes.experiment.predict_tables import as_file, predict_file, predict_table, read_file
 from kdnotes.experiment.score import find_source
 
 TEXTS = ['iron', 'iron rusts in moist air while gold does not', 'a', 'iron rusts', 'gold ' * 15]
@@ -185,12 +185,7 @@ def test_a_table_gets_what_each_row_gets_alone(task, small_run, tmp_path, capsys
     rows = table.to_dict('records')
     for end in FORMATS if task == 'text_classification' else ['csv']:
         file, out = tmp_path / f'in.{end}', tmp_path / f'out.{end}'
-        if end == 'parquet':
-            table.to_parquet(file)
-        elif end == 'jsonl':
-            file.write_text(''.join(json.dumps(row) + '\n' for row in rows))
-        else:
-            table.to_csv(file, index=False, sep='\t' if end == 'tsv' else ',')
+        file.write_bytes(as_file(rows, list(table), file))
         assert main(['predict', run_id, '--file', str(file), '--out', str(out)]) == 0
         found, _ = read_file(out)
         assert found.names == [*table, *said.columns[len(table.columns) :]]
@@ -260,6 +255,8 @@ def refused(capsys, *typed: str) -> str:
 
 
 def test_files_that_cannot_be_read_or_written_are_refused(model, tmp_path, capsys):
+    "Bad tables are refused as those of a corpus are: tests/test_corpus_errors.py."
+
     def written(name: str, text: str) -> str:
         (tmp_path / name).write_text(text)
         return str(tmp_path / name)
@@ -267,70 +264,30 @@ def test_files_that_cannot_be_read_or_written_are_refused(model, tmp_path, capsy
     good = written('in.csv', 'text\niron\n')
     there = written('there.csv', 'precious')
     out = str(tmp_path / 'out.csv')
-    cases = {
-        "in.csv, row 2: text is empty": [
-            '--file',
-            written('gap_in.csv', 'text,n\niron,1\n"",2\n'),
-            '--out',
-            out,
-        ],
-        'can be asked with question and sentence for answer_selection; or text for text_classification': [
-            '--file',
-            written('other.csv', 'review\niron\n'),
-            '--out',
-            out,
-        ],
-        "has a column 'predicted' already": [
-            '--file',
-            written('two.csv', 'text,predicted\na,b\n'),
-            '--out',
-            out,
-        ],
-        "has a column 'note' already": [
-            '--file',
-            written('noted.csv', 'text,note\na,b\n'),
-            '--out',
-            out,
-        ],
-        'holds a tab or a line end': [
-            '--file',
-            written('lines.csv', 'text,n\na,"b\nc"\n'),
-            '--out',
-            str(tmp_path / 'lines.tsv'),
-        ],
-        "columns='<key>=<your column>'": [
-            '--file',
-            good,
-            '--out',
-            out,
-            '--columns',
-            'label=x',
-        ],
-        'has no row': ['--file', written('head.csv', 'text\n'), '--out', out],
-        'must end in .tsv, .csv, .jsonl, .parquet': ['--file', written('in.txt', 'iron'), '--out', out],
-        "out '": ['--file', good, '--out', str(tmp_path / 'out.xlsx')],
-        'there is no file': ['--file', str(tmp_path / 'nowhere.csv'), '--out', out],
-        'is there already; name another one': ['--file', good, '--out', there],
-        'is the file that is read': ['--file', good, '--out', good, '--overwrite'],
-        'name a file in a folder that exists': ['--file', good, '--out', str(tmp_path / 'none' / 'out.csv')],
-        'the output table of --file is missing': ['--file', good],
-        "'--out': is for the rows of --file": ['--text', 'iron', '--out', out],
-        "'--overwrite': is for the rows of --file": ['--text', 'iron', '--overwrite'],
-        "'--text' / '--beside': cannot be combined with --file": [
-            '--file',
-            good,
-            '--out',
-            out,
-            '--text',
-            'a',
-            '--beside',
-            'none',
-        ],
-        "'--candidate': cannot be combined with --file": ['--file', good, '--out', out, '--candidate', 'a'],
-    }
-    for words, typed in cases.items():
+    cases = [  # what is typed, and what the refusal must name
+        (['--file', written('gap.csv', 'text,n\niron,1\n"",2\n'), '--out', out], 'gap.csv, row 2', 'text'),
+        (['--file', written('torn.csv.gz', 'text'), '--out', out], 'torn.csv.gz'),
+        (['--file', written('other.csv', 'review\na\n'), '--out', out], 'other.csv', 'text', 'question'),
+        (['--file', written('two.csv', 'text,predicted\na,b\n'), '--out', out], 'two.csv', 'predicted'),
+        (['--file', written('noted.csv', 'text,note\na,b\n'), '--out', out], 'noted.csv', 'note'),
+        (['--file', written('lines.csv', 'text,n\na,"b\nc"\n'), '--out', f'{out[:-3]}tsv'], 'out.tsv'),
+        (['--file', good, '--out', out, '--columns', 'label=x'], 'in.csv', 'text', 'columns'),
+        (['--file', written('head.csv', 'text\n'), '--out', out], 'head.csv'),
+        (['--file', written('in.txt', 'iron'), '--out', out], 'in.txt', '.jsonl'),
+        (['--file', good, '--out', str(tmp_path / 'out.xlsx')], 'out.xlsx', '.jsonl'),
+        (['--file', str(tmp_path / 'nowhere.csv'), '--out', out], 'nowhere.csv'),
+        (['--file', good, '--out', there], 'there.csv', 'overwrite'),
+        (['--file', good, '--out', good, '--overwrite'], 'in.csv'),
+        (['--file', good, '--out', str(tmp_path / 'none' / 'out.csv')], 'none/out.csv'),
+        (['--file', good], '--file'),
+        (['--text', 'iron', '--out', out], '--out', '--file'),
+        (['--text', 'iron', '--overwrite'], '--overwrite', '--file'),
+        (['--file', good, '--out', out, '--text', 'a', '--beside', 'none'], '--text', '--beside', '--file'),
+        (['--file', good, '--out', out, '--candidate', 'a'], '--candidate', '--file'),
+    ]
+    for typed, *names in cases:
         said = refused(capsys, model, *typed)
-        assert words in said, (words, said)
+        assert all(name in said for name in names), (names, said)
     assert Path(there).read_text() == 'precious' and not Path(out).exists()
     assert [path.name for path in tmp_path.glob('.*')] == []
     assert main(['predict', model, '--file', good, '--out', there, '--overwrite', '--json']) == 0

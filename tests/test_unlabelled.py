@@ -208,20 +208,9 @@ def test_rows_that_all_are_scored_on_stop_who_learns_from_them_alone(large, home
     assert planned(task, folder, unlabelled='none').run_id == planned(task, plain).run_id
 
 
-@pytest.mark.parametrize(
-    'name, words',
-    [
-        ('texts.txt', 'texts.txt is no table; give a file that ends in .tsv, .csv, .jsonl, .parquet'),
-        ('texts', 'texts is no table; give a file that ends in'),
-        ('texts.csv.gz', 'texts.csv.gz is no table; give a file that ends in'),
-        ('texts.arrow', 'texts.arrow is no table; give a file that ends in'),
-        (
-            'texts.CSV',
-            'texts.CSV is no table by its name: .CSV is to be written in small letters; rename it ',
-        ),
-    ],
-)
-def test_a_file_that_is_no_table_is_refused_by_its_name(name, words, home):
+@pytest.mark.parametrize('name', ['texts.txt', 'texts', 'texts.parquet.gz', 'texts.arrow', 'texts.CSV'])
+def test_a_file_that_is_no_table_is_refused_by_its_name(name, home):
+    words = rf'{name} .*\.tsv, \.csv, .*\.jsonl\.gz'
     folder = folder_of('text_classification', home / 'with')
     file = (folder / 'unlabelled.csv').rename(home / name)
     with pytest.raises(CorpusError, match=words) as e:
@@ -244,7 +233,7 @@ def test_a_run_can_be_read_from_another_folder(home, monkeypatch):
         assert len(corpus_of(config).unlabelled) == rows
 
 
-@pytest.mark.parametrize('name', ['unlabeled.csv', 'Unlabelled.csv', 'unlabelled.CSV', 'unlabelled.csv.gz'])
+@pytest.mark.parametrize('name', ['unlabeled.csv', 'Unlabelled.csv', 'unlabelled.CSV', 'unlabelled.csv.zip'])
 def test_a_file_of_such_rows_that_would_not_be_read_is_refused(name, home):
     folder = folder_of('text_classification', home / 'with')
     (folder / 'unlabelled.csv').rename(folder / name)

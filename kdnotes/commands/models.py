@@ -47,7 +47,8 @@ def predict(
         str | None, Option(help='second model, or none. Default: the teacher of the run, if available')
     ] = None,
     file: Annotated[
-        str | None, Option(help='table whose rows are predicted (.tsv, .csv, .jsonl or .parquet)')
+        str | None,
+        Option(help='table whose rows are predicted (.tsv, .csv, .jsonl, packed as .gz or not, or .parquet)'),
     ] = None,
     out: Annotated[
         str | None, Option(help='output table: the columns of --file and those of the predictions')

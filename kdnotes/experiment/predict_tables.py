@@ -5,26 +5,30 @@
 # %% ../../nbs/experiment/19_predict_tables.ipynb #f9ab6ebd
 from __future__ import annotations
 import contextlib
+import csv
+import gzip
 import io
 import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 import pandas as pd
 from ..core.config import ConfigError, shown, visible
 from ..core.files import atomic_write, read_json
 from ..core.render import render
 from kdnotes.core.tables import (
-    FORMATS,
     CorpusError,
     Table,
     as_text,
-    check_regular,
     check_rows_fit,
+    format_of,
+    json_rows,
+    no_table,
     read_table,
     reason,
     unchanged,
@@ -210,18 +214,14 @@ def predict_table(
     return pd.concat([table, pd.DataFrame(found, index=table.index)], axis=1)
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #092f4063
-def _check_format(path: Path, name: str) -> None:
-    if path.suffix.removeprefix('.') not in FORMATS:
-        raise ConfigError(f'{name} {shown(str(path))} must end in {", ".join("." + of for of in FORMATS)}')
-
-
 def check_out(
     file: Path,  # that is read
     out: Path,
     overwrite: bool,  # may a file be replaced?
 ) -> None:
     "Refuse a file that cannot be written, before hours are spent on what it is to hold."
-    _check_format(out, 'out')
+    if words := no_table(out):
+        raise ConfigError(f'out {words}')
     if os.path.exists(out) and os.path.samefile(file, out):
         raise ConfigError(f'out {shown(str(out))} is the file that is read; name another one')
     if os.path.lexists(out) and not os.path.isfile(out):
@@ -240,72 +240,62 @@ def check_out(
 
 
 def read_file(
-    path: Path,  # ends in one of FORMATS
-) -> tuple[Table, pd.DataFrame]:  # cells as they are checked; and as they are written again
+    path: Path,
+) -> tuple[Table, list[dict]]:  # cells as they are checked; and rows as they are written again
     "A table with all its columns."
-    _check_format(path, 'file')
-    if not os.path.lexists(path):
-        raise ConfigError(f'there is no file {shown(str(path))}; name one with a table')
-    check_regular(path)
+    if words := no_table(path):
+        raise ConfigError(f'file {words}')
     with unchanged(path):
         names = next(read_table(path, ())).names
         check_rows_fit(path, names)
         *_, table = read_table(path, names)
-        return table, _kept(path, table)
-
-
-def _kept(path: Path, table: Table) -> pd.DataFrame:
-    "The cells of a file as they are written again."
-    if path.suffix == '.parquet':
-        return pd.read_parquet(path, dtype_backend='pyarrow')
-    if path.suffix == '.jsonl':
-        lines = filter(str.strip, path.read_text(encoding='utf-8-sig').split('\n'))
-        # what a line lacks is NaN, and null is None
-        return pd.DataFrame(list(map(json.loads, lines)), columns=table.names, dtype=object)
-    return pd.DataFrame(table.cells, columns=table.names, dtype=object)
+        if format_of(path).startswith('jsonl'):
+            return table, [row for _, row in json_rows(path)]
+        return table, [dict(zip(names, row)) for row in zip(*table.cells.values())]
 
 
 def as_file(
-    table: pd.DataFrame,
+    rows: Sequence[Mapping[str, Any]],
+    names: Sequence[str],  # of the columns
     path: Path,  # ends in one of FORMATS
+    like: Path | None = None,  # a file whose types are kept, if it is Parquet as well
 ) -> bytes:  # what the file holds
-    "A table in the format of a file."
-    if path.suffix == '.parquet':
-        buffer = io.BytesIO()
-        table.to_parquet(buffer, index=False)
-        return buffer.getvalue()
-    if path.suffix == '.jsonl':
-        rows = ({k: c for k, c in row.items() if not _is_nan(c)} for row in table.to_dict('records'))
-        return ''.join(f'{json.dumps(row, ensure_ascii=False, default=str)}\n' for row in rows).encode()
-    flat = table.map(lambda c: json.dumps(c, ensure_ascii=False) if isinstance(c, (dict, list)) else c)
-    if path.suffix == '.csv':
-        return flat.to_csv(index=False, lineterminator='\n').encode()
-    cells = [list(flat.columns), *flat.astype(object).where(flat.notna(), '').values.tolist()]
-    return ''.join('\t'.join(map(_as_tsv, row)) + '\n' for row in cells).encode()
-
-
-def _as_file(table: pd.DataFrame, source: Path, target: Path) -> bytes:
-    "The same, or a refusal that says where the cells are from."
+    "Rows in the format of a file."
+    kind, _, packed = format_of(path).partition('.')
     try:
-        return as_file(table, target)
-    except ConfigError:
-        raise
-    except (ValueError, TypeError, ArithmeticError) as e:
-        raise PredictError(f'{target} cannot hold what is in {source} ({reason(e)}); name a .jsonl') from None
+        if kind == 'parquet':
+            return _as_parquet(rows, names, like)
+        if kind == 'jsonl':
+            text = ''.join(f'{json.dumps(row, ensure_ascii=False, default=str)}\n' for row in rows)
+        else:
+            lines: list[str] = []
+            # in a tab-separated file there are no quotes
+            how = dict(delimiter='\t', quoting=csv.QUOTE_NONE, quotechar=None) if kind == 'tsv' else {}
+            # by its own line ends, `csv` knows which cells cannot be without quotes
+            to = csv.writer(SimpleNamespace(write=lambda line: lines.append(f'{line[:-2]}\n')), **how)
+            to.writerow(names)
+            to.writerows([_cell(row.get(name)) for name in names] for row in rows)
+            text = ''.join(lines)
+        return gzip.compress(text.encode(), mtime=0) if packed else text.encode()
+    except Exception as e:
+        raise PredictError(f'{path} cannot hold these rows ({reason(e)}); name a .jsonl') from None
 
 
-def _is_nan(cell: Any) -> bool:
-    return isinstance(cell, float) and cell != cell
+def _cell(cell: Any) -> str:
+    text = as_text(cell)
+    return json.dumps(cell, ensure_ascii=False, default=str) if text is None else text
 
 
-def _as_tsv(cell: Any) -> str:
-    text = str(cell)
-    if set(text) & set('\t\r\n'):
-        raise ConfigError(
-            f'{shown(text)} holds a tab or a line end, which a .tsv file cannot; name an out that ends in '
-            '.csv, .jsonl or .parquet'
-        )
-    return text
+def _as_parquet(rows: Sequence[Mapping[str, Any]], names: Sequence[str], like: Path | None) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    same = pq.read_schema(like) if like and format_of(like) == 'parquet' else pa.schema([])
+    types = dict(zip(same.names, same.types))
+    columns = {name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names}
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer)
+    return buffer.getvalue()
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #d1f57186
 @dataclass(frozen=True)
@@ -335,20 +325,20 @@ def predict_file(
 ) -> FilePrediction:
     "Ask a model about each row of a file; what is written is written in one step, at the end."
     path, target = (Path(os.path.expanduser(name)) for name in (file, out))
-    table, kept = read_file(path)
+    table, rows = read_file(path)
     check_out(path, target, overwrite)
     asked = _asked(model, table, columns)
-    _as_file(kept, path, target)  # may refuse, before hours are spent
+    as_file(rows, table.names, target, path)  # may refuse, before hours are spent
     found, seconds = _answered(asked)
-    added = pd.DataFrame(found, index=kept.index, dtype=object)
-    atomic_write(target, _as_file(pd.concat([kept, added], axis=1), path, target))
+    filled = [row | dict(zip(found, cells)) for row, cells in zip(rows, zip(*found.values()))]
+    atomic_write(target, as_file(filled, [*table.names, *found], target, path))
     return FilePrediction(
         model=model,
         run_id=(asked.source.record or {}).get('run_id'),
         task=asked.info.name,
         file=str(path),
         out=str(target),
-        rows=len(kept),
+        rows=len(rows),
         columns=list(found),
         noted=sum(map(bool, found['note'])),
         seconds=seconds,

@@ -23,7 +23,7 @@ from .estimate import work_of
 from ..results.overview import evidence_studies, find_run, find_study, studies
 from ..core.render import Reason, reason
 from ..core.config import ConfigError, shown
-from ..core.tables import FORMATS, as_text, read_table
+from ..core.tables import as_text, no_table, read_table
 from ..results.schema import RecordError, made_on_cpu
 from ..results.store import records
 
@@ -108,10 +108,8 @@ def read_devices(
     if path is None:
         return known
     path = Path(path).expanduser()
-    if path.suffix.removeprefix('.') not in FORMATS:
-        raise ConfigError(
-            f'{path} is no table; give a file that ends in {", ".join("." + f for f in FORMATS)}'
-        )
+    if words := no_table(path):
+        raise ConfigError(words)
     return _merged(path, known)
 
 # %% ../../nbs/stats/16_hardware.ipynb #51d7ab22

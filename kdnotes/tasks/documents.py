@@ -152,7 +152,8 @@ def books_of(
 
 def _is_table(path: Path) -> bool:
     "Is a file called as a split is, and a table?"
-    return path.stem.lower() in sum(_NAMES.values(), ()) and path.suffix.lstrip('.').lower() in FORMATS
+    stem, _, end = path.name.lower().partition('.')
+    return stem in sum(_NAMES.values(), ()) and end in FORMATS
 
 
 def _named_splits(folder: Path, files: list[Path]) -> dict[str, Path]:

@@ -17,7 +17,7 @@ from ..core.config import ConfigError, shown, task_info
 from ..core.files import atomic_write, cache_path, sha256_text
 from ..core.render import phrase, render
 from ..core.streams import stream
-from ..core.tables import Table, check_rows_fit, class_cells, no_table, read_table, separated_otherwise
+from ..core.tables import Table, check_rows_fit, class_cells, no_table, read_table
 from .schema import TEACHER, Schema, check_layout, score_key
 from .base import split_sizes
 from kdnotes.tasks.sources import (
@@ -78,8 +78,6 @@ def _frame(table: Any, columns: Mapping[str, str], schema: Schema, labelled: boo
     may_lack = schema.no_label.columns if schema.no_label and not labelled else ()
     needed = [column for key, column in columns.items() if key not in may_lack]
     if missing := [column for column in needed if column not in found]:
-        if words := separated_otherwise('the table', list(map(str, found.columns))):
-            raise ConfigError(words)
         raise ConfigError(
             f"there is no column {', '.join(map(shown, missing))}; "
             f"there are {', '.join(map(str, found.columns))}; write columns={{key of the task: your column}}"
@@ -104,7 +102,7 @@ def table_of_file(
     schema = task_info(task).corpora.schema
     kept = {column for of in scores for column in of}
     possible = {*schema.names, *schema.names.values(), *columns.values(), *kept, 'split'}
-    if path.exists() and 'split' in next(read_table(path, {'split'})).names:
+    if path.exists() and 'split' in next(read_table(path, possible)).names:
         check_rows_fit(path, possible)
         _, *whole = read_table(path, possible)
         if not whole:

@@ -33,7 +33,6 @@ from kdnotes.core.tables import (
     number_text,
     places,
     read_table,
-    separated_otherwise,
     unchanged,
 )
 
@@ -303,8 +302,6 @@ def check_layout(
     lost = [key for key in names if key not in there and (key in mapped or key not in optional)]
     if not lost:
         return there
-    if words := separated_otherwise(table.where, table.names):
-        raise CorpusError(words)
     what = lost[0] if lost[0] in schema.columns else TEACHER
     name = shown(what if what in schema.columns and what not in mapped else names[lost[0]])
     more = f' and {len(table.names) - 20:,} more' * (len(table.names) > 20)

@@ -28,7 +28,7 @@ from kdnotes.core.files import (
 )
 from ..core.hub import ask_hub, dataset_classes, fetch_hub
 from ..core.streams import stream
-from ..core.tables import FORMATS, PART, CorpusError, Table, changed, check_regular, size_of
+from ..core.tables import FORMATS, PART, CorpusError, Table, changed, check_regular, format_of, size_of
 from kdnotes.tasks.schema import (
     SPLITS,
     UNLABELLED,
@@ -154,7 +154,7 @@ def split_files(
                 f'{split}; move the others away'
             )
     if missing := [split for split in SPLITS if not found[split]]:
-        names = [own[split].name if named else f'{split}{tables[0].suffix}' for split in missing]
+        names = [own[split].name if named else f'{split}.{format_of(tables[0])}' for split in missing]
         right = ', '.join(corpora.files) if named else f'train, dev and test, each as one of {_ENDS}'
         raise CorpusError(f"{folder} has no {' and no '.join(names)}; a corpus folder holds {right}")
     _check_unlabelled_name(folder)

@@ -4,22 +4,19 @@
 
 # %% ../../nbs/tasks/02_squad.ipynb #9731a7d1
 from __future__ import annotations
-import gzip
 import hashlib
 import json
 import re
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 import numpy as np
 from ..core.config import shown
-from ..core.tables import CorpusError, check_regular
-from ..core.progress import followed
+from ..core.tables import CorpusError, read_text
 
 # %% auto #0
-__all__ = ['LARGEST', 'Question', 'Paragraph', 'read_squad', 'answer_spans', 'from_hub', 'sentence_spans', 'answer_sentences']
+__all__ = ['Question', 'Paragraph', 'read_squad', 'answer_spans', 'from_hub', 'sentence_spans', 'answer_sentences']
 
 # %% ../../nbs/tasks/02_squad.ipynb #2f35fae0
 @dataclass(frozen=True)
@@ -122,36 +119,13 @@ def _paragraph(where: str, title: str, paragraph: Any) -> Paragraph:
     )
 
 
-LARGEST = 1 << 30  # bytes of a file, unpacked: 25 times SQuAD 2.0, and some gigabytes of memory
-
-
-def _content(path: Path) -> bytearray:
-    "A file's bytes, unpacked; no more of them are ever in memory than a file may have."
-    found = bytearray()
-    with gzip.open(path) if path.suffix == '.gz' else open(path, 'rb') as file:
-        for piece in followed(iter(lambda: file.read(1 << 20), b''), f'reading {path.name}', None, 'MiB'):
-            found += piece
-            if len(found) > LARGEST:
-                raise CorpusError(
-                    f'{path} holds more than {LARGEST / 1e9:.1f} GB, and a file in the shape of SQuAD is '
-                    'read as a whole; give less of it, or train, dev and test as .jsonl, a question a line'
-                )
-    return found
-
-
 def read_squad(
     path: Path,  # JSON in SQuAD's shape, gzipped if it ends in .gz
 ) -> list[Paragraph]:  # in the file's order
     "The paragraphs of a SQuAD file."
-    check_regular(path)
+    text = read_text(path)
     try:
-        articles = json.loads(_content(path))['data']
-    except (gzip.BadGzipFile, EOFError, zlib.error):
-        raise CorpusError(f'{path} cannot be read, since it is no whole gzip file; fetch it again') from None
-    except OSError as e:
-        raise CorpusError(
-            f'{path} cannot be read ({e.strerror or e}); check the file and its permissions'
-        ) from None
+        articles = json.loads(text)['data']
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CorpusError(
             f"{path} is no SQuAD file: it must be JSON with the key 'data'; take the official file"
