@@ -10,7 +10,6 @@ import functools
 import gzip
 import io
 import json
-import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence

@@ -203,8 +203,7 @@ def read_folder(
     "The splits in a folder."
     if files := split_files(folder, corpora):
         return {
-            split: read_split(path, split, corpora.schema, columns, into)
-            for split, path in files.items()
+            split: read_split(path, split, corpora.schema, columns, into) for split, path in files.items()
         }
     raise CorpusError(
         f'{folder} holds no corpus: looked for {_files_of(corpora)}; put these files there or name '
