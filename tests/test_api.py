@@ -333,9 +333,7 @@ def test_data_show_how_much_there_is_and_their_first_rows():
         '40 rows were split at random (seed=0): 32 for train, 4 for dev, 4 for test; rows with the same '
     )
     wrong = table.rename(columns=dict(sentence='answer'))
-    with pytest.raises(
-        KdnotesError, match=r"no column 'sentence' among .* columns=.'sentence': '<your column>'."
-    ):
+    with pytest.raises(KdnotesError, match=r"no column 'sentence' among .* columns='sentence=<your column>'"):
         kd.load_data(wrong)
     with pytest.raises(KdnotesError, match="train.jsonl, line 1: label is '2'.*of the table, a row a line"):
         kd.load_data(table.assign(label=2))
