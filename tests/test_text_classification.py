@@ -19,6 +19,7 @@ from kdnotes.experiment.display import example_of
 from kdnotes.experiment.study import run_study
 from kdnotes.results.runs import read_csv
 from kdnotes.tasks.sources import CorpusError, load_corpus, read_split
+from kdnotes.core.columns import Columns
 from kdnotes.tasks.labelled_texts import SCHEMA, class_names
 from kdnotes.tasks.embedded import embedded_text_classification
 from notebooks import papermill
@@ -291,9 +292,7 @@ def test_odd_classes_are_explained():
 def test_a_list_of_labels_is_refused_and_marks_in_one_are_not_taken_for_several(home, tmp_path):
     listed = {split: dict(label=[['red', 'blue'], ['red'], ['red'], ['blue']]) for split in SIZES}
     words = refused(write_tables(tmp_path / 'listed', listed))
-    assert (
-        'row 1: label holds a list' in words.replace('line', 'row') and 'one label per row is read' in words
-    )
+    assert 'row 1: label holds a list' in words.replace('line', 'row') and 'give one text or number' in words
     single = {split: dict(label=['sport, news', 'red;blue', 'sci/tech', 'x|y']) for split in SIZES}
     asked = make_config(
         task='text_classification', corpus=str(write_tables(tmp_path / 'single', single)), mode='baseline'
@@ -490,8 +489,8 @@ def test_a_long_cell_is_not_repeated_in_full(case, home, tmp_path):
 
 
 def test_classes_that_are_one_number_have_one_order():
-    rows = [dict(label=label) for label in ('10', '01', '1', '001')]
-    assert class_names(Columns.of(rows)) == class_names(Columns.of(rows[::-1])) == ['001', '01', '1', '10']
+    rows = Columns.of([dict(label=label) for label in ('10', '01', '1', '001')])
+    assert class_names(rows) == class_names(rows[::-1]) == ['001', '01', '1', '10']
 
 
 # ---- studies ----
