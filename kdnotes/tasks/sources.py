@@ -616,24 +616,10 @@ def _large_files(rules: CorpusRules, name: str, columns: str | None) -> dict[str
         return {}
     try:
         files = split_files(folder, rules) or {}
-        size = _size_of_all(files, rules, columns)
+        size = sum(map(size_of, files.values()))
     except (CorpusError, OSError):
         return {}  # who reads them says what is wrong
     return files if size >= LARGE else {}
-
-
-def _possible_columns(
-    rules: CorpusRules,
-    columns: str | None,  # of `column_names`
-) -> set[str]:
-    "The columns that rows may need: those that keys are said to have, and those that are called as keys are."
-    names = column_names(columns, rules.columns, rules.scored)
-    return {*names, *names.values()}
-
-
-def _size_of_all(files: dict[str, Path], rules: CorpusRules, columns: str | None) -> int:  # bytes
-    possible = _possible_columns(rules, columns)
-    return sum(size_of(path, possible) for path in files.values())
 
 
 @file_errors()
@@ -652,7 +638,7 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
         if found := open_sealed(folder):
             return _unsealed(files, *found)
         # columns take what the files hold at least
-        check_room(folder.parent, _size_of_all(files, rules, columns), f'the columns of corpus {name}')
+        check_room(folder.parent, sum(map(size_of, files.values())), f'the columns of corpus {name}')
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
