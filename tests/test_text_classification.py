@@ -19,7 +19,6 @@ from kdnotes.experiment.display import example_of
 from kdnotes.experiment.study import run_study
 from kdnotes.results.runs import read_csv
 from kdnotes.tasks.sources import CorpusError, load_corpus, read_split
-from kdnotes.core.columns import Columns
 from kdnotes.tasks.labelled_texts import SCHEMA, class_names
 from kdnotes.tasks.embedded import embedded_text_classification
 from notebooks import papermill

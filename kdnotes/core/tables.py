@@ -140,7 +140,7 @@ def _not_utf8(path: Path) -> CorpusError:
 def read_text(path: Path) -> str:
     "A file's content, decoded strictly."
     with opened(path) as file:
-        check_memory(2 * size_of(path, ()), f'the text of {path}')
+        check_memory(2 * size_of(path), f'the text of {path}')
         return file.read().decode().removeprefix('\ufeff')
 
 
@@ -366,10 +366,7 @@ def n_rows(path: Path) -> int:
     return max(0, lines - (not format_of(path).startswith('jsonl')))  # the header is no row
 
 
-def size_of(
-    path: Path,
-    possible: Container[str],  # as of `read_table`
-) -> int:  # bytes
+def size_of(path: Path) -> int:  # bytes
     "How much a file holds, once it is unpacked."
     if path.suffix == '.gz':
         with opened(path):
@@ -378,16 +375,12 @@ def size_of(
         return path.stat().st_size
     with _parquet_file(path) as file:
         found = file.metadata
-    groups = [found.row_group(i) for i in range(found.num_row_groups)]
-    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
-    needed = [of.total_uncompressed_size for of in columns if of.path_in_schema.split('.')[0] in possible]
-    return max(sum(needed), found.num_rows * _COLUMNS_ROW)
+        # of all columns: to ask a torn file about one of them ends the process
+        size = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups))
+        return max(size, found.num_rows * _COLUMNS_ROW)
 
 
-def check_rows_fit(
-    path: Path,
-    possible: Container[str],  # as of `read_table`
-) -> None:
+def check_rows_fit(path: Path) -> None:
     "Refuse a file that takes more than the memory has when it is read as a whole."
     n = n_rows(path)
-    check_memory(size_of(path, possible) + n * _DICT_ROW, f'the {n:,} rows of {path}')
+    check_memory(size_of(path) + n * _DICT_ROW, f'the {n:,} rows of {path}')

@@ -247,7 +247,7 @@ def read_file(
         raise ConfigError(f'file {words}')
     with unchanged(path):
         names = next(read_table(path, ())).names
-        check_rows_fit(path, names)
+        check_rows_fit(path)
         *_, table = read_table(path, names)
         if format_of(path).startswith('jsonl'):
             return table, [row for _, row in json_rows(path)]

@@ -103,7 +103,7 @@ def table_of_file(
     kept = {column for of in scores for column in of}
     possible = {*schema.names, *schema.names.values(), *columns.values(), *kept, 'split'}
     if path.exists() and 'split' in next(read_table(path, possible)).names:
-        check_rows_fit(path, possible)
+        check_rows_fit(path)
         _, *whole = read_table(path, possible)
         if not whole:
             raise ConfigError(f'{path}: there is no row')

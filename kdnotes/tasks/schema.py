@@ -515,7 +515,7 @@ def read_split(
     check_regular(path)
     with unchanged(path):
         if into is None and path.exists():
-            check_rows_fit(path, possible)
+            check_rows_fit(path)
         n = n_rows(path)
         tables = read_table(path, possible, PART)
         first = next(tables)

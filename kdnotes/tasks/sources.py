@@ -644,24 +644,10 @@ def _large_files(corpora: Corpora, name: str, columns: str | None) -> dict[str, 
         return {}
     try:
         files = split_files(folder, corpora) or {}
-        size = _size_of_all(files, corpora.schema, columns)
+        size = sum(map(size_of, files.values()))
     except (CorpusError, OSError):
         return {}  # who reads them says what is wrong
     return files if size >= LARGE else {}
-
-
-def _possible_columns(
-    schema: Schema,
-    columns: str | None,  # of `column_names`
-) -> set[str]:
-    "The columns that rows may need: those that keys are said to have, and those that are called as keys are."
-    names = column_names(columns, schema.names, schema.scored)
-    return {*names, *names.values()}
-
-
-def _size_of_all(files: dict[str, Path], schema: Schema, columns: str | None) -> int:  # bytes
-    possible = _possible_columns(schema, columns)
-    return sum(size_of(path, possible) for path in files.values())
 
 
 @file_errors()
@@ -677,7 +663,7 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
     def make(writer: Writer) -> None:
         writer.drop()  # a reader does not begin in the middle
         # columns take what the files hold at least
-        check_room(folder.parent, _size_of_all(files, schema, columns), f'the columns of corpus {name}')
+        check_room(folder.parent, sum(map(size_of, files.values())), f'the columns of corpus {name}')
         try:
             corpus = _read(task, name, columns, into=writer)
             for split, now in _sums(files).items():
