@@ -312,7 +312,7 @@ WRONG = {
         'it has no answer and no is_impossible, which files of version 1 do without',
     ),
     'no question': (question('q', 'Salt', question='  '), 'question is empty'),
-    'an id twice': (question('p', 'Salt'), "-p' occurs twice; give each question its own id"),
+    'an id twice': (question('p', 'Salt'), "-p' occurs twice; give each"),
 }
 
 
