@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+import numpy as np
 import pytest
 import typer
 from handmade import make_record, write_run
@@ -20,6 +21,7 @@ from kdnotes.results.overview import list_runs
 from kdnotes.cli import EXIT_CODES
 from kdnotes.core import processes
 from kdnotes.core.arms import USUAL
+from kdnotes.core.cached import cached
 from kdnotes.experiment.forecast import finished_runs
 from kdnotes.core.config import KdnotesError, parameters
 from kdnotes.core.notebook_parameters import NamesBefore, parameters_from
@@ -287,6 +289,30 @@ def test_clean_removes_what_no_run_needs_and_says_how_much(home, capsys):
     (begun.path / 'config.json').write_text('{')
     later = signal('other', 'c')
     assert cli.main(['clean', '--yes']) == 0 and later.is_dir()
+
+
+def test_verify_names_what_has_changed(home, capsys):
+    [done, *others] = write_study()
+    folder = cache_path() / 'tokens' / 'a.tokens'
+    cached(folder, lambda writer: writer.add(dict(values=np.arange(1000))))
+    assert cli.main(['verify']) == 0
+    n = len(others) + 1
+    assert (
+        capsys.readouterr().out == f'Read 1 cached folders and {n} finished runs; all are what was written.\n'
+    )
+    for path in (folder / 'values', done.path / 'predictions.csv.gz'):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    assert cli.main(['verify']) == 1
+    out = capsys.readouterr().out
+    assert str(folder) in out and str(done.path) in out and out.endswith('; 2 changed.\n')
+    assert cli.main(['verify', '--json']) == 1
+    changed = json.loads(capsys.readouterr().out)['changed']
+    assert [(one['kind'], one['path']) for one in changed] == [
+        ('cache', str(folder)),
+        ('run', str(done.path)),
+    ]
 
 
 # ---- the same as the other doors ----

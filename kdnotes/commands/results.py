@@ -25,7 +25,7 @@ from ..core.config import ConfigError
 from ..core.render import local_time, phrase, sentences, table
 
 # %% auto #0
-__all__ = ['list_', 'show', 'compare', 'report', 'evidence', 'forget', 'clean']
+__all__ = ['list_', 'show', 'compare', 'report', 'evidence', 'forget', 'clean', 'verify']
 
 # %% ../../nbs/commands/06_results.ipynb #3a4977d9
 @command('inspect results', 'list', 'list <study>', 'list --json | jq .runs', name='list')
@@ -235,3 +235,22 @@ def clean(
         print_table(table('clean.txt.jinja', 'table', found))
         say(phrase('clean.txt.jinja', 'outcome', found, removed, dry_run))
     return 0
+
+
+@command('manage studies', 'verify', 'verify --json')
+def verify(as_json: Json = False) -> int:
+    """Check that caches, records and models on this machine are still what was written.
+
+    Reads every cached folder and all files of every finished run again and compares them with their
+    sha256. The status is 1 if anything has changed."""
+    from kdnotes.experiment.clean import verify as read_again
+
+    found = list(read_again())
+    wrong = [one for one in found if one.problem]
+    if as_json:
+        listed = [dict(kind=one.kind, path=str(one.path), problem=one.problem) for one in wrong]
+        print_json(dict(read=len(found), changed=listed))
+    else:
+        print_table(table('clean.txt.jinja', 'changed', wrong))
+        say(phrase('clean.txt.jinja', 'verified', found, wrong))
+    return int(bool(wrong))
