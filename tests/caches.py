@@ -26,9 +26,9 @@ def write_texts(folder: Path) -> Path:
 
 def columns(home: Path) -> None:
     from kdnotes.core.files import cached_at
-    from kdnotes.tasks import rules, sources
+    from kdnotes.tasks import schema, sources
 
-    rules.PART = sources.PART = 30
+    schema.PART = sources.PART = 30
     sources.LARGE = 1
     with cached_at(home):
         corpus = sources.load_corpus('text_classification', str(home.parent / 'corpus'))
