@@ -145,6 +145,9 @@ WRONG = {
     'tabs in CSV': Wrong('train.csv', 'text\tlabel\na\tb\n', ('commas',)),
     'commas in TSV': Wrong('train.tsv', 'text,label\na,b\n', ("'text,label'", 'tabs')),
     'lines of old Macs': Wrong('train.tsv', 'text\tlabel\ra\tb\rc\td\r', ('line 1',)),
+    'quotes of CSV in TSV': Wrong(
+        'train.tsv', 'text\tlabel\n"he said ""hi"""\ta\nb\tc\n', ('line 2', 'quote')
+    ),
     # columns and rows
     'nothing': Wrong('train.csv', ''),
     'empty lines': Wrong('train.jsonl', '\n \n'),
@@ -329,6 +332,7 @@ TAKEN = {  # a file, and its rows
     ),
     'whole numbers that became floats': ('csv', 'text,label\n1.0,1.0\nb,0.0\n', [('1.0', '1'), ('b', '0')]),
     'blanks': ('csv', 'text,label\n  x  ,a\n y,b\n', [('  x  ', 'a'), (' y', 'b')]),
+    'a carriage return in a text': ('tsv', 'text\tlabel\na\rb\tc\nd\te\n', [('a\rb', 'c'), ('d', 'e')]),
     'NUL in a text': ('tsv', 'text\tlabel\na\0b\tc\nd\te\n', [('a\0b', 'c'), ('d', 'e')]),
     'lines of old Macs': ('csv', 'text,label\ra,b\rc,d\r', [('a', 'b'), ('c', 'd')]),
     'odd ends of lines': ('csv', 'text,label\r\r\na,b\r\r\nc,d', [('a', 'b'), ('c', 'd')]),

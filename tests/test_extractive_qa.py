@@ -316,6 +316,13 @@ WRONG = {
 }
 
 
+def test_a_file_without_a_question_is_a_split_without_a_row(tmp_path):
+    for split in ('train', 'dev', 'test'):
+        data = [dict(title='t', paragraphs=[dict(context='Salt is white.', qas=[question('p', 'Salt')])])]
+        (tmp_path / f'{split}.json').write_text(json.dumps(dict(data=[] if split == 'dev' else data)))
+    assert 'there is no row' in refused(lambda: load_corpus(TASK, str(tmp_path)), CorpusError)
+
+
 @pytest.mark.parametrize('name', WRONG)
 def test_files_that_do_not_hold_together(tmp_path, name):
     wrong, words = WRONG[name]

@@ -270,6 +270,8 @@ def written_tables(draw) -> tuple[str, list[str], list[dict]]:
 
 
 def expected_text(cell, kind: str) -> str | None:
+    if kind == 'tsv':
+        return '' if cell is None else str(cell)
     return number_text(repr(cell)) if kind == 'jsonl' and isinstance(cell, float) else as_text(cell)
 
 

@@ -22,7 +22,7 @@ from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.files import FileError, cache_path
 from kdnotes.experiment.clean import stale
 from kdnotes.experiment.predict_tables import as_file, read_file
-from kdnotes.tasks import schema, sources
+from kdnotes.tasks import documents, schema, sources
 from kdnotes.tasks.candidates import SCHEMA
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.core.columns import Columns, Joined, codes
@@ -461,3 +461,24 @@ def test_columns_of_files_that_have_changed_are_stale_and_no_others(reviews, lar
     with (reviews / 'train.jsonl').open('a') as f:
         f.write(json.dumps(dict(text='one more', label='1')) + '\n')
     assert [leftover.path.suffix for leftover in stale()] == [".corpus"]
+
+
+def test_sets_that_are_no_split_are_there_of_a_large_corpus_too(tmp_path, large, monkeypatch):
+    for split in SPLITS:
+        (tmp_path / f'{split}.jsonl').write_text(json.dumps(dict(text=f'A text of {split}.')))
+    monkeypatch.setitem(documents.MORE_SETS, 'imdb', lambda: [documents.document('r', 'A review.')])
+    found = load_corpus('masked_lm', str(tmp_path), None, ('test', 'imdb'))
+    assert [row['text'] for row in found.splits['imdb']] == ['A review.']
+
+
+def test_columns_that_nobody_needs_take_no_memory(tmp_path):
+    path = tmp_path / 'train.parquet'
+    pd.DataFrame(dict(text=['a', 'b'], label=['x', 'y'], wide=['w' * 10**6, 'v' * 10**6])).to_parquet(path)
+    assert tables.size_of(path) > 2e6 and tables.size_of(path, {'text', 'label'}) < 1000
+
+
+def test_columns_of_an_earlier_version_are_stale(home):
+    (cache_path() / 'corpora' / 'a.corpus').mkdir(parents=True)
+    assert stale() == []
+    (cache_path() / 'corpora' / 'a.corpus' / 'meta.json').write_text('{}')
+    assert [one.path.name for one in stale()] == ['a.corpus']

@@ -14,7 +14,8 @@ from test_predict import classifier
 from kdnotes.api import load_run
 from kdnotes.cli import main
 from kdnotes.core.config import TASKS, ConfigError, KdnotesError, task_info
-from kdnotes.core.tables import FORMATS
+from kdnotes.core import tables
+from kdnotes.core.tables import FORMATS, CorpusError
 from kdnotes.experiment.export import export_model
 from kdnotes.experiment.predict import PredictError, load_reader, predict
 from kdnotes.experiment.predict_tables import as_file, predict_file, predict_table, read_file
@@ -320,3 +321,24 @@ def test_cells_are_written_as_they_were_read(model, tmp_path):
     predict_file(model, tmp_path / 'in.parquet', tmp_path / 'out.parquet')
     back = pd.read_parquet(tmp_path / 'out.parquet', dtype_backend='numpy_nullable')
     assert back['id'].tolist() == [1, pd.NA] and back['at'].equals(frame['at'].astype(back['at'].dtype))
+
+
+def test_a_column_that_comes_late_is_not_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, 'PART', 2)
+    path = tmp_path / 'late.jsonl'
+    path.write_text(
+        ''.join(json.dumps(row) + '\n' for row in [dict(text='a')] * 3 + [dict(text='b', extra=1)])
+    )
+    with pytest.raises(CorpusError, match="late.jsonl, line 4: .*'extra'"):
+        table, _ = read_file(path)
+
+
+def test_values_are_written_as_they_are(tmp_path):
+    rows = [dict(flag=True, x=2.0, w=[1, 'a'], gone=None), dict(flag=False, x=0.1, w=[], gone=float('nan'))]
+    names = ['flag', 'x', 'w', 'gone']
+    csv_file = as_file(rows, names, tmp_path / 'a.csv').decode()
+    assert csv_file == 'flag,x,w,gone\nTrue,2.0,"[1, ""a""]",\nFalse,0.1,[],\n'
+    last = json.loads(as_file(rows, names, tmp_path / 'a.jsonl').decode().splitlines()[1])
+    assert last == dict(flag=False, x=0.1, w=[])
+    with pytest.raises(PredictError, match='a.jsonl cannot hold'):
+        as_file([dict(x=float('inf'))], ['x'], tmp_path / 'a.jsonl')

@@ -91,6 +91,8 @@ class Writer:
         for name, array in arrays.items():
             new = dict(dtype=array.dtype.str, shape=list(array.shape[1:]), bytes=0)
             known = self._files.setdefault(name, new)
+            if known['shape'] != new['shape']:
+                raise ValueError(f'rows of {name} have shape {new["shape"]}, and {known["shape"]} before')
             array = np.ascontiguousarray(array.astype(known['dtype'], casting='safe', copy=False))
             try:
                 with open(self.folder / name, 'ab') as f:

@@ -212,6 +212,8 @@ class Columns(Sequence):
 
     def __eq__(self, other: Any) -> bool:
         "Are the rows the same?"
+        if not isinstance(other, Sequence):
+            return NotImplemented
         return len(self) == len(other) and all(map(eq, self, other))
 
     def write(

@@ -72,13 +72,15 @@ def stale() -> list[Leftover]:
 
 def _has_changed(corpus: Path) -> bool:
     "Were columns made of files that are others now?"
+    if not (corpus / MANIFEST).exists():  # half made, or columns of an earlier version, which no key leads to
+        return (corpus / 'meta.json').exists()
     try:
         read = read_json(corpus / MANIFEST)['state']['read']
         return any(not Path(path).is_file() or sha256_big_file(path) != of for path, of in read.values())
     except FileError:
         return False  # half made
     except (OSError, KeyError, TypeError, ValueError):
-        return True  # a file that is gone, or columns of an earlier version, which no key leads to
+        return True  # a file that is gone
 
 
 def leftovers() -> list[Leftover]:
@@ -139,6 +141,8 @@ def verify() -> Iterator[Verified]:
     for manifest in sorted(cache_path().glob(f'**/{MANIFEST}')):
         folder = manifest.parent
         whole = open_cached(folder) is not None
+        if not manifest.exists():  # removed meanwhile
+            continue
         yield Verified('cache', folder, '' if whole else 'changed since it was written; delete the folder')
     for run in run_folders('record.json'):
         problem = ''

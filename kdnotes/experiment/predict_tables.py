@@ -41,6 +41,7 @@ from kdnotes.tasks.schema import (
     Rows,
     Schema,
     check_layout,
+    check_together,
     checked_parts,
     column_names,
 )
@@ -65,7 +66,7 @@ def _own_schema(
         for key, column in schema.columns.items()
         if key in needed | optional
     }
-    return Schema(columns, content=(), longest=schema.longest)
+    return Schema(columns, content=(), unique=(), longest=schema.longest)
 
 
 def _candidates(info: TaskInfo) -> bool:
@@ -94,6 +95,7 @@ def checked_texts(
         if {text and text.strip() for text in map(as_text, table.cells[names[key]])} <= {''}:
             del names[key]
     [rows] = checked_parts([table], schema, names)
+    check_together(rows, table.place, schema, names)
     return rows
 
 
@@ -247,11 +249,13 @@ def read_file(
         raise ConfigError(f'file {words}')
     with unchanged(path):
         names = next(read_table(path, ())).names
-        check_rows_fit(path)
-        *_, table = read_table(path, names)
+        check_rows_fit(path, names)
+        rows = None
         if format_of(path).startswith('jsonl'):
-            return table, [row for _, row in json_rows(path)]
-        return table, [dict(zip(names, row)) for row in zip(*table.cells.values())]
+            rows = [row for _, row in json_rows(path)]
+            names = list(dict.fromkeys(name for row in rows for name in row))
+        *_, table = read_table(path, names)
+        return table, rows or [dict(zip(names, row)) for row in zip(*table.cells.values())]
 
 
 def as_file(
@@ -266,7 +270,10 @@ def as_file(
         if kind == 'parquet':
             return _as_parquet(rows, names, like)
         if kind == 'jsonl':
-            text = ''.join(f'{json.dumps(row, ensure_ascii=False, default=str)}\n' for row in rows)
+            # JSON has no NaN
+            known = ({name: cell for name, cell in row.items() if cell == cell} for row in rows)
+            how = dict(ensure_ascii=False, allow_nan=False, default=str)
+            text = ''.join(f'{json.dumps(row, **how)}\n' for row in known)
         else:
             lines: list[str] = []
             # in a tab-separated file there are no quotes
@@ -278,12 +285,16 @@ def as_file(
             text = ''.join(lines)
         return gzip.compress(text.encode(), mtime=0) if packed else text.encode()
     except Exception as e:
-        raise PredictError(f'{path} cannot hold these rows ({reason(e)}); name a .jsonl') from None
+        raise PredictError(
+            f'{path} cannot hold these rows ({reason(e)}); name a file of another format'
+        ) from None
 
 
 def _cell(cell: Any) -> str:
-    text = as_text(cell)
-    return json.dumps(cell, ensure_ascii=False, default=str) if text is None else text
+    if cell is None or cell != cell:  # NaN
+        return ''
+    listed = isinstance(cell, (dict, list))
+    return json.dumps(cell, ensure_ascii=False, default=str) if listed else str(cell)
 
 
 def _as_parquet(rows: Sequence[Mapping[str, Any]], names: Sequence[str], like: Path | None) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from ..core.config import ConfigError, shown, task_info
-from ..core.files import atomic_write, cache_path, sha256_text
+from ..core.files import atomic_write, cache_path, file_errors, sha256_text
 from ..core.render import phrase, render
 from ..core.streams import stream
 from ..core.tables import Table, check_rows_fit, class_cells, no_table, read_table
@@ -103,7 +103,7 @@ def table_of_file(
     kept = {column for of in scores for column in of}
     possible = {*schema.names, *schema.names.values(), *columns.values(), *kept, 'split'}
     if path.exists() and 'split' in next(read_table(path, possible)).names:
-        check_rows_fit(path)
+        check_rows_fit(path, possible)
         _, *whole = read_table(path, possible)
         if not whole:
             raise ConfigError(f'{path}: there is no row')
@@ -263,6 +263,7 @@ def _json_lines(table: pd.DataFrame, split: str, schema: Schema, scores: Sequenc
         ) from None
 
 
+@file_errors()
 def write_corpus(
     source: Any,  # a DataFrame, a list of dicts, a Dataset or DatasetDict of `datasets`, or a dict of tables
     task: str,  # of `config.TASKS`
@@ -288,6 +289,7 @@ def write_corpus(
     return folder, None if more is None else unlabelled_file(more, task, {}, scores), dealt
 
 
+@file_errors()
 def unlabelled_file(
     source: Any,  # a table, as of `write_corpus`; a file, or the name of a corpus
     task: str,  # of `config.TASKS`

@@ -38,8 +38,8 @@ from kdnotes.core.tables import (
 
 # %% auto #0
 __all__ = ['Rows', 'Cells', 'SPLITS', 'UNLABELLED', 'TEACHER', 'Column', 'NoLabel', 'Schema', 'Corpus', 'score_key',
-           'score_columns', 'column_names', 'mapped', 'check_layout', 'checked_parts', 'checked', 'read_split',
-           'checked_splits']
+           'score_columns', 'column_names', 'mapped', 'check_layout', 'checked_parts', 'check_together', 'checked',
+           'read_split', 'checked_splits']
 
 # %% ../../nbs/tasks/00_schema.ipynb #e4549e5e
 Rows = Columns  # of one split, in the source's order
@@ -58,7 +58,7 @@ class Column:
     # 'json': a list or a record
     kind: str = 'text'
     hub: str = ''  # its name in the hub's copy of a published corpus; '': that has none
-    optional: bool = False  # may be missing
+    optional: bool = False  # may be missing; where it is there, `blank` says whether its cells may be empty
     blank: bool = False  # may have empty cells
     instead: str = ''  # key of the column that replaces it where it is missing
 
@@ -446,8 +446,13 @@ def _clashes(rows: Rows, schema: Schema) -> Iterator[tuple[tuple[str, ...], np.n
         yield (key,), twin, said[twin] != said, more
 
 
-def _check_together(rows: Rows, place: Callable[[int], str], schema: Schema, names: dict[str, str]) -> None:
-    "Refuse the first row that does not go with an earlier one."
+def check_together(
+    rows: Rows,
+    place: Callable[[int], str],  # says where row i is
+    schema: Schema,
+    names: dict[str, str],  # what the source calls a key
+) -> None:
+    "Refuse rows that are sound alone and do not go together: the first row of the first kind of clash."
     for keys, twin, wrong, sentence in _clashes(rows, schema):
         if wrong.any():
             i = int(wrong.argmax())
@@ -491,7 +496,7 @@ def checked(
     else:
         rows = Columns.joined(list(parts), copied=True)
     if len(rows):
-        _check_together(rows, places(where.where, where.unit, numbers), schema, names)
+        check_together(rows, places(where.where, where.unit, numbers), schema, names)
     schema.check(split, rows, where.where)
     return rows
 
@@ -515,7 +520,7 @@ def read_split(
     check_regular(path)
     with unchanged(path):
         if into is None and path.exists():
-            check_rows_fit(path)
+            check_rows_fit(path, possible)
         n = n_rows(path)
         tables = read_table(path, possible, PART)
         first = next(tables)
@@ -535,5 +540,5 @@ def checked_splits(
         rows = list(of)
         cells = {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
         table = Table(f'{name} {split}', list(cells), cells, range(len(rows)))
-        found[split] = checked([table], table, split, schema, {key: key for key in cells})
+        found[split] = checked([table] if rows else [], table, split, schema, {key: key for key in cells})
     return found

@@ -347,9 +347,10 @@ def load_corpus(
 ) -> Corpus:
     "A corpus, checked, named and fingerprinted."
     name = resolve_corpus(task, corpus)
-    if files := _large_files(task_info(task).corpora, name, columns):
+    own = set(score_on) <= set(SPLITS)
+    if own and (files := _large_files(task_info(task).corpora, name, columns)):
         return _kept(task, name, columns, files)
-    if name == 'embedded' and columns is None and set(score_on) <= set(SPLITS):
+    if own and name == 'embedded' and columns is None:
         return _embedded(task)
     return _read(task, name, columns, score_on)
 
@@ -644,10 +645,15 @@ def _large_files(corpora: Corpora, name: str, columns: str | None) -> dict[str, 
         return {}
     try:
         files = split_files(folder, corpora) or {}
-        size = sum(map(size_of, files.values()))
+        size = _size_of_all(files, corpora.schema, columns)
     except (CorpusError, OSError):
         return {}  # who reads them says what is wrong
     return files if size >= LARGE else {}
+
+
+def _size_of_all(files: dict[str, Path], schema: Schema, columns: str | None) -> int:  # bytes
+    names = column_names(columns, schema.names, schema.scored)
+    return sum(size_of(path, {*names, *names.values()}) for path in files.values())
 
 
 @file_errors()
@@ -663,7 +669,7 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
     def make(writer: Writer) -> None:
         writer.drop()  # a reader does not begin in the middle
         # columns take what the files hold at least
-        check_room(folder.parent, sum(map(size_of, files.values())), f'the columns of corpus {name}')
+        check_room(folder.parent, _size_of_all(files, schema, columns), f'the columns of corpus {name}')
         try:
             corpus = _read(task, name, columns, into=writer)
             for split, now in _sums(files).items():
