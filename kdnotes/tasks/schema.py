@@ -412,8 +412,7 @@ def checked_parts(
             cells = {key: of for key, of in cells.items() if key not in schema.no_label.columns}
         elif schema.labelled:
             cells = schema.labelled(cells, table.place, names)
-        kinds = {key: column.kind for key, column in schema.columns.items() if key in cells}
-        kinds |= {key: 'scores' for key in cells if key not in kinds}
+        kinds = {key: schema.columns[key].kind if key in schema.columns else 'scores' for key in cells}
         rows = Columns({key: _AS_COLUMN.get(kind, Strings.of)(cells[key]) for key, kind in kinds.items()})
         yield rows.filled(schema.no_label.key, schema.no_label.value) if label else rows
 
