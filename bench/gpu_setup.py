@@ -159,8 +159,8 @@ def describe_machine(
     say(f"corpus {corpus.name}: {len(corpus.splits['train'])} training examples")
 
     def texts():
-        read = task_info(task).texts
-        return (text for row in corpus.splits['train'] for text in read(row))
+        keys = task_info(task).texts
+        return (row[key] for row in corpus.splits['train'] for key in keys if row[key])
 
     teachers = {name: find_teacher(name, job, texts) for name in SIZES}
     for name, teacher in teachers.items():

@@ -4,7 +4,6 @@
 
 # %% ../../nbs/tasks/15_passages.ipynb #2211a454
 from __future__ import annotations
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
