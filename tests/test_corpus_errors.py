@@ -49,11 +49,15 @@ def write(folder, names=tuple(f'WikiQA-{split}.tsv' for split in SPLITS), lines=
 
 def refused(action, *names: str, kind: type[KdnotesError] = CorpusError) -> str:
     "The one sentence of a refusal, which has all these names in it and no traceback."
-    with pytest.raises(kind) as caught:
+    try:
         action()
-    [line] = caught.value._render_traceback_()
-    sentence = str(caught.value)
-    assert line == f'{type(caught.value).__name__}: {sentence}'
+    except kind as e:
+        error = e
+    else:
+        raise AssertionError(f'nothing was refused that names {names}')
+    [line] = error._render_traceback_()
+    sentence = str(error)
+    assert line == f'{type(error).__name__}: {sentence}'
     assert sentence.isprintable() and len(sentence) < 700, sentence
     assert all(name in sentence for name in names), (names, sentence)
     return sentence
