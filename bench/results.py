@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from kdnotes.core.config import counted
+from kdnotes.core.config import pluralize
 
 # %% auto #0
 __all__ = ['COLD_EPOCHS', 'COLD', 'LIBRARIES', 'DEFAULTS', 'AIMS', 'WIDTH', 'rounds', 'ratio', 'format_of', 'table', 'time_split',
@@ -348,8 +348,8 @@ def _as_run(results: dict) -> list[str]:
     said = []
     if found := ratio(results, 'kdnotes_as_run', 'kdnotes'):
         turn = next(t for t in results['turns'] if t['contestant'] == 'kdnotes_as_run')
-        where = counted(turn['ranks'], 'rank')
-        where += f' of {counted(turn["threads"], "thread")}' if turn['threads'] else ''
+        where = pluralize(turn['ranks'], 'rank')
+        where += f' of {pluralize(turn["threads"], "thread")}' if turn['threads'] else ''
         said.append(f"a user's run is {_times(found)} as fast as the race: {where}")
     compiled = rounds(results, 'hf_best_compiled', 'compile_s')
     if len(compiled):

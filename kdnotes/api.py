@@ -17,7 +17,7 @@ from .stats.comparable import timed
 from .stats.compare import Comparison
 from .stats.compare import compare as compare_records
 from .core.arms import MODES
-from .core.config import ConfigError, KdnotesError, score_name, shown, task_info, taught_by
+from .core.config import ConfigError, KdnotesError, score_name, truncate_repr, task_info, taught_by
 from .core.parse import make_config
 from .core.tables import n_rows
 from .results.runs import RunFolder
@@ -305,7 +305,7 @@ def load_run(
     found = find_record(run_id)
     if found is None:
         raise ConfigError(
-            f'there is no finished run {shown(run_id)}; make it, or look at the folders under runs/'
+            f'there is no finished run {truncate_repr(run_id)}; make it, or look at the folders under runs/'
         )
     return Run(found[0])
 
@@ -499,7 +499,9 @@ def load_results(
     "The metrics and costs of a study's runs as one tidy table: one row per run, set and metric."
     found = records(study)
     if not found:
-        raise ConfigError(f'study {shown(study)} has no finished runs; `kdnotes list` names the studies')
+        raise ConfigError(
+            f'study {truncate_repr(study)} has no finished runs; `kdnotes list` names the studies'
+        )
     return results_table(found, units_of(study) if units else None, timed(found).has)
 
 

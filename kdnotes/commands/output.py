@@ -12,7 +12,7 @@ from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
-from ..core.config import counted, visible
+from ..core.config import pluralize, escape_control_chars
 from ..core.processes import Stopped
 from ..core.progress import Bars, reporting_to
 from ..core.render import phrase
@@ -24,13 +24,13 @@ __all__ = ['say', 'tell', 'speaker', 'print_json', 'print_table', 'print_groups'
 # %% ../../nbs/commands/04_output.ipynb #28789e3c
 def say(*lines: object) -> None:
     "Print lines; lines of several threads are not mixed."
-    print(''.join(f'{visible(line)}\n' for line in lines), end='', flush=True)
+    print(''.join(f'{escape_control_chars(line)}\n' for line in lines), end='', flush=True)
 
 
 def tell(text: str) -> None:
     "Print a line on standard error, if it is still open."
     with contextlib.suppress(OSError):
-        print(visible(text), file=sys.stderr, flush=True)
+        print(escape_control_chars(text), file=sys.stderr, flush=True)
 
 
 def speaker(
@@ -67,9 +67,11 @@ def _on_terminal(rows: Sequence[Sequence[str]], **look: Any) -> None:
     head, *others = rows
     for name in head:
         # a run_id is copied from here, so it is never broken
-        table.add_column(Text(visible(name)), overflow='fold', no_wrap=name in ('run', 'run_id'))
+        table.add_column(Text(escape_control_chars(name)), overflow='fold', no_wrap=name in ('run', 'run_id'))
     for row in others:
-        table.add_row(*(Text(visible(value)) for value in row))  # a text, so that [x] is no markup
+        table.add_row(
+            *(Text(escape_control_chars(value)) for value in row)
+        )  # a text, so that [x] is no markup
     Console().print(table)
 
 
@@ -139,7 +141,7 @@ def _bar(progress: Any, say: Callable[[str], None]) -> Callable[[dict], None]:  
     def on_row(row: dict) -> None:
         nonlocal bar
         if row['kind'] == 'start' and row['steps']:  # a model that is taken as it is has no step
-            title = f"{counted(row['ranks'], 'rank')}, {row['precision']}"
+            title = f"{pluralize(row['ranks'], 'rank')}, {row['precision']}"
             bar = progress.add_task(title, total=row['steps'], unit='')
             progress.start()  # a stage that ended may have stopped it
         elif bar is None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 from ..core.arms import MODES
-from ..core.config import TASKS, ConfigError, RunConfig, parameters, shown, task_info
+from ..core.config import TASKS, ConfigError, RunConfig, parameters, truncate_repr, task_info
 from ..core.parse import make_config, no_parameter
 
 # %% auto #0
@@ -27,7 +27,7 @@ def parse_parameters(
     for pair in pairs:
         name, equals, value = pair.partition('=')
         if not (name and equals):
-            raise ConfigError(f'-p {shown(pair)}: expected name=value, as in -p learning_rate=1e-4')
+            raise ConfigError(f'-p {truncate_repr(pair)}: expected name=value, as in -p learning_rate=1e-4')
         if name not in parameters():
             raise ConfigError(no_parameter(name, parameters()))
         values[name] = value

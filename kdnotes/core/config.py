@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, model_validat
 from .arms import MODES, PRESETS, PROFILES
 
 # %% auto #0
-__all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'KdnotesError', 'ConfigError', 'shown', 'visible', 'counted',
-           'task_info', 'metric_name', 'primary_name', 'score_name', 'taught_by', 'About', 'parameter', 'about',
-           'names_with', 'read_texts', 'TaskSettings', 'student_start', 'RunConfig', 'teacher_changes', 'needs_teacher',
-           'reads_scores', 'teachers_mode', 'is_given', 'result_parameters', 'parameters', 'is_unicode', 'with_values',
-           'flat']
+__all__ = ['TASKS', 'FIRST_TASK', 'NAME_PATTERN', 'NAME_RULE', 'KdnotesError', 'ConfigError', 'truncate_repr',
+           'escape_control_chars', 'pluralize', 'task_info', 'metric_name', 'primary_name', 'score_name', 'taught_by',
+           'About', 'parameter', 'about', 'names_with', 'read_texts', 'TaskSettings', 'student_start', 'RunConfig',
+           'teacher_changes', 'needs_teacher', 'reads_scores', 'teachers_mode', 'is_given', 'result_parameters',
+           'parameters', 'is_unicode', 'with_values', 'flat']
 
 # %% ../../nbs/core/01_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -36,14 +36,14 @@ class KdnotesError(Exception):
         self.cause = cause
 
     def _render_traceback_(self, *args, **kwargs) -> list[str]:
-        return [f'{type(self).__name__}: {visible(self)}']
+        return [f'{type(self).__name__}: {escape_control_chars(self)}']
 
 
 class ConfigError(KdnotesError, ValueError):
     "A parameter that does not exist, or a value it cannot have."
 
 
-def shown(
+def truncate_repr(
     value: Any,  # a parameter's, or a cell's of a corpus
 ) -> str:  # at most 120 characters
     "A value as a sentence quotes it: its middle is left out where it is long."
@@ -62,14 +62,14 @@ _OBEYED = [
 _AS_WRITTEN = {c: f'\\u{c:04x}' for c in _OBEYED}
 
 
-def visible(
+def escape_control_chars(
     text: object,  # with names of folders and labels, which others may have chosen
 ) -> str:  # of JSON, the same JSON
     "A text in which nothing is hidden from a reader, and nothing commands a terminal."
     return str(text).translate(_AS_WRITTEN)
 
 # %% ../../nbs/core/01_config.ipynb #7fc61999
-def counted(
+def pluralize(
     n: float,  # how many
     noun: str,  # in the singular
     plural: str = '',  # where it is another than with an s

@@ -24,7 +24,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import IO
 import psutil
-from .config import KdnotesError, is_unicode, shown
+from .config import KdnotesError, is_unicode, truncate_repr
 
 # %% auto #0
 __all__ = ['MORE_MEMORY', 'CACHE', 'FileError', 'BusyError', 'lacks_memory', 'file_errors', 'atomic_write', 'sync', 'sync_tree',
@@ -346,7 +346,7 @@ def root() -> Path:
     "The folder that holds `runs/`, `thesis/data/` and `data/`."
     if home := os.environ.get('KDNOTES_HOME'):
         if not is_unicode(home):
-            raise FileError(f'KDNOTES_HOME={shown(home)} is not written in UTF-8; rename the folder')
+            raise FileError(f'KDNOTES_HOME={truncate_repr(home)} is not written in UTF-8; rename the folder')
         return Path(home).resolve()
     return checkout() or Path.cwd().resolve()
 

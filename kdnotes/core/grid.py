@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any
-from .config import ConfigError, shown
+from .config import ConfigError, truncate_repr
 from .files import sha256_text
 
 # %% auto #0
@@ -32,7 +32,9 @@ def read_grid(
     elif grid is None or isinstance(grid, (str, list, tuple)):
         pairs = [_pair(word) for word in _words(grid or ())]
     else:
-        raise ConfigError(f'grid={shown(grid)} is no grid; write grid={{\'temperature\': [2, 4]}}, say')
+        raise ConfigError(
+            f'grid={truncate_repr(grid)} is no grid; write grid={{\'temperature\': [2, 4]}}, say'
+        )
     found: dict[str, list] = {}
     for name, values in pairs:
         _check_name(name)
@@ -54,13 +56,17 @@ def _words(grid: str | Sequence[str]) -> Sequence[str]:
     try:
         return shlex.split(grid)
     except ValueError as e:
-        raise ConfigError(f'grid={shown(grid)} cannot be read: {str(e).lower()}; close the quotes') from None
+        raise ConfigError(
+            f'grid={truncate_repr(grid)} cannot be read: {str(e).lower()}; close the quotes'
+        ) from None
 
 
 def _pair(word: Any) -> tuple[str, str]:
     name, equals, values = str(word).partition('=')
     if not (name and equals):
-        raise ConfigError(f'{shown(word)} is no part of a grid; write name=value,value, say temperature=2,4')
+        raise ConfigError(
+            f'{truncate_repr(word)} is no part of a grid; write name=value,value, say temperature=2,4'
+        )
     return name, values
 
 

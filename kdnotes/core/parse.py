@@ -19,12 +19,12 @@ from kdnotes.core.config import (
     ConfigError,
     RunConfig,
     about,
-    counted,
+    pluralize,
     flat,
     is_unicode,
     needs_teacher,
     parameters,
-    shown,
+    truncate_repr,
     task_info,
     teacher_changes,
     teachers_mode,
@@ -42,15 +42,15 @@ def _refuse_given(
     "Refuse what a run like this does not read."
     for name in names:
         if (value := getattr(config, name)) != RunConfig.model_fields[name].default:
-            raise ConfigError(f'{name}={shown(value)} {why}')
+            raise ConfigError(f'{name}={truncate_repr(value)} {why}')
 
 
 def _check_shape(config: RunConfig) -> None:
     "Refuse a shape of the student that says two things, or that chooses among nothing."
     if config.layers is not None and config.student_layers is not None:
         raise ConfigError(
-            f'layers={config.layers} and student_layers={shown(config.student_layers)} both say which layers '
-            'the student has; leave one of them out'
+            f'layers={config.layers} and student_layers={truncate_repr(config.student_layers)} both say '
+            'which layers the student has; leave one of them out'
         )
     if config.heads is None:
         why = 'chooses no heads; say with heads=<n> how many stay'
@@ -90,8 +90,8 @@ def _check_place(config: RunConfig) -> None:
         )
     if config.stage and config.launcher == 'inherit':
         raise ConfigError(
-            f'stage={shown(config.stage)} would be run after the ranks have started, by each of them, with '
-            'launcher=inherit; run it before, in the script that starts them'
+            f'stage={truncate_repr(config.stage)} would be run after the ranks have started, by each of '
+            'them, with launcher=inherit; run it before, in the script that starts them'
         )
     _check_rendezvous(config)
 
@@ -111,7 +111,7 @@ def _check_rendezvous(config: RunConfig) -> None:
     if not found or not 1 <= int(found[1]) <= 65535:
         or_ray = ', or local, auto or ray://<host>:<port>' if config.launcher == 'ray' else ''
         raise ConfigError(
-            f'rendezvous={shown(config.rendezvous)} is no <host>:<port>; '
+            f'rendezvous={truncate_repr(config.rendezvous)} is no <host>:<port>; '
             f'give one of the machines and a free port{or_ray}'
         )
 
@@ -179,7 +179,9 @@ def _check_intermediate_losses(config: RunConfig) -> None:
     n_layers = config.layers or (None if own is None else len(own))
     if config.hidden_loss == 'none':
         if layers is not None:
-            raise ConfigError(f'hidden_layers={shown(layers)} are not looked at; choose a hidden_loss too')
+            raise ConfigError(
+                f'hidden_layers={truncate_repr(layers)} are not looked at; choose a hidden_loss too'
+            )
     elif config.student_init == 'hub':
         if not layers:
             raise ConfigError(
@@ -188,12 +190,13 @@ def _check_intermediate_losses(config: RunConfig) -> None:
             )
     elif layers is not None and n_layers is not None and len(layers) not in (1, n_layers):
         raise ConfigError(
-            f'hidden_layers={shown(layers)} must name a layer of the teacher for each of the {n_layers} '
-            'layers of the student, or one for its last'
+            f'hidden_layers={truncate_repr(layers)} must name a layer of the teacher for each of the '
+            f'{n_layers} layers of the student, or one for its last'
         )
     if layers and layers != (-1,) and min(layers) < 0:
         raise ConfigError(
-            f"hidden_layers={shown(layers)} must be counted from 0, or be -1 alone, the teacher's last"
+            f"hidden_layers={truncate_repr(layers)} must be counted from 0, or be -1 alone, the "
+            "teacher's last"
         )
 
 # %% ../../nbs/core/02_parse.ipynb #cb544a7e
@@ -222,7 +225,7 @@ def _check_given(config: RunConfig) -> None:
         )
     if config.transfer != 'none':
         raise ConfigError(
-            f'transfer={shown(config.transfer)} would train the teacher first, and '
+            f'transfer={truncate_repr(config.transfer)} would train the teacher first, and '
             "teacher_mode='given' takes it as it is; leave one of them out"
         )
     if student and (config.student_init == 'teacher_pretrained' or not needs_teacher(config)):
@@ -276,7 +279,7 @@ def _check_no_scores(config: RunConfig, named: bool) -> None:
     "Refuse what only scores have."
     if named and MODES[config.mode].kd:
         raise ConfigError(
-            f'columns={shown(config.columns)} names scores of a teacher, and '
+            f'columns={truncate_repr(config.columns)} names scores of a teacher, and '
             f"teacher_mode={config.teacher_mode!r} does not read them; use teacher_mode='scores', or leave "
             'them out of columns'
         )
@@ -290,7 +293,7 @@ def _check_teachers(config: RunConfig) -> None:
     "Refuse several teachers that cannot teach together."
     if not config.teachers:
         return
-    given = f'teachers={shown(config.teachers)}'
+    given = f'teachers={truncate_repr(config.teachers)}'
     if not MODES[config.mode].kd:
         raise ConfigError(
             f'{given} have nothing to give to mode={config.mode!r}, which learns from no teacher'
@@ -330,12 +333,13 @@ def check_weights(
     weights = config.teachers_weights
     if weights and (len(weights) != n or min(weights) <= 0):
         raise ConfigError(
-            f'teachers_weights={shown(weights)} must be a number above 0 for each of {counted(n, "teacher")}'
+            f'teachers_weights={truncate_repr(weights)} must be a number above 0 for each of '
+            f'{pluralize(n, "teacher")}'
         )
     if weights and not 1e-9 <= min(weights) <= max(weights) <= 1e9:
         raise ConfigError(
-            f'teachers_weights={shown(weights)} must be numbers from 1e-9 to 1e9; only their ratios count, '
-            'so write 1,1 for equal ones'
+            f'teachers_weights={truncate_repr(weights)} must be numbers from 1e-9 to 1e9; only their '
+            'ratios count, so write 1,1 for equal ones'
         )
 
 # %% ../../nbs/core/02_parse.ipynb #a8a262f7
@@ -352,7 +356,7 @@ def _check(config: RunConfig) -> None:
         )
     if config.student and config.student_init != 'hub':
         raise ConfigError(
-            f'student={shown(config.student)} would not be read, since '
+            f'student={truncate_repr(config.student)} would not be read, since '
             f"student_init={config.student_init!r} makes the student of its teacher's layers; "
             'add student_init=hub'
         )
@@ -437,7 +441,7 @@ def no_parameter(name: str, allowed: Iterable[str]) -> str:
     near = ' or '.join(map(repr, nearest(name, allowed)))
     if near:
         return f'there is no parameter {name!r}; is it {near}?'
-    return f'there is no parameter {shown(name)}; ' + (
+    return f'there is no parameter {truncate_repr(name)}; ' + (
         f"the parameters are {', '.join(allowed)}"
         if len(allowed) <= 20
         else '`kdnotes parameters` lists them all'
@@ -462,12 +466,12 @@ def _sentence(errors: list[dict], fields: Iterable[str]) -> str:
         return str(error['ctx']['error'])
     where = '.'.join(str(part) for part in error['loc'] if str(part) in fields)
     if error['type'] == 'string_pattern_mismatch':
-        return f"{where}={shown(error.get('input'))} is refused: {NAME_RULE}"
+        return f"{where}={truncate_repr(error.get('input'))} is refused: {NAME_RULE}"
     # one for each type the field may have
     rules = dict.fromkeys(
         e['msg'][0].lower() + e['msg'][1:] for e in errors if e['loc'][0] == error['loc'][0]
     )
-    return f"{where}={shown(error.get('input'))} is refused: {', or '.join(rules)}"
+    return f"{where}={truncate_repr(error.get('input'))} is refused: {', or '.join(rules)}"
 
 
 def preset_values(
@@ -510,7 +514,7 @@ def make_config(
     "A configuration, or a `ConfigError` of one sentence."
     task = parameters.get('task', RunConfig.model_fields['task'].default)
     if not isinstance(task, str) or task not in TASKS:
-        raise ConfigError(f"task={shown(task)} is refused: the tasks are {', '.join(TASKS)}")
+        raise ConfigError(f"task={truncate_repr(task)} is refused: the tasks are {', '.join(TASKS)}")
     kind = task_info(task).settings
     parameters |= preset_values(parameters, kind)
     nested = parameters.get('task_settings') or {}
@@ -525,7 +529,7 @@ def make_config(
             _refuse_name(name, task)
     for name, value in parameters.items():
         if isinstance(value, (str, PurePath)) and not is_unicode(str(value)):
-            raise ConfigError(f'{name}={shown(str(value))} is not written in UTF-8; rename it')
+            raise ConfigError(f'{name}={truncate_repr(str(value))} is not written in UTF-8; rename it')
     try:
         config = RunConfig(**common, task_settings=kind(**own))
     except ValidationError as e:

@@ -23,7 +23,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 import psutil
-from .config import KdnotesError, shown
+from .config import KdnotesError, truncate_repr
 from .files import file_errors, lock, own_folder, root
 
 # %% auto #0
@@ -476,6 +476,6 @@ def staged(
     if code:
         last = next((line.strip() for line in reversed(lines) if line.strip()), 'it printed nothing')
         raise StageError(
-            f'stage={shown(command)} {how_ended(code)}: {last}; put that right and start the same command '
-            'again'
+            f'stage={truncate_repr(command)} {how_ended(code)}: {last}; put that right and start the same '
+            'command again'
         )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from .config import counted
+from .config import pluralize
 from .files import FileError, read_json
 
 # %% auto #0
@@ -46,7 +46,9 @@ class Report:
             return text
         seconds = self.elapsed_s * max(self.total - self.done, 0) / self.done
         minutes = f'{round(seconds / 60)} minutes'
-        return f'{text}, about {counted(max(1, round(seconds)), "second") if seconds < 90 else minutes} left'
+        return (
+            f'{text}, about {pluralize(max(1, round(seconds)), "second") if seconds < 90 else minutes} left'
+        )
 
 
 Sink = Callable[[Report], None]

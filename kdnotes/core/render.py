@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from .config import KdnotesError, counted, metric_name, shown, task_info, visible
+from kdnotes.core.config import (
+    KdnotesError,
+    pluralize,
+    metric_name,
+    truncate_repr,
+    task_info,
+    escape_control_chars,
+)
 
 # %% auto #0
 __all__ = ['ALPHA', 'MINUS', 'NOISE', 'MOST_DIGITS', 'PLAIN', 'PERCENT', 'FormatError', 'number_texts', 'number', 'amount',
@@ -206,7 +213,7 @@ def markdown(
     language: str = '',  # of a block
 ) -> str:
     "A text within Markdown, where nothing in it is markup and nothing hidden."
-    plain = visible(text)
+    plain = escape_control_chars(text)
     ticks = max(map(len, re.findall('`+', plain)), default=0)
     if form == 'block':
         fence = '`' * max(3, ticks + 1)
@@ -318,8 +325,8 @@ def environment() -> Environment:
         score=score,
         one_line=_one_line,
         cells=cells,
-        plural=counted,
-        quoted=shown,
+        plural=pluralize,
+        quoted=truncate_repr,
         metric_on=metric_on,
         having=lambda records, key: [r for r in records if r.get(key)],
         markdown=markdown,
@@ -334,7 +341,7 @@ def render(
 ) -> str:
     "A whole template; a page shows control characters as a terminal does, since XML holds none."
     text = environment().get_template(name).render(**context)
-    return visible(text) if name.endswith('.html') else text
+    return escape_control_chars(text) if name.endswith('.html') else text
 
 
 @lru_cache(maxsize=64)

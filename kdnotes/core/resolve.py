@@ -17,7 +17,7 @@ from kdnotes.core.config import (
     ConfigError,
     RunConfig,
     about,
-    counted,
+    pluralize,
     flat,
     is_given,
     names_with,
@@ -156,13 +156,13 @@ def resolve_ranks(
     if machine.device == 'cuda':
         if here > machine.gpus:
             raise ConfigError(
-                f'ranks={ranks}{beside} needs {counted(here, "GPU")} here, and {machine.gpus} are visible; '
+                f'ranks={ranks}{beside} needs {pluralize(here, "GPU")} here, and {machine.gpus} are visible; '
                 'lower ranks or free CUDA_VISIBLE_DEVICES'
             )
         return ranks, None
     if here > (most := _RANKS_A_CORE * machine.cores):
         raise ConfigError(
-            f'ranks={ranks}{beside} would start {here} processes on {counted(machine.cores, "CPU core")}; '
+            f'ranks={ranks}{beside} would start {here} processes on {pluralize(machine.cores, "CPU core")}; '
             f'use at most {most * nodes}, and as many ranks as cores for speed'
         )
     return ranks, max(1, machine.cores // here) if threads_per_rank in ('auto', None) else threads_per_rank

@@ -21,7 +21,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .config import KdnotesError, shown
+from .config import KdnotesError, truncate_repr
 from .files import file_state, free_memory
 
 # %% auto #0
@@ -168,7 +168,7 @@ def _separated(path: Path, possible: Container[str]) -> Iterator:
             rows = _tsv_rows(lines) if tsv else enumerate(filter(None, csv.reader(lines, strict=True)))
             row, header = next(rows, (0, []))
             if possible and len(header) == 1 and header[0] not in possible and set(header[0]) & set('\t;|,'):
-                raise csv.Error(f'{shown(header[0])} is one column')
+                raise csv.Error(f'{truncate_repr(header[0])} is one column')
             yield header if any(map(str.strip, header)) else [], {}
             kept = [i for i, name in enumerate(header) if name in possible]
             row += 1
@@ -232,7 +232,7 @@ def _twice(names: Iterable[str]) -> str | None:
 def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     "An object's members; a member that is there twice is refused."
     if (twice := _twice(name for name, _ in pairs)) is not None:
-        raise ValueError(f'{shown(twice)} is there twice')
+        raise ValueError(f'{truncate_repr(twice)} is there twice')
     return dict(pairs)
 
 
@@ -269,8 +269,8 @@ def _jsonl(path: Path, possible: Container[str]) -> Iterator:
     for number, row in chain(first, rows):
         if late := [name for name in row if name not in names and name in possible]:
             raise CorpusError(
-                f'{path}, line {number}: none of the first {PART:,} rows has {shown(late[0])}; give it to '
-                'one of them, or take it away here'
+                f'{path}, line {number}: none of the first {PART:,} rows has {truncate_repr(late[0])}; '
+                'give it to one of them, or take it away here'
             )
         yield number, [row.get(name) for name in kept]
 
@@ -357,7 +357,7 @@ def read_table(
     rows = read(path, possible)
     names, classes = next(rows)
     if (twice := _twice(names)) is not None:
-        raise CorpusError(f'{path}: two columns are called {shown(twice)}; rename one of them')
+        raise CorpusError(f'{path}: two columns are called {truncate_repr(twice)}; rename one of them')
     if not names:
         raise CorpusError(f'{path} is empty; it needs the names of its columns, and a row at least')
     yield Table(str(path), names, unit=unit)

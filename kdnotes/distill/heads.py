@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
-from ..core.config import KdnotesError, counted, shown
+from ..core.config import KdnotesError, pluralize, truncate_repr
 
 # %% auto #0
 __all__ = ['SHAPED', 'ShapeError', 'check_architecture', 'layers_of', 'Attention', 'attentions', 'n_heads', 'attention_width',
@@ -200,8 +200,8 @@ def _check_kept(
     )
     if not named or len(kept) != layers or any(len(set(heads)) < len(heads) for heads in kept):
         raise ShapeError(
-            f'kept_heads={shown(kept)} must name some heads, each once by its number, for each of '
-            f'{counted(layers, "layer")}; restore the config.json that belongs to the weights'
+            f'kept_heads={truncate_repr(kept)} must name some heads, each once by its number, for each of '
+            f'{pluralize(layers, "layer")}; restore the config.json that belongs to the weights'
         )
 
 

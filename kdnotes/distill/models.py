@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import nn
-from ..core.config import RunConfig, counted
+from ..core.config import RunConfig, pluralize
 from ..core.files import FileError, read_json, write_json
 from ..losses.vocabulary import OpenDecoder, open_decoder
 from kdnotes.distill.architectures import (
@@ -240,8 +240,8 @@ def new_head(
         return ''
     outputs, asked = found
     return (
-        f'that of {source!s} has {counted(outputs, "output")}, and the task has {asked}: a new one is made, '
-        'and the encoder alone is taken'
+        f'that of {source!s} has {pluralize(outputs, "output")}, and the task has {asked}: a new one is '
+        'made, and the encoder alone is taken'
     )
 
 
@@ -414,7 +414,7 @@ def _check_outputs(model: nn.Module, source: str | Path, labels: Sequence[str]) 
     if found != outputs and (found, outputs) != (1, 2):
         fitting = '2 outputs, or 1' if outputs == 2 else f'{outputs} outputs'
         raise ModelError(
-            f'the head of {source!s} has {counted(found, "output")}, and the task has {outputs} classes; '
+            f'the head of {source!s} has {pluralize(found, "output")}, and the task has {outputs} classes; '
             f'give a model with {fitting}'
         )
     numbers = [str(i) for i in range(outputs)]
@@ -437,7 +437,7 @@ def check_given(
     if numbers and not (ranks and config.num_labels == 1):
         raise ModelError(
             f'the head of {source!s} was trained to give numbers (problem_type in its config.json is '
-            f'regression), and the task has {counted(len(labels), "class", "classes")}; '
+            f'regression), and the task has {pluralize(len(labels), "class", "classes")}; '
             'give a model that was trained on classes'
         )
     words = len(load_tokenizer(source))

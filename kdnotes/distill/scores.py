@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from ..core.config import ConfigError, RunConfig, counted, shown, task_info
+from ..core.config import ConfigError, RunConfig, pluralize, truncate_repr, task_info
 from ..core.parse import check_weights
 from ..tasks.base import Task
 from ..tasks.batching import Batch, to_device
@@ -60,7 +60,7 @@ class _Column:
 
     def error(self, i: int, what: str) -> CorpusError:
         "What is wrong with a row of the task."
-        return CorpusError(f'{self.place(i)}: {" and ".join(map(shown, self.columns))} {what}')
+        return CorpusError(f'{self.place(i)}: {" and ".join(map(truncate_repr, self.columns))} {what}')
 
 
 def _cells(rows, columns: tuple[str, ...]) -> Iterator[list]:
@@ -98,7 +98,10 @@ def _numbers(
         if len(missing) == len(column.columns):
             return None
         there = [name for name in column.columns if name not in missing]
-        raise _partly(column, f'{" and ".join(map(shown, there))} and no {" and ".join(map(shown, missing))}')
+        raise _partly(
+            column,
+            f'{" and ".join(map(truncate_repr, there))} and no {" and ".join(map(truncate_repr, missing))}',
+        )
     cells = list(_cells(rows, column.columns))
     empty = [any(isinstance(cell, str) and not cell.strip() for cell in row) for row in cells]
     if not needed and all(empty):
@@ -114,7 +117,7 @@ def _numbers(
         _check_row(column, i, row)
         if len(row) != len(cells[0]):
             raise column.error(
-                i, f'holds {counted(len(row), "number")}, and {len(cells[0])} in the first row'
+                i, f'holds {pluralize(len(row), "number")}, and {len(cells[0])} in the first row'
             )
     return np.array([list(map(_number, row)) for row in cells], dtype=np.float64)
 
@@ -131,18 +134,18 @@ def _check_row(column: _Column, i: int, row: list) -> None:
     "Refuse what is no finite number for each class."
     for cell in row:
         if (value := _number(cell)) is None:
-            raise column.error(i, f'holds {shown(cell)}, which is no number; give one for each class')
+            raise column.error(i, f'holds {truncate_repr(cell)}, which is no number; give one for each class')
         if not math.isfinite(value):
-            said = shown(cell).strip("'")
+            said = truncate_repr(cell).strip("'")
             raise column.error(i, f'holds {said}, which is not finite; correct it or drop the row')
     classes = column.task.signal_spec['logits'].shape[0]
     if len(row) == classes or (len(row), classes) == (1, 2):
         return
-    names = ', '.join(map(shown, column.task.head_labels[:10])) or 'a number'
+    names = ', '.join(map(truncate_repr, column.task.head_labels[:10])) or 'a number'
     raise column.error(
         i,
-        f'holds {counted(len(row), "number")}, and there {"is" if classes == 1 else "are"} '
-        f'{counted(classes, "class", "classes")} ({names}); give one for each, in this order',
+        f'holds {pluralize(len(row), "number")}, and there {"is" if classes == 1 else "are"} '
+        f'{pluralize(classes, "class", "classes")} ({names}); give one for each, in this order',
     )
 
 # %% ../../nbs/distill/10_scores.ipynb #7ee73491
@@ -288,7 +291,7 @@ def read_scores(
         of = [_logits(_Column(task, corpus, split, columns), config) for columns in teachers]
         lacking = [columns for columns, logits in zip(teachers, of) if logits is None]
         if lacking and len(lacking) < len(of):
-            names = ', '.join(' and '.join(map(shown, columns)) for columns in lacking)
+            names = ', '.join(' and '.join(map(truncate_repr, columns)) for columns in lacking)
             raise _partly(_Column(task, corpus, split, lacking[0]), f'scores, and none in {names}')
         if not lacking:
             # 0 is added so that -0 is 0, which it is to a student, but not to a hash

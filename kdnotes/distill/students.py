@@ -16,7 +16,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from ..core.arms import spread_layers
-from ..core.config import RunConfig, shown
+from ..core.config import RunConfig, truncate_repr
 from ..core.files import lacks_memory
 from ..core.render import reason
 from ..core.streams import stream, torch_seed
@@ -85,7 +85,7 @@ def _check_layers(layers: tuple[int, ...], n_layers: int, whose: str) -> None:
     "Refuse layers that are not there, or not in order."
     if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= n_layers:
         raise ModelError(
-            f'student_layers={shown(tuple(layers))} must be rising numbers from 0 to {n_layers - 1}, '
+            f'student_layers={truncate_repr(tuple(layers))} must be rising numbers from 0 to {n_layers - 1}, '
             f'each once, since {whose} has {n_layers} layers'
         )
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from ..core.arms import MODES
-from ..core.config import RunConfig, counted
+from ..core.config import RunConfig, pluralize
 from ..core.files import lacks_memory, sha256_text
 from .weights import SIZES, ModelError, find_model, remembered, stated_length, stored_tensors
 from ..tasks.batching import tells_two_texts, tokenizer_rules, unknown_id
@@ -143,7 +143,7 @@ def _check_sizes(
     )
     if layers and of_file and layers != of_file:
         raise ModelError(
-            f"{folder / 'config.json'} makes a model of {counted(layers, 'layer')}, and the weights have "
+            f"{folder / 'config.json'} makes a model of {pluralize(layers, 'layer')}, and the weights have "
             f'{of_file}; put num_hidden_layers right, or give a folder whose files belong together'
         )
     for name, tensor in built.items():

@@ -18,7 +18,7 @@ from pathlib import Path
 import huggingface_hub
 from huggingface_hub import constants as hub_constants
 from safetensors import SafetensorError, safe_open
-from ..core.config import KdnotesError, counted, shown
+from ..core.config import KdnotesError, pluralize, truncate_repr
 from kdnotes.core.files import (
     MORE_MEMORY,
     FileError,
@@ -98,7 +98,7 @@ def weight_files(
         )
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise ModelError(
-            f'{source!r} is not whole: of the {counted(len(names), "file")} that {index} names, '
+            f'{source!r} is not whole: of the {pluralize(len(names), "file")} that {index} names, '
             f'{", ".join(missing[:3])}{", ..." * (len(missing) > 3)} '
             f'{"is" if len(missing) == 1 else "are"} missing; copy or download the folder again'
         )
@@ -281,8 +281,8 @@ def find_model(
         return _check_folder(Path(folder).resolve(), name)
     if not re.fullmatch(r'[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?', name):
         raise ModelError(
-            f'there is no folder {shown(name)}, and it cannot be a hub id; give the folder of a saved model, '
-            f'or a hub id such as {MINILM!r}'
+            f'there is no folder {truncate_repr(name)}, and it cannot be a hub id; give the folder of a '
+            f'saved model, or a hub id such as {MINILM!r}'
         )
     return _find_hub(name, 'give the folder of a saved model')
 
@@ -441,7 +441,8 @@ def check_fields(folder: Path) -> None:
         size = said.get(name)
         if size is not None and (type(size) is not int or size < least):
             raise ModelError(
-                f'{where} says {name}={shown(size)}, and a whole number from {least} on is needed; {advice}'
+                f'{where} says {name}={truncate_repr(size)}, and a whole number from {least} on is '
+                f'needed; {advice}'
             )
         if 'layers' in name and size is not None and size > _MOST_LAYERS:
             raise ModelError(

@@ -21,7 +21,7 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 from .. import __version__
-from ..core.config import ConfigError, KdnotesError, shown, with_values
+from ..core.config import ConfigError, KdnotesError, truncate_repr, with_values
 from ..core.files import OwnFolder, at_home, file_errors, own_folder, root
 from ..core.processes import STOP_TIMEOUT_S, Stopped, stoppable
 from ..core.render import phrase
@@ -66,7 +66,8 @@ def _init(address: str, **options: Any) -> None:
         load_ray().init(address, log_to_driver=False, logging_level='ERROR', **options)
     except Exception as e:  # of many kinds: another version, nothing found, no answer
         raise ConfigError(
-            f'Ray did not start or join with {shown(address)}: {" ".join(str(e).split()) or type(e).__name__}'
+            f'Ray did not start or join with {truncate_repr(address)}: '
+            f'{" ".join(str(e).split()) or type(e).__name__}'
         ) from None
 
 
@@ -95,14 +96,14 @@ def _connect(address: str) -> None:
         found = re.fullmatch('(ray://)?([^/:]+):([0-9]+)', address)
         if not found or int(found[3]) > 65535:
             raise ConfigError(
-                f'{shown(address)} is no address of a Ray cluster; give local, auto, host:port '
+                f'{truncate_repr(address)} is no address of a Ray cluster; give local, auto, host:port '
                 'or ray://host:port'
             )
         try:  # Ray would try for minutes
             socket.create_connection((found[2], int(found[3])), timeout=_CONNECT_S).close()
         except OSError as e:
             raise ConfigError(
-                f'no Ray cluster answers at {shown(address)} ({e.strerror or e}); start one with '
+                f'no Ray cluster answers at {truncate_repr(address)} ({e.strerror or e}); start one with '
                 '`ray start --head`'
             ) from None
     _init(address)
@@ -282,8 +283,8 @@ class Cluster:
             joined = ray.get_runtime_context().gcs_address
             if address not in ('local', 'auto', joined):
                 raise ConfigError(
-                    f'{shown(address)} is not the Ray cluster that this process has joined, {joined}; '
-                    'give auto, or call ray.shutdown() first'
+                    f'{truncate_repr(address)} is not the Ray cluster that this process has joined, '
+                    f'{joined}; give auto, or call ray.shutdown() first'
                 )
         elif address == 'local':
             self._folder = own_folder('ray')

@@ -16,7 +16,7 @@ from kdnotes.core.config import (
     is_given,
     needs_teacher,
     reads_scores,
-    shown,
+    truncate_repr,
     task_info,
 )
 from ..core.files import sha256_text
@@ -298,12 +298,12 @@ def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transfo
     layers = config.hidden_layers
     if layers and max(layers) >= n_layers:
         raise ConfigError(
-            f'hidden_layers={shown(layers)} must be numbers from 0 to {n_layers - 1}, '
+            f'hidden_layers={truncate_repr(layers)} must be numbers from 0 to {n_layers - 1}, '
             f'since the teacher {config.teacher!r} has {n_layers} layers'
         )
     if layers and len(layers) not in (1, depth(student)):
         raise ConfigError(
-            f'hidden_layers={shown(layers)} must name a layer of the teacher for each of the '
+            f'hidden_layers={truncate_repr(layers)} must name a layer of the teacher for each of the '
             f'{depth(student)} layers of the student, or one for its last'
         )
     if config.hidden_loss != 'none' and not layers:

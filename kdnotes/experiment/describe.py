@@ -19,7 +19,7 @@ from kdnotes.core.config import (
     is_given,
     names_with,
     parameters as run_parameters,
-    shown,
+    truncate_repr,
     student_start,
     task_info,
     teacher_changes,
@@ -212,11 +212,11 @@ def choose_arms(
     names = {'usual': list(USUAL), 'procedures': list(PROCEDURES), 'all': list(MODES)}.get(arms) or [
         a.strip() for a in arms.split(',') if a.strip()
     ]
-    wrong = next((f'{shown(name)}, which is no mode' for name in names if name not in MODES), '')
+    wrong = next((f'{truncate_repr(name)}, which is no mode' for name in names if name not in MODES), '')
     if wrong or not names:
         raise ConfigError(
-            f"arms={shown(arms)} names {wrong or 'no mode'}; use 'usual', 'procedures', 'all' or some of "
-            f"{', '.join(MODES)}"
+            f"arms={truncate_repr(arms)} names {wrong or 'no mode'}; use 'usual', 'procedures', 'all' or "
+            f"some of {', '.join(MODES)}"
         )
     return list(dict.fromkeys(names))
 

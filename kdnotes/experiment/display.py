@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from ..stats.comparable import differences
 from ..stats.deployment import Deployment, deployment, summary
-from ..core.config import task_info, visible
+from ..core.config import task_info, escape_control_chars
 from ..stats.evidence import run_evidence
 from ..core.render import metric_on, phrase, render, sentences, unit_of
 from ..report.tables import corpus_of, use_table
@@ -41,7 +41,7 @@ class Box:
 
     def __str__(self) -> str:
         width = max(map(len, self.lines), default=0)
-        return visible(render('box.txt.jinja', box=self, width=width).rstrip())
+        return escape_control_chars(render('box.txt.jinja', box=self, width=width).rstrip())
 
     __repr__ = __str__
 

@@ -20,7 +20,7 @@ import psutil
 import torch
 from torch import nn
 from ..stats.intervals import LEVEL, Interval
-from ..core.config import counted, shown, task_info
+from ..core.config import pluralize, truncate_repr, task_info
 from ..core.render import render
 from ..core.parse import make_config
 from ..core.files import atomic_write, cache_path, file_errors, sha256_file, write_json
@@ -55,9 +55,11 @@ def _free_folder(to: str) -> Path:
     "The folder to write, which must not hold anything."
     folder = Path(os.path.expanduser(to)).absolute()
     if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ExportError(f'to {shown(to)} is no new or empty folder; name another one')
+        raise ExportError(f'to {truncate_repr(to)} is no new or empty folder; name another one')
     if not folder.parent.is_dir():
-        raise ExportError(f'to {shown(to)} cannot be made, since {folder.parent} is no folder; make it first')
+        raise ExportError(
+            f'to {truncate_repr(to)} cannot be made, since {folder.parent} is no folder; make it first'
+        )
     return folder
 
 # %% ../../nbs/experiment/14_export.ipynb #42740646
@@ -139,7 +141,7 @@ def _scored(job: _Job, model: nn.Module, what: str) -> Evaluation:
 
     sets = job.task.evaluation_sets
     n = sum(len(job.task.lengths(name)) for name in sets)
-    job.say(f'scoring {" and ".join(sets)} {what}, {counted(n, "example")}')
+    job.say(f'scoring {" and ".join(sets)} {what}, {pluralize(n, "example")}')
     return evaluate(model, job.task, sets, job.runtime)
 
 
@@ -314,7 +316,7 @@ def push_model(
     from kdnotes.distill.weights import hub_answers
 
     if not re.fullmatch(r'[\w.-]+/[\w.-]+', repo):
-        raise ExportError(f'{shown(repo)} is no repository of the hub; write it as user/name')
+        raise ExportError(f'{truncate_repr(repo)} is no repository of the hub; write it as user/name')
     seen = 'everybody' if public else 'whoever may see this private repository'
     if not sure:
         raise ExportError(

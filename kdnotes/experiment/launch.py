@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from ..core.config import KdnotesError, RunConfig, counted, is_given
+from ..core.config import KdnotesError, RunConfig, pluralize, is_given
 from ..core.files import BusyError, file_errors, write_json
 from kdnotes.core.processes import (
     EXIT_STOPPED,
@@ -121,9 +121,9 @@ def _make_run(
         doing = 'training' if step is None else f'from step {step} on, training'
         if is_given(plan.config):
             doing = 'measuring'
-        say(f'{doing} {plan.run_id}: {counted(plan.config.ranks, "rank")}, {resolved_dtype(plan.config)}')
+        say(f'{doing} {plan.run_id}: {pluralize(plan.config.ranks, "rank")}, {resolved_dtype(plan.config)}')
         if rendezvous and rendezvous.nodes > 1:
-            machines = counted(rendezvous.nodes, 'machine')
+            machines = pluralize(rendezvous.nodes, 'machine')
             say(f'{machines} connect at {rendezvous.address}; each waits half an hour for the others')
         _write_job(plan, folder, jobs)
         # of a run whose model is gone; what is there now is what ends this one

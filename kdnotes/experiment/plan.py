@@ -11,11 +11,11 @@ from ..core.arms import MODES, SEVERAL_RANKS
 from kdnotes.core.config import (
     ConfigError,
     RunConfig,
-    counted,
+    pluralize,
     flat,
     names_with,
     needs_teacher,
-    shown,
+    truncate_repr,
     task_info,
     teacher_changes,
     teachers_mode,
@@ -239,7 +239,7 @@ def _resolve_on_corpus(
         )
     if isinstance(config.threads_per_rank, int) and config.threads_per_rank > on.cores:
         raise ConfigError(
-            f'threads_per_rank={config.threads_per_rank} is more than the {counted(on.cores, "core")} of '
+            f'threads_per_rank={config.threads_per_rank} is more than the {pluralize(on.cores, "core")} of '
             'this machine; use fewer, or auto'
         )
     corpus = corpus_of(config, corpora)
@@ -417,10 +417,10 @@ def plan_study(
 ) -> list[Plan]:
     "The runs of a study, in the order they are made: seeds outermost, arms shuffled inside a seed."
     if not isinstance(seeds, int) or not 1 <= seeds <= 1000:
-        raise ConfigError(f'seeds={shown(seeds)} must be a number of seeds, from 1 to 1000')
+        raise ConfigError(f'seeds={truncate_repr(seeds)} must be a number of seeds, from 1 to 1000')
     if not isinstance(arms, str):
         raise ConfigError(
-            f"arms={shown(arms)} must be a text: 'usual', 'procedures', 'all' or modes with commas"
+            f"arms={truncate_repr(arms)} must be a text: 'usual', 'procedures', 'all' or modes with commas"
         )
     if given := {'mode', 'seed', 'arm'} & common.keys():
         raise ConfigError(
@@ -439,7 +439,7 @@ def plan_study(
     # a notebook gives defaults, too
     if idle := sorted(unused - {name for name in unused if common.get(name) == 'auto'}):
         raise ConfigError(
-            f"{' and '.join(idle)} would play no part in arms={shown(arms)}; leave it out, "
+            f"{' and '.join(idle)} would play no part in arms={truncate_repr(arms)}; leave it out, "
             "or add arms that have this factor"
         )
     corpora: dict[str, Corpus] = {}

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 import pandas as pd
-from ..core.config import TASKS, KdnotesError, is_unicode, shown, task_info, visible
+from kdnotes.core.config import (
+    TASKS,
+    KdnotesError,
+    is_unicode,
+    truncate_repr,
+    task_info,
+    escape_control_chars,
+)
 from ..core.progress import stage
 from ..core.render import render
 from .score import Source, find_source, load_source
@@ -49,7 +56,7 @@ def _check_input(name: str, value: Any) -> None:
         raise PredictError(f'a model is not asked with {name}; the inputs are {", ".join(INPUTS)}')
     texts = listed(value) if name == _SEVERAL else [value]
     if texts is None:
-        raise PredictError(f'{name} is {shown(value)}; give a list of texts')
+        raise PredictError(f'{name} is {truncate_repr(value)}; give a list of texts')
     what = name.removesuffix('s')
     if not texts:
         raise PredictError(f'there is no {what}; give at least one')
@@ -60,11 +67,11 @@ def _check_input(name: str, value: Any) -> None:
 def _check_text(what: str, text: Any) -> None:
     "Refuse what is no text, or an empty one."
     if not isinstance(text, str):
-        raise PredictError(f'the {what} is {shown(text)}, and a text is needed; write one')
+        raise PredictError(f'the {what} is {truncate_repr(text)}, and a text is needed; write one')
     if not text.strip():
         raise PredictError(f'the {what} is empty; write one')
     if not is_unicode(text):
-        raise PredictError(f'the {what} {shown(text)} is not written in UTF-8; write it so')
+        raise PredictError(f'the {what} {truncate_repr(text)} is not written in UTF-8; write it so')
 
 
 def listed(
@@ -178,7 +185,7 @@ class Prediction:
     times_as_long: tuple[float, float, float] | None = None
 
     def __str__(self) -> str:
-        return visible(render('prediction.txt.jinja', found=self).rstrip())
+        return escape_control_chars(render('prediction.txt.jinja', found=self).rstrip())
 
     __repr__ = __str__
 
@@ -217,7 +224,7 @@ class Predictions:
         return pd.DataFrame([row for of in cells for row in of], index=pd.Index(numbers, name='number'))
 
     def __str__(self) -> str:
-        return visible(render('predictions.txt.jinja', found=self, most=_SHOWN).rstrip())
+        return escape_control_chars(render('predictions.txt.jinja', found=self, most=_SHOWN).rstrip())
 
     __repr__ = __str__
 

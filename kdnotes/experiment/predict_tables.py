@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 import pandas as pd
-from ..core.config import ConfigError, shown, visible
+from ..core.config import ConfigError, truncate_repr, escape_control_chars
 from ..core.files import atomic_write, read_json
 from ..core.render import render
 from kdnotes.core.tables import (
@@ -153,8 +153,8 @@ def _task(source: Source, table: Table, columns: Mapping[str, str] | str | None)
         f'{" and ".join(info.use.keys[name] for name in info.use.takes)} for {info.name}' for info in possible
     )
     raise PredictError(
-        f'{table.where} has the columns {", ".join(map(shown, table.names[:20]))}, and this model can be '
-        f'asked with {keys}; rename a column, or say which it is: columns=\'<key>=<your column>\''
+        f'{table.where} has the columns {", ".join(map(truncate_repr, table.names[:20]))}, and this model '
+        f'can be asked with {keys}; rename a column, or say which it is: columns=\'<key>=<your column>\''
     )
 
 
@@ -193,8 +193,8 @@ def _column(columns: dict[str, list], name: str, table: Table, n: int) -> list:
     "A column that is added; one that is there already is not replaced."
     if name in table.names:
         raise PredictError(
-            f'{table.where} has a column {shown(name)} already, and what the model says would be called so; '
-            'rename it'
+            f'{table.where} has a column {truncate_repr(name)} already, and what the model says would be '
+            'called so; rename it'
         )
     return columns.setdefault(name, [None] * n)
 
@@ -209,7 +209,7 @@ def predict_table(
     "Ask a model about each row of a table."
     names = list(map(str, table.columns))
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f'two columns of the table are called {shown(twice)}; rename one of them')
+        raise ConfigError(f'two columns of the table are called {truncate_repr(twice)}; rename one of them')
     cells = {name: table.iloc[:, i].tolist() for i, name in enumerate(names)}
     asked = _asked(model, Table('the table', names, cells, list(table.index)), columns)
     found, _ = _answered(asked)
@@ -225,19 +225,20 @@ def check_out(
     if words := no_table(out):
         raise ConfigError(f'out {words}')
     if os.path.exists(out) and os.path.samefile(file, out):
-        raise ConfigError(f'out {shown(str(out))} is the file that is read; name another one')
+        raise ConfigError(f'out {truncate_repr(str(out))} is the file that is read; name another one')
     if os.path.lexists(out) and not os.path.isfile(out):
-        raise ConfigError(f'out {shown(str(out))} is no ordinary file; name another one')
+        raise ConfigError(f'out {truncate_repr(str(out))} is no ordinary file; name another one')
     if os.path.lexists(out) and not overwrite:
         raise ConfigError(
-            f'out {shown(str(out))} is there already; name another one, or have it replaced (overwrite)'
+            f'out {truncate_repr(str(out))} is there already; name another one, or have it replaced '
+            '(overwrite)'
         )
     try:
         with tempfile.TemporaryFile(dir=out.parent):
             pass
     except OSError:
         raise ConfigError(
-            f'out {shown(str(out))} cannot be written; name a file in a folder that exists'
+            f'out {truncate_repr(str(out))} cannot be written; name a file in a folder that exists'
         ) from None
 
 
@@ -324,7 +325,7 @@ class FilePrediction:
     seconds: float  # for all rows, tokenising included, loading the model not
 
     def __str__(self) -> str:
-        return visible(render('predicted_file.txt.jinja', found=self).rstrip())
+        return escape_control_chars(render('predicted_file.txt.jinja', found=self).rstrip())
 
 
 def predict_file(

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 from ..core.arms import MODES
-from ..core.config import RunConfig, counted, is_given, reads_scores
+from ..core.config import RunConfig, pluralize, is_given, reads_scores
 from ..core.render import reason
 from ..core.resolve import factors, settings
 from ..results.schema import SCHEMA, SHARED_MASKS, Best, Operations, keys_of
@@ -221,7 +221,7 @@ def _parallel(config: RunConfig, runtime) -> dict:
         graphs=None,
         reason='the mode has one rank'
         if alone
-        else f'{counted(runtime.ranks, "rank")} on {_places(runtime)}',
+        else f'{pluralize(runtime.ranks, "rank")} on {_places(runtime)}',
     )
 
 # %% ../../nbs/experiment/05_record.ipynb #a083b52a

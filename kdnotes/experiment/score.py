@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from ..stats.intervals import Interval, cluster_interval, exp_interval, scaled
 from ..results.overview import find_run
-from ..core.config import KdnotesError, is_unicode, shown, visible
+from ..core.config import KdnotesError, is_unicode, truncate_repr, escape_control_chars
 from ..core.render import render
 from ..core.parse import make_config
 from ..core.files import cache_path, sha256_text
@@ -174,7 +174,7 @@ def read_text_to_score(
         return [_document(file) for file in files]
     known = dict.fromkeys([*MORE_SETS, 'embedded', *CORPORA.names])
     raise ScoreError(
-        f'there is no text {shown(name)}: no such file or folder, and none of {", ".join(known)}; '
+        f'there is no text {truncate_repr(name)}: no such file or folder, and none of {", ".join(known)}; '
         'give a .txt file or a folder of them'
     )
 
@@ -182,7 +182,7 @@ def read_text_to_score(
 def _document(path: Path) -> dict:
     "A file as a document."
     if not is_unicode(path.name):
-        raise ScoreError(f'the name {shown(path.name)} is not written in UTF-8; rename the file')
+        raise ScoreError(f'the name {truncate_repr(path.name)} is not written in UTF-8; rename the file')
     return document(path.stem, read_document(path))
 
 
@@ -258,7 +258,7 @@ class Score:
         return [(key, exp_interval(of), exp_interval(scaled(of, self.pieces_a_word))) for key, of in known]
 
     def __str__(self) -> str:
-        return visible(render('score.txt.jinja', found=self).rstrip())
+        return escape_control_chars(render('score.txt.jinja', found=self).rstrip())
 
     __repr__ = __str__
 

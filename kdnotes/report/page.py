@@ -19,7 +19,7 @@ import pandas as pd
 from ..stats.evidence import Evidence, ReportError, evidence
 from .plotting import FigureFile
 from ..core.files import atomic_write, figures_path, runs_path
-from ..core.config import visible
+from ..core.config import escape_control_chars
 from ..core.render import phrase, reason, render
 from .figures import draw_evidence
 from .report import report_of
@@ -139,7 +139,7 @@ def _printable(part: Any) -> Any:  # the same with paths as names
         return [_printable(value) for value in part]
     if isinstance(part, Path):
         return part.name
-    return visible(part) if isinstance(part, str) else part
+    return escape_control_chars(part) if isinstance(part, str) else part
 
 
 def as_pdf(page: Page) -> bytes:

@@ -19,7 +19,7 @@ from ..stats.labels import label_efficiency
 from ..results.table import arms_of, results_table
 from ..stats.comparison_table import all_comparisons
 from ..stats.tables import energy_note, teacher_agreement
-from ..core.config import score_name, task_info, visible
+from ..core.config import score_name, task_info, escape_control_chars
 from ..core.files import figures_path
 from ..core.render import ALPHA, Reason, phrase, reason, render, sentences
 from ..core.resolve import changed_settings
@@ -67,7 +67,7 @@ class Report:
 
     def __str__(self) -> str:
         text = render('report.txt.jinja', r=self)
-        return visible(re.sub(r'\n{3,}', '\n\n', text).strip())
+        return escape_control_chars(re.sub(r'\n{3,}', '\n\n', text).strip())
 
     __repr__ = __str__
 

@@ -19,7 +19,7 @@ from kdnotes.core.config import (
     ConfigError,
     KdnotesError,
     score_name,
-    shown,
+    truncate_repr,
     task_info,
     taught_by,
 )
@@ -132,7 +132,7 @@ def find_study(
         advice = f"there are {', '.join(known)}"
     else:
         advice = 'there is none yet: `kdnotes study` makes one'
-    raise ConfigError(f'there is no study {shown(study)}; {advice}')
+    raise ConfigError(f'there is no study {truncate_repr(study)}; {advice}')
 
 
 def list_runs(
@@ -168,7 +168,7 @@ def find_run(
         return found
     near = get_close_matches(run_id, by_name, 1)
     advice = f'is it {near[0]}?' if near else '`kdnotes list` names those that are'
-    raise ConfigError(f'there is no run {shown(name)}; {advice}')
+    raise ConfigError(f'there is no run {truncate_repr(name)}; {advice}')
 
 
 def run_folders() -> Iterator[RunFolder]:

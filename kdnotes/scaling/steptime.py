@@ -14,7 +14,7 @@ import pandas as pd
 from scipy.integrate import trapezoid
 from scipy.optimize import least_squares
 from scipy.special import ndtr
-from ..core.config import ConfigError, shown
+from ..core.config import ConfigError, truncate_repr
 
 # %% auto #0
 __all__ = ['FREE', 'Machine', 'Step', 'ring_all_reduce_s', 'hierarchical_all_reduce_s', 'expected_largest', 'exposed_s', 'step_s',
@@ -42,7 +42,9 @@ class Machine:
         for name, value in asdict(self).items():
             most = 1 if name == 'overlap' else math.inf
             if not 0 <= value <= most or value == math.inf:
-                raise ConfigError(f'{name}={shown(value)} must lie between 0 and {most}; put it right')
+                raise ConfigError(
+                    f'{name}={truncate_repr(value)} must lie between 0 and {most}; put it right'
+                )
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Step:
                 f'{self.ranks} ranks cannot be shared out equally to {self.nodes} machines; take a multiple'
             )
         if self.sync not in ('delayed', 'every'):
-            raise ConfigError(f"sync={shown(self.sync)} is not one of 'delayed', 'every'")
+            raise ConfigError(f"sync={truncate_repr(self.sync)} is not one of 'delayed', 'every'")
 
     @property
     def syncs(self) -> int:
@@ -161,7 +163,9 @@ def step_of(
 ) -> Step:
     "What a measured step had to do."
     if missing := [key for key in _NEEDED if key not in row]:
-        raise ConfigError(f'{shown(row.get("name", "a row"))} lacks {", ".join(missing)}; measure it again')
+        raise ConfigError(
+            f'{truncate_repr(row.get("name", "a row"))} lacks {", ".join(missing)}; measure it again'
+        )
     ranks, nodes, micro_batches = row['ranks'], row.get('nodes') or 1, row['micro_batches']
     syncs = micro_batches if row['gradient_sync'] == 'every' else 1
     sent = row['bytes'] if ranks > 1 else 0.0
@@ -186,8 +190,8 @@ def observed_s(row: Mapping[str, Any]) -> float:
     "The median of a row's turns."
     seconds = float(np.median(row.get('step_s', math.nan)))
     if not 0 < seconds < math.inf:
-        text = f'step_s={shown(row.get("step_s"))} is no time of a step'
-        raise ConfigError(f'{shown(row.get("name", "a row"))}: {text}; measure it again')
+        text = f'step_s={truncate_repr(row.get("step_s"))} is no time of a step'
+        raise ConfigError(f'{truncate_repr(row.get("name", "a row"))}: {text}; measure it again')
     return seconds
 
 # %% ../../nbs/scaling/01_steptime.ipynb #11678f8e

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from kdnotes.core.config import (
     FIRST_TASK,
     ConfigError,
-    counted,
+    pluralize,
     flat,
     result_parameters,
-    shown,
+    truncate_repr,
     task_info,
 )
 from ..core.parse import make_config
@@ -74,7 +74,7 @@ def search_config(**options: Any) -> SearchConfig:
         return SearchConfig(**options)
     except ValidationError as e:
         name, _, why = first_reason(e).partition(': ')
-        raise ConfigError(f'{name}={shown(options[name])} is refused: {why}') from None
+        raise ConfigError(f'{name}={truncate_repr(options[name])} is refused: {why}') from None
 
 # %% ../../nbs/search/07_config.ipynb #b55474e0
 def search_named(
@@ -118,7 +118,7 @@ def _cores(config: SearchConfig, given: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     if config.workers > on.cores and not config.ray_address:
         raise ConfigError(
-            f'workers={config.workers} is more than the {counted(on.cores, "core")} of this machine; '
+            f'workers={config.workers} is more than the {pluralize(on.cores, "core")} of this machine; '
             'use fewer'
         )
     own = dict(ranks=1, threads_per_rank=max(1, on.cores // config.workers))

@@ -15,7 +15,7 @@ from kdnotes.core.config import (
     about,
     flat,
     parameters,
-    shown,
+    truncate_repr,
     task_info,
 )
 from ..core.parse import make_config, no_parameter
@@ -115,7 +115,7 @@ def space_of(
         return _parse(known, task, mode, f'space={given}'), dict(fixed), given
     path = Path(str(given))
     if path.suffix not in ('.yaml', '.yml'):
-        raise ConfigError(f'space={shown(given)} is none of {", ".join(SPACES)}, and not a YAML file')
+        raise ConfigError(f'space={truncate_repr(given)} is none of {", ".join(SPACES)}, and not a YAML file')
     return _parse(_read_yaml(path), task, mode, str(path)), {}, path.stem
 
 
@@ -158,7 +158,7 @@ def _parse(given: Any, task: str, mode: str, where: str) -> Space:
             space[name] = _range(of, known[name].annotation)
             distributions({name: space[name]})
         except ValueError as e:
-            raise ConfigError(f'{where}: {name}={shown(of)} is refused: {first_reason(e)}') from None
+            raise ConfigError(f'{where}: {name}={truncate_repr(of)} is refused: {first_reason(e)}') from None
     if unread := _unread(space, task, mode):
         raise ConfigError(
             f'{where}: {" and ".join(unread)} would play no part in mode={mode!r} of task {task}; leave it '

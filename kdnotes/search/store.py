@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 import numpy as np
-from ..core.config import ConfigError, metric_name, shown, task_info
+from ..core.config import ConfigError, metric_name, truncate_repr, task_info
 from ..core.files import BusyError, lock, runs_path, without_password
 from .front import Objective, Trial
 from .spaces import Space, distributions
@@ -58,10 +58,11 @@ def objectives_of(
     for name in asked:
         if name not in MEASURED:
             raise ConfigError(
-                f'objectives={shown(names)} names {shown(name)}; the objectives are {", ".join(MEASURED)}'
+                f'objectives={truncate_repr(names)} names {truncate_repr(name)}; the objectives are '
+                f'{", ".join(MEASURED)}'
             )
     if not asked or len(set(asked)) < len(asked):
-        raise ConfigError(f'objectives={shown(names)} must name one or more objectives, each once')
+        raise ConfigError(f'objectives={truncate_repr(names)} must name one or more objectives, each once')
     in_percent = metric in task_info(task).percent
     score = Objective('score', _score_label(task, metric), higher_is_better, in_percent)
     others = [Objective(name, MEASURED[name][0], False) for name in asked if name != 'score']

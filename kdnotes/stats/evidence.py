@@ -21,7 +21,7 @@ from kdnotes.stats.comparable import (
 )
 from .compare import Comparison, study_comparisons
 from .intervals import SAME, Interval, compact_curve, mean_interval, score_interval
-from ..core.config import KdnotesError, counted, task_info
+from ..core.config import KdnotesError, pluralize, task_info
 from ..core.files import evidence_path, runs_path
 from ..results.starts import record_starts
 from ..results.runs import TABLES
@@ -221,7 +221,7 @@ def _told_apart(
     for key, table in found.items():
         about = table.iloc[0]
         labels = about['labels']
-        n = '' if not labels else 'all labels' if labels[0] is None else counted(labels[0], 'label')
+        n = '' if not labels else 'all labels' if labels[0] is None else pluralize(labels[0], 'label')
         of = f' of {about["weights"].rpartition("/")[2]}' * (several_weights and bool(about['weights']))
         probe = bool(about['weights'] and labels)
         more = f' on {n}' if probe else f' ({n})' if labels and several_labels else ''

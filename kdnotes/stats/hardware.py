@@ -22,7 +22,7 @@ from .costs import training_cost
 from .estimate import work_of
 from ..results.overview import evidence_studies, find_run, find_study, studies
 from ..core.render import Reason, reason
-from ..core.config import ConfigError, shown
+from ..core.config import ConfigError, truncate_repr
 from ..core.tables import as_text, no_table, read_table
 from ..results.schema import RecordError, made_on_cpu
 from ..results.store import records
@@ -79,14 +79,16 @@ def _device(row: dict, place: str, known: dict[str, Device]) -> Device:
         why = 'no number above 0; leave an unknown one empty'
         if name == 'priced_on':
             why = 'no day; write it like 2026-01-31'
-        raise ConfigError(f'{place}: {name}={shown(given[name])} is {why}') from None
+        raise ConfigError(f'{place}: {name}={truncate_repr(given[name])} is {why}') from None
 
 
 def _merged(path: Path, known: dict[str, Device]) -> dict[str, Device]:
     "The devices that were known, with what a file says of them and of others."
     head, *tables = read_table(path, _COLUMNS)
     if unknown := [name for name in head.names if name not in _COLUMNS]:
-        raise ConfigError(f'{path}: there is no column {shown(unknown[0])}; there are {", ".join(_COLUMNS)}')
+        raise ConfigError(
+            f'{path}: there is no column {truncate_repr(unknown[0])}; there are {", ".join(_COLUMNS)}'
+        )
     found: dict[str, Device] = {}
     for table in tables:
         for i, cells in enumerate(zip(*table.cells.values())):
@@ -94,7 +96,7 @@ def _merged(path: Path, known: dict[str, Device]) -> dict[str, Device]:
             device = _device(row, table.place(i), known)
             if device.device in found:
                 raise ConfigError(
-                    f'{table.place(i)} names {shown(device.device)} again; leave one of its rows'
+                    f'{table.place(i)} names {truncate_repr(device.device)} again; leave one of its rows'
                 )
             found[device.device] = device
     return known | found
@@ -184,10 +186,10 @@ def given_timing(
         seconds = math.nan
     if not (device.strip() and 0 < seconds < math.inf):
         raise ConfigError(
-            f"{shown(text)} is no time of an epoch; write device and hours, as in 'Tesla T4=2.5'"
+            f"{truncate_repr(text)} is no time of an epoch; write device and hours, as in 'Tesla T4=2.5'"
         )
     if precision not in PRECISIONS:
-        raise ConfigError(f'precision={shown(precision)} is not one of {", ".join(PRECISIONS)}')
+        raise ConfigError(f'precision={truncate_repr(precision)} is not one of {", ".join(PRECISIONS)}')
     return Timing(device.strip(), precision, seconds, 'given by hand')
 
 # %% ../../nbs/stats/16_hardware.ipynb #8655b0df
@@ -204,7 +206,7 @@ def named_records(
         raise ConfigError(f'{name} is not done, so it tells no time; `kdnotes show {name}` says more')
     arms = list(dict.fromkeys(r['arm'] for r in found))
     if arm is not None and arm not in arms:
-        raise ConfigError(f'{shown(name)} has no arm {shown(arm)}; it has {", ".join(arms)}')
+        raise ConfigError(f'{truncate_repr(name)} has no arm {truncate_repr(arm)}; it has {", ".join(arms)}')
     return [r for r in found if arm in (None, r['arm'])]
 
 
@@ -408,7 +410,9 @@ def _only(devices: dict[str, Device], names: Sequence[str]) -> dict[str, Device]
         if name not in devices:
             near = get_close_matches(name, devices, 1)
             advice = f'is it {near[0]}?' if near else 'add a line for it to a file of your own'
-            raise ConfigError(f'no price file and no run of these has a device {shown(name)}; {advice}')
+            raise ConfigError(
+                f'no price file and no run of these has a device {truncate_repr(name)}; {advice}'
+            )
     return {name: devices[name] for name in names or devices}
 
 

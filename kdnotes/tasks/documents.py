@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from pathlib import Path
-from ..core.config import counted, shown
+from ..core.config import pluralize, truncate_repr
 from ..core.files import sha256_text
 from ..core.tables import FORMATS, CorpusError, read_text
 from . import labelled_texts
@@ -111,7 +111,7 @@ def deal_out(
     "Books by split, by the hash of their text."
     if len(books) < len(SPLITS):
         raise CorpusError(
-            f'{counted(len(books), "document")} cannot make a train, a dev and a test split; give at least '
+            f'{pluralize(len(books), "document")} cannot make a train, a dev and a test split; give at least '
             'three, or train.txt, dev.txt and test.txt'
         )
     drawn = sorted(books, key=lambda row: sha256_text('split', row['text']))
@@ -142,8 +142,8 @@ def books_of(
     tables = sorted(path.name for path in folder.iterdir() if _is_table(path))
     if tables:
         raise CorpusError(
-            f'{folder} has texts ({shown(files[0].name)}) and tables ({shown(tables[0])}), and either could '
-            'be meant; leave one kind there'
+            f'{folder} has texts ({truncate_repr(files[0].name)}) and tables ({truncate_repr(tables[0])}), '
+            'and either could be meant; leave one kind there'
         )
     if named := _named_splits(folder, files):
         return {split: _books([path]) for split, path in named.items()}
@@ -166,7 +166,11 @@ def _named_splits(folder: Path, files: list[Path]) -> dict[str, Path]:
     missing = [split for split in SPLITS if split not in named]
     others = sorted({path.name for path in files} - {path.name for path in named.values()})
     if missing or others:
-        why = f'no {missing[0]}.txt' if missing else f'{shown(others[0])} besides, which is of none of them'
+        why = (
+            f'no {missing[0]}.txt'
+            if missing
+            else f'{truncate_repr(others[0])} besides, which is of none of them'
+        )
         raise CorpusError(
             f'{folder} has {", ".join(path.name for path in named.values())} and {why}; put train.txt, '
             'dev.txt and test.txt there and nothing else, or give books other names, and they are dealt out'
@@ -252,7 +256,7 @@ def more_set(
     "The documents of an evaluation set that is no part of a corpus."
     if name not in MORE_SETS:
         raise CorpusError(
-            f'score_on names {shown(name)}, which is no text to score on; the texts are test '
+            f'score_on names {truncate_repr(name)}, which is no text to score on; the texts are test '
             f'(that of the corpus), {", ".join(MORE_SETS)}; for others there is `kdnotes score`'
         )
     return MORE_SETS[name]()

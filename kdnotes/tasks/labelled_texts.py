@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 import numpy as np
-from ..core.config import RunConfig, counted, shown
+from ..core.config import RunConfig, pluralize, truncate_repr
 from ..core.files import sha256_text
 from .base import lower_words
 from .embedded import embedded_text_classification
@@ -57,7 +57,8 @@ def unusable(
     "Why a split cannot be trained or scored on."
     if split == 'train' and len(set(rows['label'])) < 2:
         return (
-            f'every label is {shown(rows["label"][0])}, so there is nothing to learn; check the label column'
+            f'every label is {truncate_repr(rows["label"][0])}, so there is nothing to learn; check the '
+            'label column'
         )
     return ''
 
@@ -150,7 +151,7 @@ def label_numbers(rows: Rows) -> np.ndarray:  # (n,)
 
 def _label_of(corpus: Corpus, split: str, i: int) -> str:
     "Where an example was read, and its label, as a refusal begins."
-    return f"{place_of(corpus, split, i, CORPORA)}: label {shown(corpus.splits[split][i]['label'])}"
+    return f"{place_of(corpus, split, i, CORPORA)}: label {truncate_repr(corpus.splits[split][i]['label'])}"
 
 
 # beside names of classes; 'none' is one of them in many corpora
@@ -179,7 +180,7 @@ def _no_label(corpus: Corpus, split: str, i: int, labels: list[str]) -> CorpusEr
         drop = 'take a split that has labels: of GLUE and the like only train and validation have them'
     return CorpusError(
         f'{_label_of(corpus, split, i)} says that nobody has labelled this row, as it does of '
-        f'{counted(n, "row")} of {split}; {drop}; a class needs a name of another kind'
+        f'{pluralize(n, "row")} of {split}; {drop}; a class needs a name of another kind'
     )
 
 
@@ -295,8 +296,8 @@ def _check_classes(
                 advice = f'{correct} them or drop them' if drawn is None else f'use more than labels={drawn}'
                 raise CorpusError(
                     f'{_label_of(corpus, split, i)} is no class of the training split '
-                    f'({", ".join(map(shown, names[:10]))}), and {counted(labels.count(label), "row")} of '
-                    f'{split} have it; {advice}'
+                    f'({", ".join(map(truncate_repr, names[:10]))}), and '
+                    f'{pluralize(labels.count(label), "row")} of {split} have it; {advice}'
                 )
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #e075aa02

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 import pandas as pd
-from ..core.config import ConfigError, shown, task_info
+from ..core.config import ConfigError, truncate_repr, task_info
 from ..core.files import atomic_write, cache_path, file_errors, sha256_text
 from ..core.render import phrase, render
 from ..core.streams import stream
@@ -42,7 +42,7 @@ def named_columns(
     if columns is not None and not isinstance(columns, (str, Mapping)):
         raise ConfigError(f"columns={columns!r} is no mapping; write columns={{'sentence': 'answer'}}, say")
     if isinstance(columns, Mapping) and not all(isinstance(name, Hashable) for name in columns.values()):
-        raise ConfigError(f'columns={shown(columns)} must give a key one column each')
+        raise ConfigError(f'columns={truncate_repr(columns)} must give a key one column each')
     names = column_names(columns, schema.names, schema.scored)
     return {
         key: name
@@ -79,13 +79,13 @@ def _frame(table: Any, columns: Mapping[str, str], schema: Schema, labelled: boo
     needed = [column for key, column in columns.items() if key not in may_lack]
     if missing := [column for column in needed if column not in found]:
         raise ConfigError(
-            f"there is no column {', '.join(map(shown, missing))}; "
+            f"there is no column {', '.join(map(truncate_repr, missing))}; "
             f"there are {', '.join(map(str, found.columns))}; write columns={{key of the task: your column}}"
         )
     named = found.rename(columns=key_of)
     if twice := sorted({str(name) for name in named.columns[named.columns.duplicated()]}):
         raise ConfigError(
-            f"more than one column is meant by {', '.join(map(shown, twice))}; rename or drop one"
+            f"more than one column is meant by {', '.join(map(truncate_repr, twice))}; rename or drop one"
         )
     return named
 
@@ -150,7 +150,7 @@ def _dealt(
     if type(seed) is not int or seed < 0:
         raise ConfigError(f'seed={seed!r} must be a whole number from 0 on')
     if not of_row.map(lambda value: isinstance(value, Hashable)).all():
-        raise ConfigError(f'column {shown(str(key))} holds lists or the like, and a text is needed')
+        raise ConfigError(f'column {truncate_repr(str(key))} holds lists or the like, and a text is needed')
     groups = np.array(sorted(of_row.unique(), key=str), dtype=object)
     order = stream(seed, 'data').permutation(len(groups))
     ends = np.round(np.cumsum(shares) * len(groups)).astype(int)
@@ -188,13 +188,14 @@ def _split_names(names: Sequence[Any], schema: Schema) -> dict[Any, str]:  # nam
             if name == UNLABELLED:
                 meant = 'this task learns from texts as they are, so put them into train'
             raise ConfigError(
-                f'{shown(name)} is no split, and its rows would be lost; '
+                f'{truncate_repr(name)} is no split, and its rows would be lost; '
                 f'{meant or "the splits are " + ", ".join(right)}'
             )
         if _PARTS[name] in found.values():
             other = next(of for of, split in found.items() if split == _PARTS[name])
             raise ConfigError(
-                f'{shown(other)} and {shown(name)} are both {_PARTS[name]}; give one of them, or join them'
+                f'{truncate_repr(other)} and {truncate_repr(name)} are both {_PARTS[name]}; give one '
+                'of them, or join them'
             )
         found[name] = _PARTS[name]
     if missing := [split for split in SPLITS if split not in found.values()]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from unicodedata import normalize
 import numpy as np
 from ..core.cached import Writer, cached
-from ..core.config import counted, shown
+from ..core.config import pluralize, truncate_repr
 from ..core.progress import stage
 from ..core.files import check_room, sha256_texts
 from ..core.tables import FORMATS, CorpusError
@@ -78,8 +78,8 @@ def _answers(
     if not answer.strip():
         if start:
             raise CorpusError(
-                f"{where}: {names['answer_start']} is {shown(start)} beside an empty {names['answer']}; fill "
-                'in the answer, or empty both where there is none'
+                f"{where}: {names['answer_start']} is {truncate_repr(start)} beside an empty "
+                f"{names['answer']}; fill in the answer, or empty both where there is none"
             )
         return ()
     begin = _begin(context, answer, start, where, names)
@@ -100,7 +100,7 @@ def _begin(context: str, answer: str, start: str, where: str, names: dict[str, s
     if not start:
         times = sum(context.startswith(answer, i) for i in range(len(context)))
         raise CorpusError(
-            f"{where}: the context has the answer {shown(answer)} {times} times; "
+            f"{where}: the context has the answer {truncate_repr(answer)} {times} times; "
             + (
                 f"say at which character it begins, in a column {names.get('answer_start') or 'answer_start'}"
                 if times
@@ -109,8 +109,8 @@ def _begin(context: str, answer: str, start: str, where: str, names: dict[str, s
         )
     if not _stands(context, answer, start):
         raise CorpusError(
-            f'{where}: the answer {shown(answer)} does not stand at character {shown(start)} of its context; '
-            'correct one of them (characters are counted from 0)'
+            f'{where}: the answer {truncate_repr(answer)} does not stand at character '
+            f'{truncate_repr(start)} of its context; correct one of them (characters are counted from 0)'
         )
     return int(start)
 
@@ -176,7 +176,7 @@ def split_articles(
     n_dev = max(1, round(_DEV_SHARE * len(titles))) if dev is None else dev
     if len(titles) < n_test + n_dev + 1:
         raise CorpusError(
-            f'{where}: {counted(len(titles), "article")} cannot make a train, a dev and a test split; give '
+            f'{where}: {pluralize(len(titles), "article")} cannot make a train, a dev and a test split; give '
             'more, or put train.json, dev.json and test.json there'
         )
     order = np.random.default_rng(_SEED).permutation(len(titles))
@@ -255,8 +255,8 @@ def json_files(
         return split_articles(question_rows(read_squad(files[0])), where=str(files[0]))
     if None in named.values() or len(files) > len(SPLITS):
         raise CorpusError(
-            f'{folder} has {", ".join(shown(path.name) for path in files[:4])}; put train.json, dev.json and '
-            'test.json there and no other JSON, or one file, which is split by article'
+            f'{folder} has {", ".join(truncate_repr(path.name) for path in files[:4])}; put train.json, '
+            'dev.json and test.json there and no other JSON, or one file, which is split by article'
         )
     return {split: question_rows(read_squad(path)) for split, path in named.items()}
 
@@ -370,7 +370,7 @@ def check_questions(
         n = len(tokenizer(row['question'], add_special_tokens=False, verbose=False)['input_ids'])
         if n > room:
             raise CorpusError(
-                f'{where}: question {shown(row["id"])} has {n:,} tokens, and windows of '
+                f'{where}: question {truncate_repr(row["id"])} has {n:,} tokens, and windows of '
                 f'max_length={max_length} with stride={stride} have room for {room}; shorten it, or use a '
                 'larger max_length or a smaller stride'
             )
@@ -408,8 +408,8 @@ def check_answers(
     if 10 * len(lost) > len(looked):  # one may hold a character that the tokenizer does not know
         id, found, answer = lost[0]
         raise CorpusError(
-            f'{where}: the tokens of question {shown(id)} give {shown(found)} for the answer '
-            f'{shown(answer)}, and so do those of {len(lost)} of '
+            f'{where}: the tokens of question {truncate_repr(id)} give {truncate_repr(found)} for the answer '
+            f'{truncate_repr(answer)}, and so do those of {len(lost)} of '
             f'{len(looked)} questions: the tokenizer says wrong places in the text (offsets); give a model '
             'whose tokenizer says the right ones, such as BERT or RoBERTa'
         )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from ..core.cached import Writer
 from ..core.columns import Columns, Json, Strings, codes, earliest, hashes, ranks
-from ..core.config import TASKS, ConfigError, shown, task_info
+from ..core.config import TASKS, ConfigError, truncate_repr, task_info
 from ..core.files import check_room, sha256_texts
 from ..core.progress import followed
 from kdnotes.core.tables import (
@@ -180,14 +180,17 @@ def _no_key(key: str, name: Any, usual: list[str], turned: bool) -> str:
     if turned:
         return (
             "is the wrong way round: the task's key comes first and your column behind it, as in "
-            f'{shown(f"{name}={key}")}'
+            f'{truncate_repr(f"{name}={key}")}'
         )
     meant = ''
     if near := get_close_matches(key, usual, 1):
         meant = f'is it {near[0]!r}? '
     elif others := [task for task in TASKS if key in task_info(task).corpora.schema.columns]:
         meant = f'it is a key of task={others[0]}: is that task meant? '
-    return f"names the key {shown(key)}, which a row does not have; {meant}the keys are {', '.join(usual)}"
+    return (
+        f"names the key {truncate_repr(key)}, which a row does not have; {meant}the keys are "
+        f"{', '.join(usual)}"
+    )
 
 
 def _pairs(columns: str | Mapping[str, Any] | None, usual: Container[str]) -> Iterator[tuple[str, Any]]:
@@ -200,7 +203,7 @@ def _pairs(columns: str | Mapping[str, Any] | None, usual: Container[str]) -> It
         next_key = name.partition(';')[2].partition('=')[0].strip()
         if not (equals and key and name) or next_key in usual:
             raise ConfigError(
-                f"columns={shown(columns)} must be pairs key=column with commas between them, as in "
+                f"columns={truncate_repr(columns)} must be pairs key=column with commas between them, as in "
                 "'text=review,label=stars'"
             )
         yield key, name
@@ -222,8 +225,8 @@ def _of_teachers(named: str) -> tuple[tuple[str, ...], ...]:  # 'neg+pos;other'
     parts = [[column.strip() for column in of.split('+')] for of in str(named).split(';')]
     if not all(re.fullmatch('[^,=]+', column) for of in parts for column in of):
         raise ConfigError(
-            f"columns={shown(f'{TEACHER}={named}')} must name a column, or several with '+' between those of "
-            "classes and ';' between those of teachers"
+            f"columns={truncate_repr(f'{TEACHER}={named}')} must name a column, or several with '+' "
+            "between those of classes and ';' between those of teachers"
         )
     return tuple(map(tuple, parts))
 
@@ -251,7 +254,9 @@ def column_names(
     given = set()
     for key, name in _pairs(columns, usual):
         if key in given:
-            raise ConfigError(f"columns={shown(columns)} names {key!r} twice; say once which column it is")
+            raise ConfigError(
+                f"columns={truncate_repr(columns)} names {key!r} twice; say once which column it is"
+            )
         given.add(key)
         if key == TEACHER and scored:
             names |= _score_names(_of_teachers(name))
@@ -259,12 +264,14 @@ def column_names(
             names[key] = name
         else:
             known = [*usual, *[TEACHER] * scored]
-            raise ConfigError(f'columns={shown(columns)} {_no_key(str(key), name, known, name in usual)}')
+            raise ConfigError(
+                f'columns={truncate_repr(columns)} {_no_key(str(key), name, known, name in usual)}'
+            )
     for key, name in names.items():
         if others := [other for other in names if other != key and names[other] == name]:
             raise ConfigError(
-                f"columns={shown(columns)} takes column {shown(name)} for {key} and for {others[0]}; "
-                "each needs a column of its own"
+                f"columns={truncate_repr(columns)} takes column {truncate_repr(name)} for {key} and for "
+                f"{others[0]}; each needs a column of its own"
             )
     return names
 
@@ -303,9 +310,9 @@ def check_layout(
     if not lost:
         return there
     what = lost[0] if lost[0] in schema.columns else TEACHER
-    name = shown(what if what in schema.columns and what not in mapped else names[lost[0]])
+    name = truncate_repr(what if what in schema.columns and what not in mapped else names[lost[0]])
     more = f' and {len(table.names) - 20:,} more' * (len(table.names) > 20)
-    listed = ', '.join(map(shown, table.names[:20])) + more
+    listed = ', '.join(map(truncate_repr, table.names[:20])) + more
     raise CorpusError(
         f'{table.where}: there is no column {name} among {listed}; '
         f'rename the column that holds it to {what}, or say which it is: '
@@ -381,7 +388,7 @@ def _check_cells(cells: Cells, schema: Schema, place: Callable[[int], str], name
                 wrong.append((i, len(wrong), key, sentence))
     if wrong:
         i, _, key, sentence = min(wrong)
-        said = sentence.format(name=names.get(key) or key, value=shown(cells[key][i]))
+        said = sentence.format(name=names.get(key) or key, value=truncate_repr(cells[key][i]))
         raise CorpusError(f'{place(i)}: {said}')
 
 
@@ -455,9 +462,9 @@ def check_together(
     for keys, twin, wrong, sentence in _clashes(rows, schema):
         if wrong.any():
             i = int(wrong.argmax())
-            values = [f' {shown(rows[key][i])}' * bool(rows[key][i].strip()) for key in keys]
+            values = [f' {truncate_repr(rows[key][i])}' * bool(rows[key][i].strip()) for key in keys]
             what = ', '.join(f'{names.get(key) or key}{value}' for key, value in zip(keys, values))
-            earlier = shown(rows[keys[0]][int(twin[i])])
+            earlier = truncate_repr(rows[keys[0]][int(twin[i])])
             raise CorpusError(f'{place(i)}: {what} {sentence.format(earlier=earlier)}')
 
 

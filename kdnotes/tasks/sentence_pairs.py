@@ -6,7 +6,7 @@
 from __future__ import annotations
 from dataclasses import replace
 import numpy as np
-from ..core.config import RunConfig, TaskSettings, parameter, shown
+from ..core.config import RunConfig, TaskSettings, parameter, truncate_repr
 from . import base, labelled_texts
 from .asked import Use
 from .base import Evaluation, setting
@@ -65,8 +65,8 @@ def check_scores(
         value = number_of(label)
         if value is None or not low <= value <= high:
             raise CorpusError(
-                f'{place_of(corpus, split, i, CORPORA)}: score {shown(label)} is no number from {low:g} to '
-                f'{high:g}; correct it, or give score_low and score_high'
+                f'{place_of(corpus, split, i, CORPORA)}: score {truncate_repr(label)} is no number from '
+                f'{low:g} to {high:g}; correct it, or give score_low and score_high'
             )
 
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #0ce78f68

@@ -17,7 +17,7 @@ import numpy as np
 from ..core.arms import MODES
 from ..core.cached import Writer, cached
 from ..core.columns import Columns, codes
-from ..core.config import ConfigError, RunConfig, counted, reads_scores, shown, task_info
+from ..core.config import ConfigError, RunConfig, pluralize, reads_scores, truncate_repr, task_info
 from kdnotes.core.files import (
     cache_path,
     check_room,
@@ -191,7 +191,7 @@ def place_of(
     files = split_files(folder, corpora) if own else None
     if files:
         return f'{files[split]}, row {i + 1}'
-    return f"{corpus.name} {split}, example {shown(corpus.splits[split][i]['id'])}"
+    return f"{corpus.name} {split}, example {truncate_repr(corpus.splits[split][i]['id'])}"
 
 
 def read_folder(
@@ -321,7 +321,7 @@ def resolve_corpus(
             '`kdnotes.load_data(<DataFrame>)` does both'
         )
     raise CorpusError(
-        f"there is no corpus {shown(corpus)} and no such folder; use auto, embedded, "
+        f"there is no corpus {truncate_repr(corpus)} and no such folder; use auto, embedded, "
         f"{', '.join(corpora.names)}, a folder with {_files_of(corpora)}, or a hub id like "
         f"{hub_id or 'owner/name'}"
     )
@@ -448,8 +448,8 @@ def load_by_rules(
     "What `load_corpus` does once the name is resolved."
     if columns and name in ('embedded', *corpora.names):
         raise ConfigError(
-            f'columns={shown(columns)} is for files of your own, and the columns of corpus={name!r} are '
-            'known; leave it out'
+            f'columns={truncate_repr(columns)} is for files of your own, and the columns of '
+            f'corpus={name!r} are known; leave it out'
         )
     schema = corpora.schema
     published = corpora.published.get(name, Published())
@@ -468,7 +468,7 @@ def load_by_rules(
     elif folder and (found := corpora.from_folder(folder)):
         if columns:
             raise ConfigError(
-                f'columns={shown(columns)} names columns of tables, and {where} holds '
+                f'columns={truncate_repr(columns)} names columns of tables, and {where} holds '
                 f'{corpora.from_folder_files}; leave it out'
             )
         splits = checked_splits(where, found, schema)
@@ -536,7 +536,7 @@ def _rewritten(rows: Rows, index: np.ndarray, into: Writer) -> Rows:
 def _all_left_out(corpus: Corpus, of: str) -> CorpusError:
     "The refusal of rows that all are scored on."
     return CorpusError(
-        f'{of}: all {counted(corpus.left_out, "row")} without a label have the texts of a row of dev or '
+        f'{of}: all {pluralize(corpus.left_out, "row")} without a label have the texts of a row of dev or '
         'test, which a model is scored on; give others, or unlabelled=none'
     )
 
@@ -586,14 +586,14 @@ def _with_others(corpus: Corpus, config: RunConfig) -> Corpus:
         other = load_corpus(config.task, config.unlabelled, _columns_of_others(config))
         if other.sha256 == corpus.sha256:
             raise CorpusError(
-                f'unlabelled={shown(config.unlabelled)} is the corpus itself; leave it out for its own rows '
-                'without a label, or use labels=<n> and unlabelled=rest'
+                f'unlabelled={truncate_repr(config.unlabelled)} is the corpus itself; leave it out for its '
+                'own rows without a label, or use labels=<n> and unlabelled=rest'
             )
         rows = Columns.joined([other.splits['train'], other.unlabelled])
     with_all = replace(corpus, splits=corpus.splits | {UNLABELLED: rows}, left_out=0)
     found = _apart(with_all, config.task)
     if not len(found.unlabelled):
-        raise _all_left_out(found, f'unlabelled={shown(config.unlabelled)}')
+        raise _all_left_out(found, f'unlabelled={truncate_repr(config.unlabelled)}')
     return _with_rows(corpus, found.unlabelled, info.corpora.schema, found.left_out)
 
 
@@ -619,8 +619,8 @@ def trained_on(
         n = len(splits['train'])
         if config.labels > n:
             raise CorpusError(
-                f'labels={config.labels} is more than the {counted(n, "row")} of {corpus.name} train; leave '
-                'it out, or name fewer'
+                f'labels={config.labels} is more than the {pluralize(n, "row")} of {corpus.name} train; '
+                'leave it out, or name fewer'
             )
         of = info.rows_of[1] if info.rows_of else None
         seed = config.seed if config.labels_seed is None else config.labels_seed

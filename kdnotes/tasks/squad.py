@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 import numpy as np
-from ..core.config import shown
+from ..core.config import truncate_repr
 from ..core.tables import CorpusError, read_text
 
 # %% auto #0
@@ -50,7 +50,8 @@ def _question(where: str, context: str, question: dict) -> Question:
         ) from None
     if type(given_id) not in (str, int):
         raise CorpusError(
-            f'{where}: the id of the question {shown(text)} is {shown(given_id)}; give a text or a number'
+            f'{where}: the id of the question {truncate_repr(text)} is {truncate_repr(given_id)}; give '
+            'a text or a number'
         )
     id = str(given_id)
     if not isinstance(answers, list):
@@ -64,7 +65,7 @@ def _check_impossible(where: str, id: str, answered: bool, question: dict) -> No
     impossible = question.get('is_impossible')
     wrong = ''
     if impossible not in (None, True, False):
-        wrong = f'is_impossible is {shown(impossible)}, and true or false is needed'
+        wrong = f'is_impossible is {truncate_repr(impossible)}, and true or false is needed'
     elif impossible and answered:
         wrong = 'is_impossible is true beside an answer'
     elif impossible is None and not answered:
@@ -98,8 +99,8 @@ def _span(where: str, id: str, context: str, given: Any) -> tuple[int, int]:
         and begin >= 0
     ):
         raise CorpusError(
-            f'{where}: the answer of question {id!r} does not stand at character {shown(begin)} of its '
-            'context; take the official file'
+            f'{where}: the answer of question {id!r} does not stand at character {truncate_repr(begin)} of '
+            'its context; take the official file'
         )
     return begin, begin + len(answer)
 
@@ -139,7 +140,8 @@ def read_squad(
             title = f'article {place}'
         if not isinstance(title, str):
             raise CorpusError(
-                f'{path}: the title of article {place} is {shown(title)}; give a text, or leave it out'
+                f'{path}: the title of article {place} is {truncate_repr(title)}; give a text, or '
+                'leave it out'
             )
         found += [_paragraph(str(path), title.replace('_', ' '), p) for p in article['paragraphs']]
     return found
@@ -163,8 +165,8 @@ def _hub_answers(where: str, id: Any, answers: Any) -> list[dict]:
     )
     if not (isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)):
         raise CorpusError(
-            f'{where}: question {shown(id)} lacks answers with as many starts as texts, both empty where '
-            f'there is none; it has {shown(answers)}; correct the table'
+            f'{where}: question {truncate_repr(id)} lacks answers with as many starts as texts, both empty '
+            f'where there is none; it has {truncate_repr(answers)}; correct the table'
         )
     return [dict(text=text, answer_start=start) for text, start in zip(texts, starts)]
 
@@ -196,7 +198,9 @@ def from_hub(
     before = None
     for id, title, context, question, answers in zip(*(list(table[name]) for name in _HUB_COLUMNS)):
         if not (isinstance(title, str) and isinstance(context, str)):
-            raise CorpusError(f'the hub: question {shown(id)} lacks a title and a context; correct the table')
+            raise CorpusError(
+                f'the hub: question {truncate_repr(id)} lacks a title and a context; correct the table'
+            )
         here = title.replace('_', ' '), context
         if here != before or hashlib.sha256(question.encode()).hexdigest().startswith(_SECOND_COPY):
             found.append((*here, []))
