@@ -509,10 +509,10 @@ def test_a_contrast_of_arms_with_few_units_that_differ_is_bounded_too():
     # a difference of two differences reaches twice as far as one
     changed = np.zeros((3, 40))
     changed[:, :3] = np.linspace(0.1, 0.2, 3) + 0.01 * np.arange(3)[:, None]
-    expected = difference_interval(changed, np.random.default_rng(0), reach=2.0)
+    expected = difference_interval(changed, np.random.default_rng(0), bound=2.0)
     assert few.interval.estimate == pytest.approx(expected.estimate)
     assert few.interval.high == pytest.approx(expected.high, rel=0.05) and few.interval.high > 1.5 * (
-        difference_interval(changed, np.random.default_rng(0), reach=1.0).high
+        difference_interval(changed, np.random.default_rng(0), bound=1.0).high
     )
     # three questions have eight flips
     assert few.p >= 2 / 2**3 and many.p < 0.01

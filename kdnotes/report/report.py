@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 import pandas as pd
-from ..stats.comparable import commits, lacks, trained
+from ..stats.comparable import commits, missing_value, trained
 from ..stats.coverage import ENOUGH_SEEDS
 from ..stats.evidence import Evidence, difference_table, evidence, unscored_starts
 from ..stats.deployment import GapRecovered, deployment, summary
@@ -225,7 +225,7 @@ def _notes(e: Evidence, arms: pd.DataFrame) -> tuple[Reason, ...]:  # arms: of `
         notes.append(reason('single_seed_arms', arms=tuple(alone)))
     notes += _few_seeds(e)
     if null := [r for r in found if r['primary']['value'] is None]:
-        notes.append(lacks(null))
+        notes.append(missing_value(null))
     if len({r['parallel']['ranks'] for r in found}) == 1:
         notes.append(reason('ranks_not_varied', ranks=found[0]['parallel']['ranks']))
     if marked := [f'{c.a} → {c.b}' for _, c in e.comparisons if c.difference and c.few_differ]:

@@ -120,8 +120,8 @@ def judged(
     table = aligned(runs, split, kind)
     if kind == 'logits':
         scores, label = _by_class(table)
-        said = scores.argmax(-1)
-        right = np.take_along_axis(label[None], said[..., None], -1)[..., 0]
+        predicted = scores.argmax(-1)
+        right = np.take_along_axis(label[None], predicted[..., None], -1)[..., 0]
         return Judged(softmax(scores, -1).max(-1), right, np.arange(len(label)), len(label))
     units, names = pd.factorize(table['unit'])
     scores = table[list(range(len(runs)))].to_numpy(float).T
@@ -216,10 +216,10 @@ def _tau(s: np.ndarray, t: np.ndarray) -> float:
     return float((a * b).sum() / size) if size else np.nan
 
 
-def _own_items(run: pd.DataFrame, split: str) -> pd.Series:
+def _chosen_items(run: pd.DataFrame, split: str) -> pd.Series:
     "By unit: the one item that a run names."
-    its = run[run['split'] == split]
-    return its.assign(unit=its['unit'].astype(str)).set_index('unit')['item'].astype(str).sort_index()
+    rows = run[run['split'] == split]
+    return rows.assign(unit=rows['unit'].astype(str)).set_index('unit')['item'].astype(str).sort_index()
 
 
 def agreement_values(
@@ -238,20 +238,20 @@ def agreement_values(
         return table.sort_values([k, 'item']).groupby('unit', sort=True)['item'].last()
 
     if kind == 'answerable':
-        same = _own_items(student, split) == _own_items(teacher, split)
+        same = _chosen_items(student, split) == _chosen_items(teacher, split)
     else:
         same = first(0) == first(1)
-    found = pd.DataFrame({'top_1': same.astype(float)})
-    found['tau'] = pd.Series({unit: _tau(*scores[rows].T) for unit, rows in groups.indices.items()})
+    values = pd.DataFrame({'top_1': same.astype(float)})
+    values['tau'] = pd.Series({unit: _tau(*scores[rows].T) for unit, rows in groups.indices.items()})
     if kind == 'logits':
         logits, _ = _by_class(table)
         s, t = softmax(logits, -1)
-        found['kl'], found['js'] = _divergences(t, s, kind)
-        return found
+        values['kl'], values['js'] = _divergences(t, s, kind)
+        return values
     kl, js = _divergences(expit(scores[:, 1]), expit(scores[:, 0]), kind)
     decisions = ((table[0] > 0) == (table[1] > 0)).astype(float)  # a probability above one half
     means = table.assign(kl=kl, js=js, decisions=decisions).groupby('unit', sort=True)
-    return found.join(means[['kl', 'js', 'decisions']].mean())
+    return values.join(means[['kl', 'js', 'decisions']].mean())
 
 
 def _stacked(
@@ -317,4 +317,4 @@ def tau_gain(
             'no unit has an order of its items in all runs, so that there is no rank correlation'
         )
     a, b = (m[:, ordered] for m in both)
-    return TauGain(crossed_interval(a), crossed_interval(b), *difference_and_test(a - b, rng, reach=2.0))
+    return TauGain(crossed_interval(a), crossed_interval(b), *difference_and_test(a - b, rng, bound=2.0))

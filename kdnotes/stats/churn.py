@@ -31,10 +31,10 @@ class PredictionChurn:
     @property
     def share(self) -> Interval:
         "Share of units that change, 0 to 1, with an interval over seeds."
-        found = mean_interval(np.array(self.changed) / self.units)
-        if found.low is None:
-            return found
-        return replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))
+        interval = mean_interval(np.array(self.changed) / self.units)
+        if interval.low is None:
+            return interval
+        return replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
 
     @property
     def distance(self) -> Interval:

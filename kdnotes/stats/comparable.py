@@ -17,9 +17,10 @@ from ..results.schema import HARDWARE, dropout_masks
 
 # %% auto #0
 __all__ = ['SEED', 'trained', 'Timed', 'timed', 'of_one_machine', 'recorded', 'differences', 'Attribution', 'attribute',
-           'check_arm', 'commits', 'mixed', 'refusal', 'matched', 'matched_pairs', 'lacks', 'by_cluster', 'unit_matrix',
-           'units_alike', 'independent_name', 'TrivialBaseline', 'trivial_baselines', 'beside', 'reach_of', 'gain',
-           'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells', 'neighbours']
+           'check_arm', 'commits', 'mixed', 'refusal', 'matched', 'matched_pairs', 'missing_value', 'by_cluster',
+           'unit_matrix', 'units_alike', 'independent_name', 'TrivialBaseline', 'trivial_baselines', 'baselines_for',
+           'bound_of', 'gain', 'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells',
+           'neighbours']
 
 # %% ../../nbs/stats/04_comparable.ipynb #af490aa1
 def trained(record: dict) -> bool:
@@ -50,19 +51,19 @@ def timed(
     crowd = frozenset(r['run_id'] for r in records if (r.get('machine') or {}).get('jobs', 1) > 1)
     if not crowd:
         return of_one_machine(records)
-    found = of_one_machine([r for r in records if r['run_id'] not in crowd])
+    selected = of_one_machine([r for r in records if r['run_id'] not in crowd])
     crowded = reason('concurrent_jobs', n=len(crowd), of=len(records))
-    return Timed(found.runs, found.excluded | crowd, (crowded, *found.notes))
+    return Timed(selected.runs, selected.excluded | crowd, (crowded, *selected.notes))
 
 
 def of_one_machine(records: Sequence[dict]) -> Timed:
     "The runs of the machine that made most of them."
-    made: dict[tuple, list[dict]] = {}
+    by_machine: dict[tuple, list[dict]] = {}
     for r in records:
-        made.setdefault(tuple(str(r['environment'].get(name)) for name in HARDWARE), []).append(r)
-    if len(made) < 2:
+        by_machine.setdefault(tuple(str(r['environment'].get(name)) for name in HARDWARE), []).append(r)
+    if len(by_machine) < 2:
         return Timed(tuple(records))
-    differ = [(i, name) for i, name in enumerate(HARDWARE) if len({on[i] for on in made}) > 1]
+    differ = [(i, name) for i, name in enumerate(HARDWARE) if len({on[i] for on in by_machine}) > 1]
 
     def machine(on) -> tuple[str, ...]:
         return tuple(dict.fromkeys(f'torch {on[i]}' if name == 'torch' else on[i] for i, name in differ))
@@ -70,21 +71,21 @@ def of_one_machine(records: Sequence[dict]) -> Timed:
     def ids(runs):
         return frozenset(r['run_id'] for r in runs)
 
-    most, second = sorted(made, key=lambda on: -len(made[on]))[:2]
-    if len(made[most]) == len(made[second]):
+    most, second = sorted(by_machine, key=lambda on: -len(by_machine[on]))[:2]
+    if len(by_machine[most]) == len(by_machine[second]):
         return Timed((), ids(records), (reason('equal_machines', a=machine(most), b=machine(second)),))
-    others = ids(r for on, runs in made.items() if on != most for r in runs)
+    others = ids(r for on, runs in by_machine.items() if on != most for r in runs)
     seeds = tuple(sorted({r['seed'] for r in records if r['run_id'] in others and 'seed' in r}))
     # where the others are all there are of some seeds, their seeds say it shorter
     whole = len(others) > 1 and all((r.get('seed') in seeds) == (r['run_id'] in others) for r in records)
     why = reason(
         'other_machines',
-        n=len(made[most]),
+        n=len(by_machine[most]),
         machine=machine(most),
         excluded=tuple(sorted(others)),
         seeds=seeds if whole else (),
     )
-    return Timed(tuple(made[most]), others, (why,))
+    return Timed(tuple(by_machine[most]), others, (why,))
 
 # %% ../../nbs/stats/04_comparable.ipynb #7534fbad
 _IDENTITY = ('schema', 'task', 'corpus_sha256', 'seed', 'teacher_seed', 'teacher_run_id', 'initial')
@@ -103,7 +104,7 @@ def recorded(record: dict) -> dict[str, Any]:  # name -> value; factors and sett
         **{k: v for k, v in record['settings'].items() if k not in unread},
         **record['factors'],
         **{k: record[k] for k in _IDENTITY},
-        **{k: of['sha256'] for k in ('teachers',) if (of := record.get(k))},
+        **{k: value['sha256'] for k in ('teachers',) if (value := record.get(k))},
         **{k: record['environment'].get(k) for k in HARDWARE},
     }
 
@@ -146,12 +147,12 @@ def attribute(
     *pairs: tuple[dict, dict],  # runs of two arms
 ) -> Attribution:
     "Which factor, if any, differences are the effect of; what is not the same in all pairs reads 'by seed'."
-    found: dict[str, list] = {}
+    changes: dict[str, list] = {}
     for a, b in pairs:
         for name, values in differences(a, b).items():
-            found.setdefault(name, []).append(values)
+            changes.setdefault(name, []).append(values)
     differ = {
-        k: v[0] if all(x == v[0] for x in v) else ('by seed', 'by seed') for k, v in sorted(found.items())
+        k: v[0] if all(x == v[0] for x in v) else ('by seed', 'by seed') for k, v in sorted(changes.items())
     }
     settings = {
         # whether a model is trained is a part of its start
@@ -215,8 +216,8 @@ def mixed(
         'primary metrics': lambda r: f"{r['primary']['set']} {r['primary']['metric']}",
         'smoke': lambda r: 'smoke runs' if r['settings'].get('smoke') else 'full runs',
     }
-    found = {kind: sorted({str(of(r)) for r in records}) for kind, of in kinds.items()}
-    return {kind: values for kind, values in found.items() if len(values) > 1}
+    by_kind = {kind: sorted({str(get(r)) for r in records}) for kind, get in kinds.items()}
+    return {kind: values for kind, values in by_kind.items() if len(values) > 1}
 
 
 def refusal(
@@ -244,14 +245,14 @@ def matched(
         return (r['seed'], r['teacher_seed']) if taught else (r['seed'],)
 
     keyed = [{key(r): r for r in runs} for runs in arms]
-    if torn := next((runs[0]['arm'] for runs, found in zip(arms, keyed) if len(found) < len(runs)), None):
+    if torn := next((runs[0]['arm'] for runs, by_key in zip(arms, keyed) if len(by_key) < len(runs)), None):
         return [], {}, reason('several_teachers', arm=torn)
-    common = sorted(set.intersection(*({k for k, r in found.items() if usable(r)} for found in keyed)))
+    common = sorted(set.intersection(*({k for k, r in by_key.items() if usable(r)} for by_key in keyed)))
     left = {
-        runs[0]['arm']: tuple(sorted(k[0] for k in found.keys() - set(common)))
-        for runs, found in zip(arms, keyed)
+        runs[0]['arm']: tuple(sorted(k[0] for k in by_key.keys() - set(common)))
+        for runs, by_key in zip(arms, keyed)
     }
-    rows = [tuple(found[k] for found in keyed) for k in common]
+    rows = [tuple(by_key[k] for by_key in keyed) for k in common]
     return rows, {arm: seeds for arm, seeds in left.items() if seeds}, None
 
 
@@ -265,7 +266,7 @@ def matched_pairs(
     return pairs, left, why
 
 # %% ../../nbs/stats/04_comparable.ipynb #65d754d2
-def lacks(
+def missing_value(
     runs: Sequence[dict],  # that have no such value; at least one
     place: str = 'primary.value',  # in a record
 ) -> Reason:
@@ -281,9 +282,9 @@ def by_cluster(
     among: Sequence[str] | None = None,  # clusters, those without a unit among them; None: those with units
 ) -> pd.DataFrame:  # rows: runs; columns: clusters; each row's mean is as before
     "Values of units as those of the clusters that they belong to."
-    own = clusters.loc[matrix.columns]
-    apart = matrix.sub(matrix.mean(axis=1), axis=0)
-    totals = apart.T.groupby(own.to_numpy()).sum().T
+    cluster_of = clusters.loc[matrix.columns]
+    deviations = matrix.sub(matrix.mean(axis=1), axis=0)
+    totals = deviations.T.groupby(cluster_of.to_numpy()).sum().T
     if among is not None:
         totals = totals.reindex(columns=among, fill_value=0.0)
     return totals.mul(totals.shape[1] / matrix.shape[1]).add(matrix.mean(axis=1), axis=0)
@@ -359,39 +360,41 @@ def trivial_baselines(
 ) -> list[TrivialBaseline]:  # the best by the primary metric first; []: not known
     "A study's trivial baselines, as if they were runs."
     primary = records[0]['primary']
-    found = []
-    for name, own in () if table is None else table.groupby('floor', sort=False):
-        about = own.iloc[0]
-        of_sets = own[own['unit'] == '']
-        metrics = {split: dict(zip(its['metric'], its['value'])) for split, its in of_sets.groupby('split')}
+    baselines = []
+    for name, rows in () if table is None else table.groupby('floor', sort=False):
+        first = rows.iloc[0]
+        of_sets = rows[rows['unit'] == '']
+        metrics = {
+            split: dict(zip(scores['metric'], scores['value'])) for split, scores in of_sets.groupby('split')
+        }
         value = metrics.get(primary['set'], {}).get(primary['metric'])
         if value is None:
             continue
-        words = about.get('words') or task_info(records[0]['task']).floors.get(name, name)
+        words = first.get('words') or task_info(records[0]['task']).floors.get(name, name)
         record = dict(
             run_id=f'floor {name}',
             task=records[0]['task'],
             primary=primary | dict(value=float(value)),
             metrics=metrics,
         )
-        units = own[own['unit'] != ''].assign(run_id=record['run_id'])
-        found.append(TrivialBaseline(name, words, record, units, about.get('labels', ())))
-    return sorted(found, key=lambda floor: floor.value, reverse=primary['higher_is_better'])
+        units = rows[rows['unit'] != ''].assign(run_id=record['run_id'])
+        baselines.append(TrivialBaseline(name, words, record, units, first.get('labels', ())))
+    return sorted(baselines, key=lambda baseline: baseline.value, reverse=primary['higher_is_better'])
 
 
-def beside(
-    found: Sequence[TrivialBaseline],  # of `trivial_baselines`
+def baselines_for(
+    baselines: Sequence[TrivialBaseline],  # of `trivial_baselines`
     runs: Sequence[dict],  # of one arm
 ) -> list[TrivialBaseline]:  # in the same order
     "The baselines that have no more labels, and no fewer, than some runs."
     labels = runs[0].get('settings', {}).get('labels')
-    return [floor for floor in found if not floor.labels or labels in floor.labels]
+    return [b for b in baselines if not b.labels or labels in b.labels]
 
 
 SEED = 0  # of resamples and permutations
 
 
-def reach_of(
+def bound_of(
     runs: Sequence[dict],  # of one study
     units: pd.DataFrame | None,  # of these runs
 ) -> float | None:  # None: it has no bound, or the values are of clusters
@@ -403,40 +406,45 @@ def reach_of(
 
 def gain(
     runs: Sequence[dict],  # of one arm
-    floor: TrivialBaseline,
+    baseline: TrivialBaseline,
     units: pd.DataFrame | None,  # of these runs
     # (runs, units), or (runs,) where the units are not the same; None: a run has no value
 ) -> np.ndarray | None:
     "How much better than a trivial baseline runs are by the primary metric, be more of it better or less."
     if any(r['primary']['value'] is None for r in runs):
         return None
-    sign = 1 if floor.record['primary']['higher_is_better'] else -1
-    own = unit_matrix(runs, units)
-    its = unit_matrix([floor.record], floor.units)
-    if own is None or its is None or set(own.columns) != set(its.columns) or own.isna().any(axis=None):
-        return sign * (np.array([r['primary']['value'] for r in runs]) - floor.value)
-    return sign * (own.to_numpy() - its[own.columns].to_numpy())
+    sign = 1 if baseline.record['primary']['higher_is_better'] else -1
+    values = unit_matrix(runs, units)
+    baseline_values = unit_matrix([baseline.record], baseline.units)
+    if (
+        values is None
+        or baseline_values is None
+        or set(values.columns) != set(baseline_values.columns)
+        or values.isna().any(axis=None)
+    ):
+        return sign * (np.array([r['primary']['value'] for r in runs]) - baseline.value)
+    return sign * (values.to_numpy() - baseline_values[values.columns].to_numpy())
 
 
 def gain_interval(
     runs: Sequence[dict],  # of one arm
-    floor: TrivialBaseline,
+    baseline: TrivialBaseline,
     units: pd.DataFrame | None,  # of these runs
 ) -> Interval | None:  # None: a run has no value
     "The mean gain over a trivial baseline, seeds and units both sampled."
-    found = gain(runs, floor, units)
-    return None if found is None else interval_of_gain(found, runs, units)
+    gains = gain(runs, baseline, units)
+    return None if gains is None else interval_of_gain(gains, runs, units)
 
 
 def interval_of_gain(
-    found: np.ndarray,  # of `gain`
+    gains: np.ndarray,  # of `gain`
     runs: Sequence[dict],  # of the study
     units: pd.DataFrame | None,  # of these runs
 ) -> Interval:
     "The interval of gains that are known already."
-    if found.ndim == 1:
-        return mean_interval(found)
-    return difference_interval(found, np.random.default_rng(SEED), reach_of(runs, units))
+    if gains.ndim == 1:
+        return mean_interval(gains)
+    return difference_interval(gains, np.random.default_rng(SEED), bound_of(runs, units))
 
 
 def is_above(
@@ -450,19 +458,19 @@ def cells_of_modes(
     arms: dict[str, list[dict]],
 ) -> dict[str, dict[str, list[dict]]]:  # mode -> arm -> its runs
     "The arms that a grid has made of each mode: the mode's own, and those called after it and their values."
-    found: dict[str, dict[str, list[dict]]] = {}
+    cells: dict[str, dict[str, list[dict]]] = {}
     for arm, runs in sorted(arms.items()):
         if arm == (mode := runs[0]['mode']) or arm.startswith(f'{mode}-'):
-            found.setdefault(mode, {})[arm] = runs
-    return found
+            cells.setdefault(mode, {})[arm] = runs
+    return cells
 
 
 def _axes(arms: dict[str, list[dict]]) -> dict[str, dict[str, Any]]:  # setting -> arm -> value
     "The settings in which arms of one mode differ, without those that follow from another of them."
     values = {arm: recorded(runs[0]) for arm, runs in arms.items()}
     names = sorted(set().union(*values.values()) - _BY_SEED - {'dropout_masks', *HARDWARE})
-    all_axes = {name: {arm: own.get(name) for arm, own in values.items()} for name in names}
-    texts = {name: list(map(repr, of.values())) for name, of in all_axes.items()}
+    all_axes = {name: {arm: settings.get(name) for arm, settings in values.items()} for name in names}
+    texts = {name: list(map(repr, by_arm.values())) for name, by_arm in all_axes.items()}
 
     def tells(a: str, b: str) -> bool:
         return len(set(zip(texts[a], texts[b]))) == len(set(texts[a]))
@@ -503,13 +511,13 @@ def neighbours(
     axes = _axes(arms)
     if not axes:  # in their teachers, say
         return list(zip(arms, list(arms)[1:]))
-    found = []
-    for name, of in axes.items():
+    pairs = []
+    for name, by_arm in axes.items():
         rows: dict[str, list[str]] = {}
         for arm in arms:
             others = repr([axis[arm] for other, axis in axes.items() if other != name])
             rows.setdefault(others, []).append(arm)
         for row in rows.values():
-            in_order = sorted(row, key=lambda arm: _rank(of[arm]))
-            found += zip(in_order, in_order[1:])
-    return found
+            in_order = sorted(row, key=lambda arm: _rank(by_arm[arm]))
+            pairs += zip(in_order, in_order[1:])
+    return pairs

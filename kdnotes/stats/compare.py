@@ -51,18 +51,18 @@ from kdnotes.stats.comparable import (
     Timed,
     alike_cells,
     attribute,
-    beside,
+    baselines_for,
     cells_of_modes,
     commits,
     trivial_baselines,
     gain_interval,
     independent_name,
     is_above,
-    lacks,
+    missing_value,
     matched,
     matched_pairs,
     neighbours,
-    reach_of,
+    bound_of,
     refusal,
     timed,
     trained,
@@ -81,8 +81,8 @@ def metric_differences(
     null = [r for pair in pairs for r in pair if r['primary']['value'] is None]
     pairs = [pair for pair in pairs if not any(r in null for r in pair)]
     if not pairs:
-        return None, [], lacks(null)
-    remarks = [reason('pair_excluded', run=lacks([r])) for r in null]
+        return None, [], missing_value(null)
+    remarks = [reason('pair_excluded', run=missing_value([r])) for r in null]
     a = [p[0] for p in pairs]
     b = [p[1] for p in pairs]
     x = unit_matrix(a, units)
@@ -108,7 +108,7 @@ def _speedups(
     if untrained := dict.fromkeys(r['arm'] for pair in pairs for r in pair if not trained(r)):
         return {}, [], dict.fromkeys(TIMES, reason('untrained', arms=tuple(untrained)))
     runs = [r for pair in pairs for r in pair if times.has(r, 'train_s')]
-    found = {}
+    speedups = {}
     reasons = {}
     remarks = [*times.notes] if len(runs) < 2 * len(pairs) else []
     for key in TIMES:
@@ -117,15 +117,15 @@ def _speedups(
         missing = [r for p in here for r in p if not r['time'].get(key)]
         both = [p for p in here if all(r['time'].get(key) for r in p)]
         if both:
-            found[key] = ratio_interval(*([pair[k]['time'][key] for pair in both] for k in (0, 1)))
-            remarks += [reason('pair_excluded', run=lacks([r], place)) for r in missing]
+            speedups[key] = ratio_interval(*([pair[k]['time'][key] for pair in both] for k in (0, 1)))
+            remarks += [reason('pair_excluded', run=missing_value([r], place)) for r in missing]
         elif missing:
-            reasons[key] = reason('time_missing', key=key, why=lacks(missing, place))
+            reasons[key] = reason('time_missing', key=key, why=missing_value(missing, place))
         else:
             reasons[key] = times.notes[-1]
     if busy := [r for r in runs if is_busy(r.get('machine') or {})]:
         remarks.append(reason('busy', runs=tuple(r['run_id'] for r in busy), share=BUSY_SHARE))
-    return found, remarks, reasons
+    return speedups, remarks, reasons
 
 # %% ../../nbs/stats/05_compare.ipynb #c78016b2
 def _evidence(
@@ -133,7 +133,7 @@ def _evidence(
     higher: bool,
     rng: np.random.Generator,
     margins: Sequence[float],
-    reach: float | None,  # of the metric; None: it has no bound, or the values are those of clusters
+    bound: float | None,  # of the metric; None: it has no bound, or the values are those of clusters
 ) -> dict[str, Any]:
     "The fields of a `Comparison` that follow from differences."
     if d.ndim == 1:
@@ -142,8 +142,8 @@ def _evidence(
         test = flipped if flipped.p is None else interval_test(i)
         i = replace(i, method=f'{i.method}, paired by seed; no units')
         more = dict(p_permutation=flipped.p, effect_size_seeds=effect_size(d) if len(d) > 1 else None)
-    elif reach is not None and few_differ(d):  # no interval or effect size that is made of their variance
-        mean = bounded_mean(d, np.random.default_rng(SEED), reach)
+    elif bound is not None and few_differ(d):  # no interval or effect size that is made of their variance
+        mean = bounded_mean(d, np.random.default_rng(SEED), bound)
         i = bounded_interval(mean)
         test = bounded_test(mean)
         more = dict(
@@ -269,34 +269,34 @@ class Comparison:
 # %% ../../nbs/stats/05_compare.ipynb #06859a27
 def _warnings(pairs: Sequence[tuple[dict, dict]], excluded: dict[str, tuple]) -> tuple[Reason, ...]:
     "What a reader of the comparison should know."
-    found = []
+    warnings = []
     shared = []
     for arm, seeds in excluded.items():
-        found.append(reason('excluded', arm=arm, seeds=tuple(seeds)))
+        warnings.append(reason('excluded', arm=arm, seeds=tuple(seeds)))
     if len(pairs) == 1:
-        found.append(reason('one_seed'))
+        warnings.append(reason('one_seed'))
     for runs in zip(*pairs):
         seeds, teachers = ({r[key] for r in runs} for key in ('seed', 'teacher_seed'))
         if len(seeds) > 1 == len(teachers) and None not in teachers:
             shared.append(runs[0]['arm'])
     if shared:
-        found.append(reason('one_teacher', arms=tuple(shared)))
+        warnings.append(reason('one_teacher', arms=tuple(shared)))
     if len(names := commits(r for pair in pairs for r in pair)) > 1:
-        found.append(reason('commits', names=tuple(names)))
-    return tuple(found)
+        warnings.append(reason('commits', names=tuple(names)))
+    return tuple(warnings)
 
 
-def _masks_apart(pairs: Sequence[tuple[dict, dict]]) -> Reason | None:
+def _masks_differ(pairs: Sequence[tuple[dict, dict]]) -> Reason | None:
     "Why runs of GPUs cannot be paired: one drew the masks of its own number format, as all did before."
-    apart = [
+    different = [
         pair
         for pair in pairs
         if len({dropout_masks(r) for r in pair}) > 1 and not any(made_on_cpu(r) for r in pair)
     ]
-    if not apart:
+    if not different:
         return None
-    old = tuple(r['run_id'] for pair in apart for r in pair if dropout_masks(r) == OWN_MASKS)
-    new = tuple(r['run_id'] for pair in apart for r in pair if dropout_masks(r) != OWN_MASKS)
+    old = tuple(r['run_id'] for pair in different for r in pair if dropout_masks(r) == OWN_MASKS)
+    new = tuple(r['run_id'] for pair in different for r in pair if dropout_masks(r) != OWN_MASKS)
     return reason('masks_differ', old=old, new=new)
 
 
@@ -315,7 +315,7 @@ def compare(
     none = refusal(records_a, records_b)
     if not none:
         pairs, excluded, none = matched_pairs(records_a, records_b)
-        none = none or _masks_apart(pairs)
+        none = none or _masks_differ(pairs)
     a, b = (rs[0]['arm'] if rs else '(no runs)' for rs in (records_a, records_b))
     if none:
         return Comparison(a=a, b=b, excluded=excluded, reasons={'comparison': none})
@@ -324,12 +324,12 @@ def compare(
     primary = {k: v for k, v in runs[0]['primary'].items() if k != 'value'}
     task = task_info(runs[0]['task'])
     d, remarks, why = metric_differences(pairs, units)
-    found = dict(p_reason=why)
+    evidence = dict(p_reason=why)
     if d is not None:
         margins = task.margins.get(primary['metric'], ())
         rng = rng or np.random.default_rng(SEED)
-        found = _evidence(d, primary['higher_is_better'], rng, margins, reach_of(runs, units))
-    reasons |= {k: v for k, v in (('difference', why), ('p', found.pop('p_reason'))) if v}
+        evidence = _evidence(d, primary['higher_is_better'], rng, margins, bound_of(runs, units))
+    reasons |= {k: v for k, v in (('difference', why), ('p', evidence.pop('p_reason'))) if v}
     return Comparison(
         a=a,
         b=b,
@@ -344,7 +344,7 @@ def compare(
         unit_name=independent_name(runs, units),
         epochs=tuple(r['settings'].get('epochs') if trained(r) else None for r in pairs[0]),
         task=task.name,
-        **found,
+        **evidence,
     )
 
 
@@ -390,7 +390,7 @@ def _why_untested(c: Comparison, about: str, interval: Interval | None) -> Reaso
 def study_comparisons(
     records: Sequence[dict],  # of one study
     units: pd.DataFrame | None = None,  # of these runs
-    floors: pd.DataFrame | None = None,  # of `results.store.floors`; None: not measured
+    baseline_table: pd.DataFrame | None = None,  # of `results.store.floors`; None: not measured
 ) -> list[tuple[str, Comparison]]:  # (chain | control | procedures | variant, comparison)
     "All comparisons the arms of a study allow."
     arms: dict[str, list[dict]] = {}
@@ -407,12 +407,12 @@ def study_comparisons(
     steps = [
         (kind, *pair) for kind, a, b in steps for pair in alike_cells(of_mode.get(a, {}), of_mode.get(b, {}))
     ]
-    steps += [('variant', *pair) for its in of_mode.values() for pair in neighbours(its)]
-    own = {arm for its in of_mode.values() for arm in its}
+    steps += [('variant', *pair) for cells in of_mode.values() for pair in neighbours(cells)]
+    covered = {arm for cells in of_mode.values() for arm in cells}
     steps += [
         ('variant', runs[0]['mode'], arm)
         for arm, runs in sorted(arms.items())
-        if arm not in own and runs[0]['mode'] in arms
+        if arm not in covered and runs[0]['mode'] in arms
     ]
     compared = {arm for _, *both in steps for arm in both}
     by_steps = dict.fromkeys(arm for step in CHAIN + CONTROLS for arm in step)
@@ -425,9 +425,9 @@ def study_comparisons(
         for pair in alike_cells(of_mode[first], of_mode[mode])
     ]
     times = timed(records)
-    found = corrected([(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in steps])
-    trivial = trivial_baselines(records, floors) if records else []
-    return _with_baselines(found, trivial, arms, units) if trivial else found
+    comparisons = corrected([(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in steps])
+    trivial = trivial_baselines(records, baseline_table) if records else []
+    return _with_baselines(comparisons, trivial, arms, units) if trivial else comparisons
 
 
 def _with_baselines(
@@ -439,10 +439,10 @@ def _with_baselines(
     "Comparisons, with a warning where neither arm is better than its best trivial baseline."
     low = {}
     for arm, runs in arms.items():
-        floor = next(iter(beside(trivial, runs)), None)
-        gained = gain_interval(runs, floor, units) if floor else None
+        baseline = next(iter(baselines_for(trivial, runs)), None)
+        gained = gain_interval(runs, baseline, units) if baseline else None
         if gained is not None and gained.low is not None and not is_above(gained):
-            low[arm] = floor
+            low[arm] = baseline
 
     def remarked(c: Comparison) -> Comparison:
         if c.difference is None or not {c.a, c.b} <= low.keys():
@@ -461,28 +461,32 @@ def corrected(
     comparisons: Sequence[tuple[str, Comparison]],  # (kind, comparison)
 ) -> list[tuple[str, Comparison]]:
     "Holm's correction within each of `FAMILIES`; one seed cannot be tested, so it makes no family larger."
-    found = list(comparisons)
+    updated = list(comparisons)
     for name, kinds in FAMILIES.items():
-        places = [i for i, (kind, c) in enumerate(found) if kind in kinds and len(c.seeds) != 1]
-        members = _margins_corrected([found[i][1] for i in places])
+        places = [i for i, (kind, c) in enumerate(updated) if kind in kinds and len(c.seeds) != 1]
+        members = _margins_corrected([updated[i][1] for i in places])
         for i, c in zip(places, _corrected_together(name, members)):
-            found[i] = (found[i][0], c)
-    return found
+            updated[i] = (updated[i][0], c)
+    return updated
 
 
 def _margins_corrected(members: Sequence[Comparison]) -> list[Comparison]:
     "Comparisons of precision, whose margins are what texts speak of, with margins corrected over them."
-    own = {
+    with_margins = {
         str(i): c.equivalences
         for i, c in enumerate(members)
         if c.equivalences and c.attribution and c.attribution.factor == 'precision'
     }
     by_margin = [
-        corrected_margins({i: its[k] for i, its in own.items()}, 'margins of precision')
-        for k in range(min(map(len, own.values()), default=0))
+        corrected_margins(
+            {i: equivalences[k] for i, equivalences in with_margins.items()}, 'margins of precision'
+        )
+        for k in range(min(map(len, with_margins.values()), default=0))
     ]
     return [
-        replace(c, equivalences=tuple(margin[str(i)] for margin in by_margin)) if str(i) in own else c
+        replace(c, equivalences=tuple(margin[str(i)] for margin in by_margin))
+        if str(i) in with_margins
+        else c
         for i, c in enumerate(members)
     ]
 
@@ -512,11 +516,11 @@ def study_factorial(
 ) -> list[Effect]:  # one for each of `stats.tests.FACTORIAL`, refused ones with their reason
     "Effects and interactions of precision, KD, network and ranks over a study's modes."
     arms = {m: [r for r in records if r['arm'] == m] for m in MODES}
-    found = [
+    effects = [
         _effect(name, weights, {a: arms[a] for a in weights}, units) for name, weights in FACTORIAL.items()
     ]
-    p = holm({e.name: e.p for e in found if e.name in INTERACTIONS.members}, INTERACTIONS)
-    return [replace(e, p_holm=p.get(e.name)) for e in found]
+    p = holm({e.name: e.p for e in effects if e.name in INTERACTIONS.members}, INTERACTIONS)
+    return [replace(e, p_holm=p.get(e.name)) for e in effects]
 
 
 def _effect(
@@ -540,7 +544,7 @@ def _effect(
         return none(why)
     null = [r for runs in arms.values() for r in runs if r['primary']['value'] is None]
     if null and not rows:
-        return none(lacks(null))
+        return none(missing_value(null))
     matrices = {a: unit_matrix(list(runs), units) for a, runs in zip(arms, zip(*rows))} or {'none': None}
     if any(
         m is None or m.isna().any(axis=None) or set(m.columns) != set(next(iter(matrices.values())).columns)
@@ -549,5 +553,5 @@ def _effect(
         return none(reason('no_common_units'))
     columns = next(iter(matrices.values())).columns
     values = {a: m[columns].to_numpy() for a, m in matrices.items()}
-    reach = reach_of([r for runs in arms.values() for r in runs], units)
-    return replace(contrast(name, weights, values, reach, np.random.default_rng(SEED)), excluded=left)
+    bound = bound_of([r for runs in arms.values() for r in runs], units)
+    return replace(contrast(name, weights, values, bound, np.random.default_rng(SEED)), excluded=left)

@@ -45,12 +45,18 @@ COLUMNS = (
 RATIOS = ('peak_device_mib', 'peak_host_mib', 'device_j', 'above_rest_j', 'batch_1_ms')
 
 
-def _row(about: dict, name: str, method: str, of: Interval | None = None, **more: Any) -> dict:
+def _row(about: dict, name: str, method: str, interval: Interval | None = None, **more: Any) -> dict:
     "One row; what is not given is None."
     known = dict.fromkeys(COLUMNS) | about | dict(quantity=name, method=method)
-    if of is not None:
-        known |= dict(estimate=of.estimate, low=of.low, high=of.high, n_seeds=of.n, n_units=of.units)
-        known |= dict(reason=of.reason and of.reason.code)
+    if interval is not None:
+        known |= dict(
+            estimate=interval.estimate,
+            low=interval.low,
+            high=interval.high,
+            n_seeds=interval.n,
+            n_units=interval.units,
+        )
+        known |= dict(reason=interval.reason and interval.reason.code)
     return known | {key: value.code if isinstance(value, Reason) else value for key, value in more.items()}
 
 
@@ -94,9 +100,9 @@ def tested_rows(
 # %% ../../nbs/stats/14_comparison_table.ipynb #5810c141
 def _cost(e: Evidence, record: dict, key: str) -> float | None:
     "A cost of a run that can be compared; None: it cannot."
-    own = 'latency' if key == 'batch_1_ms' else key
-    value = (record.get('latency') or {}).get(key) if own == 'latency' else quantity(record, key)
-    return value if e.times.has(record, own) else None
+    quantity_key = 'latency' if key == 'batch_1_ms' else key
+    value = (record.get('latency') or {}).get(key) if quantity_key == 'latency' else quantity(record, key)
+    return value if e.times.has(record, quantity_key) else None
 
 
 def untested_rows(
@@ -127,16 +133,16 @@ def untested_rows(
 # %% ../../nbs/stats/14_comparison_table.ipynb #560c406c
 def share_rows(
     use: Deployment,
-    pays: Sequence[LabelEfficiency],  # of `labels.label_efficiency`
+    efficiencies: Sequence[LabelEfficiency],  # of `labels.label_efficiency`
 ) -> Iterator[dict]:
     "What students have of their teachers."
-    for arm, kept in use.recovered.items():
-        if kept is None:
+    for arm, recovered in use.recovered.items():
+        if recovered is None:
             continue
         about = dict(kind='teacher', a=use.teachers[arm], b=arm)
-        why = None if kept.share else reason(f'share_{kept.code}')
-        yield _row(about, 'gain_recovered', 'linearised ratio', kept.share, reason=why)
-    for p in pays:
+        why = None if recovered.share else reason(f'share_{recovered.code}')
+        yield _row(about, 'gain_recovered', 'linearised ratio', recovered.share, reason=why)
+    for p in efficiencies:
         about = dict(kind='labels', a=p.alone.arm, b=p.taught.arm)
         yield _row(about, 'gap_closed', 'inverted intervals', p.closed, reason=p.why)
         if p.equivalent:
@@ -155,8 +161,8 @@ def share_rows(
 def all_comparisons(
     e: Evidence,
     use: Deployment,  # of it
-    pays: Sequence[LabelEfficiency],  # of it
+    efficiencies: Sequence[LabelEfficiency],  # of it
 ) -> pd.DataFrame:  # one row per comparison, quantity and method; columns: COLUMNS
     "All comparisons of a study in all quantities."
     rows = [row for kind, c in e.comparisons for row in (*tested_rows(kind, c), *untested_rows(e, kind, c))]
-    return pd.DataFrame([*rows, *share_rows(use, pays)], columns=COLUMNS)
+    return pd.DataFrame([*rows, *share_rows(use, efficiencies)], columns=COLUMNS)

@@ -17,7 +17,7 @@ from ..telemetry.summary import is_busy
 
 # %% auto #0
 __all__ = ['UNITS', 'FREE', 'NEVER', 'CostError', 'Cost', 'total', 'training_cost', 'signal_cost', 'Sizes', 'sizes_of',
-           'predictions_made', 'per_1000_predictions', 'Payback', 'payback', 'ratio_of_means', 'Table', 'payback_table']
+           'n_predictions', 'per_1000_predictions', 'Payback', 'payback', 'ratio_of_means', 'Table', 'payback_table']
 
 # %% ../../nbs/stats/03_costs.ipynb #6157f529
 class CostError(KdnotesError, ValueError):
@@ -45,7 +45,7 @@ def total(*costs: Cost) -> Cost:  # None where one is
     "The sum."
     reasons = {unit: why for cost in reversed(costs) for unit, why in cost.reasons.items()}
     values = [[getattr(cost, unit) for cost in costs] for unit in UNITS]
-    return Cost(*(None if None in its else sum(its) for its in values), reasons)
+    return Cost(*(None if None in amounts else sum(amounts) for amounts in values), reasons)
 
 
 def _unknown(why: str) -> Cost:
@@ -90,10 +90,10 @@ def signal_cost(
     if seconds is None:
         return FREE  # no KD, or asked during the training
     for other in (record, *among):
-        made = _phase(other, 'teacher')
+        phase = _phase(other, 'teacher')
         same = other['teacher_run_id'] == record['teacher_run_id'] and other['time']['teacher_s'] == seconds
-        if same and made.joules is not None and made.seconds >= seconds:
-            return Cost(seconds, made.joules)
+        if same and phase.joules is not None and phase.seconds >= seconds:
+            return Cost(seconds, phase.joules)
     none = 'none of these runs made the signal: it was there already'
     return Cost(seconds, None, dict(joules=_phase(record, 'teacher').reasons.get('joules', none)))
 
@@ -128,7 +128,7 @@ def sizes_of(
     return Sizes(examples, metric, len(counted), int(theirs.sum()))
 
 
-def predictions_made(record: dict, sizes: Sizes) -> int:
+def n_predictions(record: dict, sizes: Sizes) -> int:
     "Examples that a run predicted in its evaluations."
     evaluated = [p for p in record.get('curve') or () if p.get('value') is not None]
     first = next(iter(record['metrics']))
@@ -139,7 +139,7 @@ def predictions_made(record: dict, sizes: Sizes) -> int:
 # %% ../../nbs/stats/03_costs.ipynb #0e4ca5ba
 def per_1000_predictions(record: dict, sizes: Sizes) -> Cost:
     "Evaluation, for 1,000 predictions."
-    return _phase(record, 'evaluation').times(1000 / predictions_made(record, sizes))
+    return _phase(record, 'evaluation').times(1000 / n_predictions(record, sizes))
 
 # %% ../../nbs/stats/03_costs.ipynb #d4b74ae5
 NEVER = 'never: a prediction of the student is not cheaper than one of its teacher'
@@ -177,12 +177,12 @@ def payback(
         )
     extra = total(training_cost(student), signal_cost(student, among))
     if _place(student) == _place(teacher):
-        its, own = (per_1000_predictions(r, sizes) for r in (teacher, student))
-        saved = total(its, own.times(-1)).times(1 / 1000)
+        teacher_cost, student_cost = (per_1000_predictions(r, sizes) for r in (teacher, student))
+        saved = total(teacher_cost, student_cost.times(-1)).times(1 / 1000)
     else:
         elsewhere = 'on different devices, or on another number of GPUs or cores'
         saved = _unknown(f'student and teacher were evaluated {elsewhere}')
-    found = {}
+    predictions = {}
     reasons = {}
     for unit in UNITS:
         paid = getattr(extra, unit)
@@ -191,8 +191,8 @@ def payback(
             reasons[unit] = extra.reasons.get(unit) or saved.reasons[unit]
         elif gain <= 0:
             reasons[unit] = NEVER
-        found[unit] = None if unit in reasons else paid / gain
-    return Payback(extra, saved, found['seconds'], found['joules'], reasons)
+        predictions[unit] = None if unit in reasons else paid / gain
+    return Payback(extra, saved, predictions['seconds'], predictions['joules'], reasons)
 
 # %% ../../nbs/stats/03_costs.ipynb #ecc81f2a
 def ratio_of_means(

@@ -104,8 +104,8 @@ def rates(
     truth = setting.truth()
     blocks = [min(BLOCK, trials - k) for k in range(0, trials, BLOCK)]
     counted = [_block(setting, draw(setting, (n, seeds, units), rng), rng, n_draws) for n in blocks]
-    found = {name: 100 * float(np.concatenate([c[name] for c in counted]).mean()) for name in counted[0]}
-    return {name: found[name] for name in COLUMNS if name in found and (truth == 0 or 'covers' in name)}
+    percent = {name: 100 * float(np.concatenate([c[name] for c in counted]).mean()) for name in counted[0]}
+    return {name: percent[name] for name in COLUMNS if name in percent and (truth == 0 or 'covers' in name)}
 
 
 def _block(setting: Setting, d: np.ndarray, rng: np.random.Generator, n_draws: int) -> dict[str, np.ndarray]:
@@ -115,21 +115,21 @@ def _block(setting: Setting, d: np.ndarray, rng: np.random.Generator, n_draws: i
     mean, variance, share = crossed_moments(d)
     few, many = sorted((S - 1, U - 1))
     two_sided, one_sided = (t_limit(q, few, many, share) * np.sqrt(variance) for q in (0.975, 0.95))
-    found = {'crossed covers': np.abs(mean - truth) <= two_sided}
+    outcomes = {'crossed covers': np.abs(mean - truth) <= two_sided}
     if n_draws:
         counts = draw_counts((S, U), rng, n_draws)
         limits = np.array([studentised_limits(y, *counts) for y in d])
-        found['bootstrap covers'] = (limits[:, 0] <= truth) & (truth <= limits[:, 1])
-    found['crossed rejects'] = np.abs(mean) > two_sided
-    found['one-sided rejects'] = mean > one_sided
-    found[f"permutation {'misread' if setting.seeds else 'rejects'}"] = (
+        outcomes['bootstrap covers'] = (limits[:, 0] <= truth) & (truth <= limits[:, 1])
+    outcomes['crossed rejects'] = np.abs(mean) > two_sided
+    outcomes['one-sided rejects'] = mean > one_sided
+    outcomes[f"permutation {'misread' if setting.seeds else 'rejects'}"] = (
         flip_p(d.mean(1), flips(U, rng, 999)) <= 0.05
     )
     if S >= LEAST_SEEDS:
-        found[f"seed flips {'misread' if setting.units else 'reject'}"] = (
+        outcomes[f"seed flips {'misread' if setting.units else 'reject'}"] = (
             flip_p(d.mean(2), flips(S, rng)) <= 0.05
         )
-    return found
+    return outcomes
 
 # %% ../../nbs/stats/09_coverage.ipynb #5b13c344
 SETTINGS = (
@@ -239,5 +239,5 @@ def power(
     square, share = moments_of(expected * chdtri(df, 1 - _cube()) / df, df)
     few, many = sorted(df[:2])
     # a mean further from 0 is significant
-    reach = t_limit((1 + LEVEL) / 2, few, many, share) * np.sqrt(square)
-    return float((ndtr((difference - reach) / sigma) + ndtr((-difference - reach) / sigma)).mean())
+    limit = t_limit((1 + LEVEL) / 2, few, many, share) * np.sqrt(square)
+    return float((ndtr((difference - limit) / sigma) + ndtr((-difference - limit) / sigma)).mean())

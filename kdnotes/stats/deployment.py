@@ -11,12 +11,12 @@ from functools import cached_property, partial
 import numpy as np
 from kdnotes.stats.comparable import (
     TrivialBaseline,
-    beside,
+    baselines_for,
     gain,
     gain_interval,
     interval_of_gain,
     is_above,
-    lacks,
+    missing_value,
 )
 from .compare import Comparison
 from kdnotes.stats.intervals import (
@@ -33,7 +33,7 @@ from ..core.render import Reason
 from ..telemetry.summary import is_busy
 
 # %% auto #0
-__all__ = ['KEPT', 'MIB', 'BYTES', 'teacher_arm', 'with_teachers', 'student_arm', 'share_interval', 'GapRecovered',
+__all__ = ['SHARE_CODES', 'MIB', 'BYTES', 'teacher_arm', 'with_teachers', 'student_arm', 'share_interval', 'GapRecovered',
            'gap_recovered', 'Deployment', 'deployment', 'latencies', 'tokens', 'TrainingSpeed', 'Savings', 'savings',
            'effect_of_kd', 'NoEffect', 'why_no_effect', 'Summary', 'summary']
 
@@ -89,18 +89,18 @@ def share_interval(
         raise ValueError(f'the mean of teacher is {t.mean():g}; a share needs one above 0')
     share = s.mean() / t.mean()
     rest = s - share * t
-    found = crossed_interval(rest) if ndim == 2 else mean_interval(rest)
+    interval = crossed_interval(rest) if ndim == 2 else mean_interval(rest)
 
     def limit(x: float | None) -> float | None:
         return None if x is None else float(share + x / t.mean())
 
     return replace(
-        found,
+        interval,
         estimate=float(share),
-        low=limit(found.low),
-        high=limit(found.high),
-        se=None if found.se is None else found.se / float(t.mean()),
-        method=f'ratio of means, linearised: {found.method}',
+        low=limit(interval.low),
+        high=limit(interval.high),
+        se=None if interval.se is None else interval.se / float(t.mean()),
+        method=f'ratio of means, linearised: {interval.method}',
         null=1.0,
     )
 
@@ -109,7 +109,7 @@ def share_interval(
 class GapRecovered:
     "What students have of their teachers' gain over the best trivial baseline."
 
-    # of KEPT: why there is no share, or that there is one
+    # of SHARE_CODES: why there is no share, or that there is one
     code: str
     baseline: TrivialBaseline | None = None  # None: none was measured
     teacher: Interval | None = None  # how much better than the floor; None: there is no value, or no floor
@@ -119,23 +119,23 @@ class GapRecovered:
 
 # codes of a share: it is known; a run has no value; no baseline was scored; the teacher, or the student, is
 # not better than the baseline; there is a single value
-KEPT = ('kept', 'no_value', 'no_floor', 'teacher_at_floor', 'student_at_floor', 'one_value')
+SHARE_CODES = ('kept', 'no_value', 'no_floor', 'teacher_at_floor', 'student_at_floor', 'one_value')
 
 
 def gap_recovered(
     pairs: Sequence[tuple[dict, dict]],  # of `with_teachers`, at least one
-    floor: TrivialBaseline | None,  # of `comparable.trivial_baselines`: the first
+    baseline: TrivialBaseline | None,  # of `comparable.trivial_baselines`: the first
     gained: Callable[[Sequence[dict]], np.ndarray | None],  # runs -> of `compare.gain`
     interval: Callable[[np.ndarray], Interval],  # of such a gain
 ) -> GapRecovered:
     "How much of their teachers' gain some runs keep, or why nobody can say."
     if any(r['primary']['value'] is None for pair in pairs for r in pair):
-        return GapRecovered('no_value', floor)
-    if floor is None:
+        return GapRecovered('no_value', baseline)
+    if baseline is None:
         return GapRecovered('no_floor')
     s, t = (gained(runs) for runs in zip(*pairs))
     student, teacher = interval(s), interval(t)
-    known = dict(baseline=floor, teacher=teacher, student=student)
+    known = dict(baseline=baseline, teacher=teacher, student=student)
     if None in (student.low, teacher.low):
         return GapRecovered('one_value', **known)
     if not is_above(teacher):
@@ -180,46 +180,48 @@ class Deployment:
 
     def gain(self, arm: str) -> Interval | None:
         "How much better than the best trivial baseline an arm is; None: no value, or no baseline."
-        floor = self.baseline(arm)
-        return floor and gain_interval(self.evidence.arms[arm], floor, self.evidence.units)
+        baseline = self.baseline(arm)
+        return baseline and gain_interval(self.evidence.arms[arm], baseline, self.evidence.units)
 
     @cached_property
     def at_baseline(self) -> dict[str, Interval]:
         "Gains of the headline's student and teacher that are not significantly above the baseline."
-        floor = self.baseline(self.student or self.teacher)
-        arms = [arm for arm in dict.fromkeys((self.student, self.teacher)) if arm and floor]
-        gains = {arm: gain_interval(self.evidence.arms[arm], floor, self.evidence.units) for arm in arms}
+        baseline = self.baseline(self.student or self.teacher)
+        arms = [arm for arm in dict.fromkeys((self.student, self.teacher)) if arm and baseline]
+        gains = {arm: gain_interval(self.evidence.arms[arm], baseline, self.evidence.units) for arm in arms}
         return {arm: i for arm, i in gains.items() if i and i.low is not None and i.low <= 0}
 
     @cached_property
     def student_above_teacher(self) -> bool:
         "Is the student of the headline significantly better than its teacher?"
-        kept = self.recovered[self.student] if self.student and self.teacher else None
-        if kept is None or kept.student is None or kept.teacher is None:
+        recovered = self.recovered[self.student] if self.student and self.teacher else None
+        if recovered is None or recovered.student is None or recovered.teacher is None:
             return False
         e = self.evidence
-        x, y = (gain(runs, kept.baseline, e.units) for runs in zip(*self.pairs[self.student]))
+        x, y = (gain(runs, recovered.baseline, e.units) for runs in zip(*self.pairs[self.student]))
         if x is None or y is None or x.shape != y.shape:
             return False
         return is_above(interval_of_gain(x - y, e.records, e.units))
 
     def baseline(self, arm: str) -> TrivialBaseline | None:
         "The best trivial baseline beside an arm; None: none was measured."
-        return next(iter(beside(self.evidence.baselines, self.evidence.arms[arm])), None)
+        return next(iter(baselines_for(self.evidence.baselines, self.evidence.arms[arm])), None)
 
     @property
     def shares(self) -> dict[str, Interval | None]:
         "Arm -> the share of its teacher's gain that it keeps; None: there is none."
-        return {arm: kept and kept.share for arm, kept in self.recovered.items()}
+        return {arm: recovered and recovered.share for arm, recovered in self.recovered.items()}
 
 
 def _teachers(e: Evidence) -> dict[str, str | None]:  # arm -> arm; None: no run is of the teacher's network
     "The arm that each arm is measured by: the one that has taught it, where cells of a grid have one each."
     of_study = teacher_arm(e.records)
-    own = [r for r in e.records if r['factors']['network'] == 'teacher']
-    ids = {r['run_id'] for r in own}
+    of_teachers = [r for r in e.records if r['factors']['network'] == 'teacher']
+    ids = {r['run_id'] for r in of_teachers}
     taught = {arm: any(r.get('teacher_run_id') in ids for r in runs) for arm, runs in e.arms.items()}
-    return {arm: teacher_arm([*runs, *own]) if taught[arm] else of_study for arm, runs in e.arms.items()}
+    return {
+        arm: teacher_arm([*runs, *of_teachers]) if taught[arm] else of_study for arm, runs in e.arms.items()
+    }
 
 
 def deployment(e: Evidence) -> Deployment:
@@ -229,25 +231,26 @@ def deployment(e: Evidence) -> Deployment:
     teacher = teachers[student] if student else teacher_arm(e.records)
     gains: dict[tuple[str, ...], np.ndarray | None] = {}
 
-    def gained(runs: Sequence[dict], floor: TrivialBaseline) -> np.ndarray | None:
-        key = (floor.name, *(r['run_id'] for r in runs))
+    def gained(runs: Sequence[dict], baseline: TrivialBaseline) -> np.ndarray | None:
+        key = (baseline.name, *(r['run_id'] for r in runs))
         if key not in gains:  # all arms have the same teachers
-            gains[key] = gain(runs, floor, e.units)
+            gains[key] = gain(runs, baseline, e.units)
         return gains[key]
 
-    def interval(found: np.ndarray) -> Interval:
-        return interval_of_gain(found, e.records, e.units)
+    def gain_limits(gain_values: np.ndarray) -> Interval:
+        return interval_of_gain(gain_values, e.records, e.units)
 
     pairs = {
-        arm: [] if its is None or arm in teachers.values() else with_teachers(e.arms[arm], e.arms[its])
-        for arm, its in teachers.items()
+        arm: []
+        if taught_by is None or arm in teachers.values()
+        else with_teachers(e.arms[arm], e.arms[taught_by])
+        for arm, taught_by in teachers.items()
     }
     use = Deployment(e, teacher, teachers, pairs, {})
-    for arm, its in pairs.items():
-        floor = use.baseline(arm)
-        use.recovered[arm] = (
-            gap_recovered(its, floor, partial(gained, floor=floor), interval) if its else None
-        )
+    for arm, runs in pairs.items():
+        baseline = use.baseline(arm)
+        gained_over = partial(gained, baseline=baseline)
+        use.recovered[arm] = gap_recovered(runs, baseline, gained_over, gain_limits) if runs else None
     return use
 
 # %% ../../nbs/stats/12_deployment.ipynb #249cff6c
@@ -309,8 +312,8 @@ def _trained_as(e: Evidence, pairs: Sequence[tuple[dict, dict]], other: str) -> 
         return None
     seconds = [[r['time']['train_s'] for r in runs] for runs in zip(*timed)]
     ratio = ratio_interval(seconds[1], seconds[0])
-    own, theirs = (r['settings'].get('epochs') for r in timed[0])
-    return TrainingSpeed(other, ratio, ratio.n != len(pairs), (theirs, own))
+    epochs, other_epochs = (r['settings'].get('epochs') for r in timed[0])
+    return TrainingSpeed(other, ratio, ratio.n != len(pairs), (other_epochs, epochs))
 
 
 def savings(
@@ -348,8 +351,10 @@ def effect_of_kd(
     student: str,  # an arm
 ) -> Comparison | None:  # None: none of the study's comparisons does
     "The comparison that tells distillation from everything else, of this student if there is one."
-    found = [c for _, c in e.comparisons if c.attribution and c.attribution.factor == 'kd' and c.difference]
-    return next((c for c in found if c.b == student), found[0] if found else None)
+    comparisons = [
+        c for _, c in e.comparisons if c.attribution and c.attribution.factor == 'kd' and c.difference
+    ]
+    return next((c for c in comparisons if c.b == student), comparisons[0] if comparisons else None)
 
 
 @dataclass(frozen=True)
@@ -410,7 +415,7 @@ def summary(
     return Summary(
         use,
         arm,
-        lacks(null) if null else None,
+        missing_value(null) if null else None,
         savings(use, arm) if teachers else None,
         tokens(e, 1),
         effect,

@@ -69,11 +69,11 @@ def seconds_of(
         alone = (r.get('machine') or {}).get('jobs', 1) == 1
         if not alone or [r['environment'].get(name) for name in HARDWARE] != here:
             continue
-        its = work_of(r)
+        done = work_of(r)
         wall_s, train_s = r['time']['wall_s'], r['time']['train_s']
-        if its.kind != work.kind or r.get('resumed_at') or None in (wall_s, train_s):
+        if done.kind != work.kind or r.get('resumed_at') or None in (wall_s, train_s):
             continue
-        times = work.epochs / its.epochs if its.epochs else 1.0
+        times = work.epochs / done.epochs if done.epochs else 1.0
         taken.append(max(0.0, wall_s - train_s) + times * train_s)
     return (float(np.mean(taken)) if taken else None), len(taken)
 
@@ -95,12 +95,12 @@ def estimate(
     machine: dict,  # `environment` of a record made here
 ) -> Estimate:
     "How long all of these will take."
-    found = [seconds_of(work, finished, machine) for work in works]
-    kinds = {work.arm: n for work, (_, n) in zip(works, found)}
+    times = [seconds_of(work, finished, machine) for work in works]
+    kinds = {work.arm: n for work, (_, n) in zip(works, times)}
     return Estimate(
         runs=len(works),
-        known=sum(seconds is not None for seconds, _ in found),
-        seconds=sum(seconds or 0.0 for seconds, _ in found),
+        known=sum(seconds is not None for seconds, _ in times),
+        seconds=sum(seconds or 0.0 for seconds, _ in times),
         n_finished=sum(kinds.values()),
-        unknown=tuple(dict.fromkeys(w.arm for w, (seconds, _) in zip(works, found) if seconds is None)),
+        unknown=tuple(dict.fromkeys(w.arm for w, (seconds, _) in zip(works, times) if seconds is None)),
     )

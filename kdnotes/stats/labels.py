@@ -35,7 +35,7 @@ def trained_arms(
     arms: dict[str, list[dict]],  # of `plotting.arms_of`
 ) -> list[TrainedArm]:  # by labels; []: the records are older, or have no value
     "The arms of a study by what they learnt from."
-    found = []
+    known = []
     for arm, runs in arms.items():
         first = runs[0]
         factors = first['factors']
@@ -46,8 +46,8 @@ def trained_arms(
         labels = None if given else first['settings'].get('labels') or rows['train']
         taught = 'taught' if factors['kd'] else 'alone'
         role = 'teacher' if factors['network'] == 'teacher' else taught
-        found.append(TrainedArm(arm, role, labels, rows.get('unlabelled', 0), tuple(runs)))
-    return sorted(found, key=lambda its: its.labels or 0)
+        known.append(TrainedArm(arm, role, labels, rows.get('unlabelled', 0), tuple(runs)))
+    return sorted(known, key=lambda arm: arm.labels or 0)
 
 
 def values_of(
@@ -55,14 +55,14 @@ def values_of(
     units: pd.DataFrame | None,  # of `Evidence`
 ) -> list[np.ndarray]:  # (seeds, units) or (seeds,) each, higher is better, of the seeds that all have
     "The primary metric of several arms, paired."
-    seeds = set.intersection(*({r['seed'] for r in its.runs} for its in wanted))
-    runs = [[r for r in its.runs if r['seed'] in seeds] for its in wanted]
+    seeds = set.intersection(*({r['seed'] for r in arm.runs} for arm in wanted))
+    runs = [[r for r in arm.runs if r['seed'] in seeds] for arm in wanted]
     sign = 1 if runs[0][0]['primary']['higher_is_better'] else -1
-    found = [unit_matrix(its, units) for its in runs] if seeds else []
-    columns = {tuple(m.columns) for m in found if m is not None}
-    if len(columns) == 1 and not any(m is None or m.isna().any(axis=None) for m in found):
-        return [sign * m.to_numpy() for m in found]
-    return [sign * np.array([r['primary']['value'] for r in its]) for its in runs]
+    matrices = [unit_matrix(arm_runs, units) for arm_runs in runs] if seeds else []
+    columns = {tuple(m.columns) for m in matrices if m is not None}
+    if len(columns) == 1 and not any(m is None or m.isna().any(axis=None) for m in matrices):
+        return [sign * m.to_numpy() for m in matrices]
+    return [sign * np.array([r['primary']['value'] for r in arm_runs]) for arm_runs in runs]
 
 # %% ../../nbs/stats/11_labels.ipynb #27c4918f
 def _mean(values: np.ndarray) -> Interval:
@@ -117,11 +117,11 @@ class EquivalentLabels:
 
 def _line(curve: Sequence[tuple[int, np.ndarray]]) -> list[tuple[float, np.ndarray]]:
     "Scores at many numbers of labels, straight in their logarithm between those that were tried."
-    found = []
+    points = []
     for (few, below), (more, above) in zip(curve, curve[1:]):
         for w in np.arange(STEPS) / STEPS:
-            found.append((few * (more / few) ** w, (1 - w) * below + w * above))
-    return [*found, curve[-1]]
+            points.append((few * (more / few) ** w, (1 - w) * below + w * above))
+    return [*points, curve[-1]]
 
 
 def equivalent_labels(
@@ -138,7 +138,9 @@ def equivalent_labels(
         n = next((n for n, d in line if behind(d) <= 0), BEYOND)
         return BEFORE if n == fewest else n
 
-    low, estimate, high = (first(of) for of in (lambda d: d.low, lambda d: d.estimate, lambda d: d.high))
+    low, estimate, high = (
+        first(limit) for limit in (lambda d: d.low, lambda d: d.estimate, lambda d: d.high)
+    )
     return EquivalentLabels(estimate, low, high, (curve[0][0], curve[-1][0]), len(taught))
 
 # %% ../../nbs/stats/11_labels.ipynb #aaf18e5c
@@ -162,9 +164,9 @@ class LabelEfficiency:
         return start_of(self.alone) != start_of(self.taught)
 
 
-def start_of(its: TrainedArm) -> tuple:  # where it starts, hash of its first weights, number of parameters
+def start_of(arm: TrainedArm) -> tuple:  # where it starts, hash of its first weights, number of parameters
     "What a student begins as."
-    first = its.runs[0]
+    first = arm.runs[0]
     return (
         first['factors'].get('init'),
         (first.get('initial') or {}).get('weights_sha256'),
@@ -172,52 +174,52 @@ def start_of(its: TrainedArm) -> tuple:  # where it starts, hash of its first we
     )
 
 
-def mean_value(its: TrainedArm) -> float:
+def mean_value(arm: TrainedArm) -> float:
     "The mean of the primary metric over an arm's runs."
-    return float(np.mean([r['primary']['value'] for r in its.runs]))
+    return float(np.mean([r['primary']['value'] for r in arm.runs]))
 
 
 def best_alone(known: Iterable[TrainedArm]) -> dict[int, TrainedArm]:
     "Of each number of labels the best student without distillation."
     best: dict[int, TrainedArm] = {}
-    for its in known:
-        if its.role != 'alone':
+    for arm in known:
+        if arm.role != 'alone':
             continue
-        sign = 1 if its.runs[0]['primary']['higher_is_better'] else -1
-        if its.labels not in best or sign * (mean_value(its) - mean_value(best[its.labels])) > 0:
-            best[its.labels] = its
+        sign = 1 if arm.runs[0]['primary']['higher_is_better'] else -1
+        if arm.labels not in best or sign * (mean_value(arm) - mean_value(best[arm.labels])) > 0:
+            best[arm.labels] = arm
     return best
 
 
-def size_of(its: TrainedArm) -> int | None:  # parameters
+def size_of(arm: TrainedArm) -> int | None:  # parameters
     "The size of an arm's network."
-    return its.runs[0].get('params_total')
+    return arm.runs[0].get('params_total')
 
 
 def _rivals(taught: TrainedArm, known: Sequence[TrainedArm]) -> list[TrainedArm]:
     "Those without distillation that have a network of the same size and all of its seeds."
     seeds = {r['seed'] for r in taught.runs}
-    shared = [replace(its, runs=tuple(r for r in its.runs if r['seed'] in seeds)) for its in known]
+    shared = [replace(arm, runs=tuple(r for r in arm.runs if r['seed'] in seeds)) for arm in known]
     return [
-        its
-        for its in shared
-        if its.role == 'alone' and len(its.runs) == len(seeds) and size_of(its) == size_of(taught)
+        arm
+        for arm in shared
+        if arm.role == 'alone' and len(arm.runs) == len(seeds) and size_of(arm) == size_of(taught)
     ]
 
 
 def numbers_of_labels(known: Sequence[TrainedArm]) -> list[int]:  # ascending
     "How many labels the arms of a study have."
-    return sorted({its.labels for its in known if its.labels is not None})
+    return sorted({arm.labels for arm in known if arm.labels is not None})
 
 
 def _teacher_of(taught: TrainedArm, known: Sequence[TrainedArm]) -> TrainedArm | None:
     "The arm that taught it, a run for each of its seeds: one that taught several stands there several times."
     ids = {r['teacher_run_id'] for r in taught.runs}
-    for its in known:
-        by_id = {r['run_id']: r for r in its.runs}
+    for arm in known:
+        by_id = {r['run_id']: r for r in arm.runs}
         if ids <= by_id.keys():
-            own = (by_id[r['teacher_run_id']] | dict(seed=r['seed']) for r in taught.runs)
-            return replace(its, runs=tuple(own))
+            runs = (by_id[r['teacher_run_id']] | dict(seed=r['seed']) for r in taught.runs)
+            return replace(arm, runs=tuple(runs))
     return None
 
 
@@ -228,18 +230,18 @@ def label_efficiency(
 ]:  # by labels; []: all runs have the same rows, or no distilled arm has one to be held against
     "What distillation did for each arm that has one without it of as many labels and the same size."
     known = trained_arms(e.arms)
-    if len(numbers_of_labels(known)) < 2 and not any(its.texts for its in known):
+    if len(numbers_of_labels(known)) < 2 and not any(arm.texts for arm in known):
         return []
-    found = []
+    efficiencies = []
     for taught in known:
         rivals = _rivals(taught, known) if taught.role == 'taught' else []
         best = best_alone(rivals)
         if taught.labels not in best:
             continue
         alone = best[taught.labels]
-        alike = best_alone(its for its in rivals if start_of(its) == start_of(taught))
+        alike = best_alone(arm for arm in rivals if start_of(arm) == start_of(taught))
         teacher = _teacher_of(taught, known)
-        closed = worth = None
+        closed = equivalent = None
         why = (
             reason('no_teacher') if teacher is None else reason('no_seeds') if len(taught.runs) < 2 else None
         )
@@ -248,6 +250,8 @@ def label_efficiency(
             why = None if closed else reason('teacher_not_above', alone=alone.arm)
         if len(best) > 1:
             values, *others = values_of([taught, *best.values()], e.units)
-            worth = equivalent_labels(values, list(zip(best, others)))
-        found.append(LabelEfficiency(taught, alone, teacher, closed, why, worth, alike.get(taught.labels)))
-    return found
+            equivalent = equivalent_labels(values, list(zip(best, others)))
+        efficiencies.append(
+            LabelEfficiency(taught, alone, teacher, closed, why, equivalent, alike.get(taught.labels))
+        )
+    return efficiencies

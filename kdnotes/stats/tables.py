@@ -30,8 +30,8 @@ def over_seeds(
     name: str,  # of a metric
 ) -> Interval | None:  # None: no run has a value
     "The mean of a metric."
-    found = [v for r in runs if (v := r['metrics'].get(where, {}).get(name)) is not None]
-    return mean_interval(found) if found else None
+    values = [v for r in runs if (v := r['metrics'].get(where, {}).get(name)) is not None]
+    return mean_interval(values) if values else None
 
 
 def sets_of(runs: Sequence[dict]) -> list[str]:  # in the order of the records
@@ -63,8 +63,8 @@ def set_interval(
     "A metric on a set, over seeds and units where there are units of it, else over seeds."
     exp_of = task_info(e.records[0]['task']).exp_of
     mean_of = exp_of.get(name, name)
-    found = primary_interval(judged_by(runs, where, mean_of), e.units)
-    return exp_interval(found) if found is not None and name in exp_of else found
+    interval = primary_interval(judged_by(runs, where, mean_of), e.units)
+    return exp_interval(interval) if interval is not None and name in exp_of else interval
 
 # %% ../../nbs/stats/10_tables.ipynb #e4954b7d
 def why_none(
@@ -155,15 +155,15 @@ class DistilledPair:
 
 def distilled_pairs(e: Evidence) -> list[DistilledPair]:  # in the order of the comparisons
     "The arms of a study that tell distillation from everything else."
-    found = {}
+    pairs = {}
     for _, c in e.comparisons:
         if not c.attribution or c.attribution.factor != 'kd':
             continue
         arm, control = (c.b, c.a) if e.arms[c.b][0]['factors']['kd'] else (c.a, c.b)
         taught, others = ({r['seed']: r for r in e.arms[name]} for name in (arm, control))
         seeds = sorted(taught.keys() & others.keys())
-        found[arm, control] = DistilledPair(arm, control, tuple((taught[s], others[s]) for s in seeds))
-    return list(found.values())
+        pairs[arm, control] = DistilledPair(arm, control, tuple((taught[s], others[s]) for s in seeds))
+    return list(pairs.values())
 
 
 def agreement_table(
@@ -183,22 +183,24 @@ def agreement_table(
         controls[both.control] = [(r['run_id'], t['teacher_run_id']) for t, r in both.runs]
     rows = []
     for arm, runs in e.arms.items():
-        own = [(r['run_id'], r['teacher_run_id']) for r in runs]
-        own, others = (
-            [p for p in pairs if scored.keys() >= set(p)] for pairs in (own, controls.get(arm, ()))
+        taught = [(r['run_id'], r['teacher_run_id']) for r in runs]
+        taught, untaught = (
+            [p for p in pairs if scored.keys() >= set(p)] for pairs in (taught, controls.get(arm, ()))
         )
-        held = own or others
-        if not held:
+        scored_pairs = taught or untaught
+        if not scored_pairs:
             continue
-        students, teachers = ([scored[i] for i in ids] for ids in zip(*held))
+        students, teachers = ([scored[i] for i in ids] for ids in zip(*scored_pairs))
         try:
-            found = agreement(students, teachers, split=e.records[0]['primary']['set'], kind=kind)
+            agreements = agreement(students, teachers, split=e.records[0]['primary']['set'], kind=kind)
         except StatsError as why:
             raise NotDrawn(f'{arm}: {why}') from None
         for key, name in measures.items():
-            if key in found:
-                its = found[key]
-                row = dict(arm=arm, measure=name, estimate=its.estimate, low=its.low, high=its.high)
+            if key in agreements:
+                interval = agreements[key]
+                row = dict(
+                    arm=arm, measure=name, estimate=interval.estimate, low=interval.low, high=interval.high
+                )
                 rows.append(row | dict(control=not e.arms[arm][0]['factors']['kd']))
     return pd.DataFrame(rows, columns=['arm', 'measure', 'estimate', 'low', 'high', 'control'])
 
@@ -209,7 +211,7 @@ def reliability_table(e: Evidence) -> pd.DataFrame:  # as `reliability_figure` t
     tables = []
     for arm, runs in e.arms.items():
         try:
-            found = reliability(
+            bins = reliability(
                 [scored[r['run_id']] for r in runs if r['run_id'] in scored],
                 np.random.default_rng(0),
                 split=e.records[0]['primary']['set'],
@@ -218,7 +220,7 @@ def reliability_table(e: Evidence) -> pd.DataFrame:  # as `reliability_figure` t
             )
         except StatsError as why:
             raise NotDrawn(f'{arm}: {why}') from None
-        tables.append(found.rename(columns=dict(probability='confidence', right='accuracy')).assign(arm=arm))
+        tables.append(bins.rename(columns=dict(probability='confidence', right='accuracy')).assign(arm=arm))
     return pd.concat(tables, ignore_index=True)
 
 # %% ../../nbs/stats/10_tables.ipynb #dd4baee3

@@ -26,10 +26,10 @@ from kdnotes.stats.intervals import (
 )
 
 # %% auto #0
-__all__ = ['ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'INTERACTIONS', 'PValue', 'beyond', 'interval_test', 'crossed_test',
-           'flips', 'flip_p', 'permutation_test', 'seed_test', 'Family', 'holm', 'effect_size', 'Equivalence',
-           'corrected_margins', 'equivalence', 'bounded_test', 'difference_and_test', 'bounded_equivalence', 'Effect',
-           'contrast']
+__all__ = ['ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'INTERACTIONS', 'PValue', 'tail_probability', 'interval_test',
+           'crossed_test', 'flips', 'flip_p', 'permutation_test', 'seed_test', 'Family', 'holm', 'effect_size',
+           'Equivalence', 'corrected_margins', 'equivalence', 'bounded_test', 'difference_and_test',
+           'bounded_equivalence', 'Effect', 'contrast']
 
 # %% ../../nbs/stats/02_tests.ipynb #44f17aaa
 @dataclass(frozen=True)
@@ -50,27 +50,27 @@ ROUNDING = 1e-12  # a spread below this share of the values is what rounding lea
 _SMALLEST = 1e-300  # chances below this are not told apart
 
 
-def beyond(
+def tail_probability(
     x: float,  # standard errors from the estimate
-    of: Interval,  # with a standard error
+    interval: Interval,  # with a standard error
 ) -> float:  # 0 to 1
     "The one-sided chance of error at which a limit of the interval is x standard errors away."
     if x < 0:
-        return 1 - beyond(-x, of)
-    few = float(distributions.t.sf(x, of.df))
-    if of.df_rest is None or few <= _SMALLEST:
+        return 1 - tail_probability(-x, interval)
+    few = float(distributions.t.sf(x, interval.df))
+    if interval.df_rest is None or few <= _SMALLEST:
         return few
     # the limit lies between those of its two parts
-    rest = max(float(distributions.t.sf(x, of.df_rest)), _SMALLEST)
+    rest = max(float(distributions.t.sf(x, interval.df_rest)), _SMALLEST)
     low, high = sorted(np.log((few, rest)))
 
-    def apart(log_p: float) -> float:
+    def excess(log_p: float) -> float:
         # far out 1 - p is 1: the lower tail has the digits, and the squares no sign
-        return float(t_limit(np.exp(log_p), of.df, of.df_rest, of.df_share)) - x
+        return float(t_limit(np.exp(log_p), interval.df, interval.df_rest, interval.df_share)) - x
 
-    if apart(low) <= 0 or apart(high) >= 0:
-        return float(np.exp(low if apart(low) <= 0 else high))
-    return float(np.exp(brentq(apart, low, high, xtol=1e-13)))
+    if excess(low) <= 0 or excess(high) >= 0:
+        return float(np.exp(low if excess(low) <= 0 else high))
+    return float(np.exp(brentq(excess, low, high, xtol=1e-13)))
 
 
 def interval_test(
@@ -87,7 +87,7 @@ def interval_test(
         return PValue(1.0, 0.0, i.method, i.n, i.units)
     if i.se <= ROUNDING * abs(away):
         return PValue(None, None, i.method, i.n, i.units, reason('no_spread'))
-    p = 2 * beyond(float(abs(away) / i.se), i)
+    p = 2 * tail_probability(float(abs(away) / i.se), i)
     return PValue(min(p, 1.0), float(away / i.se), i.method, i.n, i.units)
 
 
@@ -218,8 +218,8 @@ def effect_size(
 @lru_cache(maxsize=4096)
 def _noncentrality(t: float, df: float, q: float) -> float:
     "The noncentrality under which the chance of at most t is q."
-    reach = 10 + 2 * abs(t)
-    return float(brentq(lambda nc: _nct_cdf(t, df, nc) - q, t - reach, t + reach))
+    width = 10 + 2 * abs(t)
+    return float(brentq(lambda nc: _nct_cdf(t, df, nc) - q, t - width, t + width))
 
 
 # points and weights of a mean over a standard normal number, by the trapezoidal rule
@@ -264,18 +264,20 @@ class Equivalence:
 
 
 def corrected_margins(
-    found: dict[str, Equivalence],  # comparison -> of one margin
+    equivalences: dict[str, Equivalence],  # comparison -> of one margin
     name: str,  # of what is corrected together
 ) -> dict[str, Equivalence]:
     "The same with Holm's corrected p values."
-    family = Family(name, tuple(found))
-    worse, apart = (
-        holm({member: getattr(e, f'p_{kind}') for member, e in found.items()}, family)
+    family = Family(name, tuple(equivalences))
+    worse, different = (
+        holm({member: getattr(e, f'p_{kind}') for member, e in equivalences.items()}, family)
         for kind in ('noninferior', 'equivalent')
     )
     return {
-        member: replace(e, p_noninferior=worse[member], p_equivalent=apart[member], corrected_over=len(found))
-        for member, e in found.items()
+        member: replace(
+            e, p_noninferior=worse[member], p_equivalent=different[member], corrected_over=len(equivalences)
+        )
+        for member, e in equivalences.items()
     }
 
 
@@ -298,7 +300,7 @@ def equivalence(
     if i.se <= ROUNDING * max(abs(i.estimate), margin):
         return Equivalence(margin, None, None, reason('no_spread'))
     # p of 'at most -margin' and of 'at least margin'
-    above, below = (beyond((margin + x) / i.se, i) for x in (i.estimate, -i.estimate))
+    above, below = (tail_probability((margin + x) / i.se, i) for x in (i.estimate, -i.estimate))
     return Equivalence(margin, above if higher_is_better else below, max(above, below))
 
 # %% ../../nbs/stats/02_tests.ipynb #423817aa
@@ -313,40 +315,40 @@ def _bounded_p(
 
 
 def bounded_test(
-    of: BoundedMean,  # of differences
+    mean: BoundedMean,  # of differences
 ) -> PValue:
     "Is the mean another than 0? The test that `bounded_interval` turns over."
-    i = bounded_interval(of)
-    if of.shape[0] == 1:
+    i = bounded_interval(mean)
+    if mean.shape[0] == 1:
         return PValue(None, None, i.method, 1, i.units, reason('one_seed'))
-    p = 2 * min(_bounded_p(of.low), _bounded_p(lambda level: -of.high(level)))
-    return PValue(min(p, 1.0), of.estimate, i.method, i.n, i.units)
+    p = 2 * min(_bounded_p(mean.low), _bounded_p(lambda level: -mean.high(level)))
+    return PValue(min(p, 1.0), mean.estimate, i.method, i.n, i.units)
 
 
 def difference_and_test(
     matrix,  # (seeds, units) of differences
-    rng: np.random.Generator | None,  # of the draws where few units differ; with `reach`
-    reach: float | None = None,  # no difference is larger; None: there is no bound
+    rng: np.random.Generator | None,  # of the draws where few units differ; with `bound`
+    bound: float | None = None,  # no difference is larger; None: there is no bound
 ) -> tuple[Interval, PValue]:
     "The interval of `difference_interval` and its test: p is below .05 just where it excludes 0."
-    if reach is None or not few_differ(matrix):
+    if bound is None or not few_differ(matrix):
         return crossed_interval(matrix), crossed_test(matrix)
-    of = bounded_mean(matrix, rng, reach)
-    return bounded_interval(of), bounded_test(of)
+    mean = bounded_mean(matrix, rng, bound)
+    return bounded_interval(mean), bounded_test(mean)
 
 
 def bounded_equivalence(
-    of: BoundedMean,  # of b - a
+    mean: BoundedMean,  # of b - a
     margin: float,  # > 0
     higher_is_better: bool = True,  # False: worse means larger
 ) -> Equivalence:
     "Non-inferiority and equivalence where few units differ."
     _check_margin(margin)
-    if of.shape[0] == 1:
+    if mean.shape[0] == 1:
         return Equivalence(margin, None, None, reason('one_seed'))
     # p of 'at most -margin' and of 'at least margin'
-    above = _bounded_p(lambda level: of.low(level) + margin)
-    below = _bounded_p(lambda level: margin - of.high(level))
+    above = _bounded_p(lambda level: mean.low(level) + margin)
+    below = _bounded_p(lambda level: margin - mean.high(level))
     return Equivalence(margin, above if higher_is_better else below, max(above, below))
 
 # %% ../../nbs/stats/02_tests.ipynb #1fed8e80
@@ -387,8 +389,8 @@ def contrast(
     name: str,  # of the effect
     weights: dict[str, float],  # arm -> weight; they add up to 0
     matrices: dict[str, np.ndarray],  # arm -> (seeds, units), the same seeds and units in the same order
-    reach: float | None = None,  # no difference of two values is larger; None: there is no bound
-    rng: np.random.Generator | None = None,  # of the interval where few units differ; with `reach`
+    bound: float | None = None,  # no difference of two values is larger; None: there is no bound
+    rng: np.random.Generator | None = None,  # of the interval where few units differ; with `bound`
 ) -> Effect:
     "An effect or an interaction of factors, as a contrast of arms with its own interval."
     if len({np.shape(matrices[arm]) for arm in weights}) > 1:
@@ -397,6 +399,6 @@ def contrast(
         raise StatsError(f'the weights of {name!r} must add up to 0')
     matrix = sum(w * checked_numbers(matrices[arm], 2, f'arm {arm!r}') for arm, w in weights.items())
     # of weights that add up to 0: half of their sizes times a difference of two values
-    bound = None if reach is None else reach * sum(map(abs, weights.values())) / 2
-    interval, test = difference_and_test(matrix, rng, bound)
+    scaled_bound = None if bound is None else bound * sum(map(abs, weights.values())) / 2
+    interval, test = difference_and_test(matrix, rng, scaled_bound)
     return Effect(name, weights, interval, test.p, test.reason)
