@@ -19,7 +19,7 @@ __all__ = ['labels_figure']
 
 # %% ../../nbs/report/02_label_figure.ipynb #305e59cf
 _TWO_COLUMNS = 92  # characters of a legend's two widest texts
-_FLOOR_DASHES = ((0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 3)))
+_BASELINE_DASHES = ((0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 3)))
 
 
 @pt.drawing
@@ -33,20 +33,20 @@ def labels_figure(e: Evidence) -> Figure:
     figure = Figure(figsize=(pt.WIDTH, 4.2))
     axes = figure.subplots()
     for size in dict.fromkeys(map(size_of, known)):
-        best = best_alone(its for its in known if size_of(its) == size)
+        best = best_alone(arm for arm in known if size_of(arm) == size)
         if len(best) < 2:
             continue
-        line = [(n, unit.factor * mean_value(its)) for n, its in best.items()]
+        line = [(n, unit.factor * mean_value(arm)) for n, arm in best.items()]
         pt.put_lines(axes, pd.DataFrame(line, columns=['x', 'y']), color=pt.LINE, linewidth=1, zorder=1)
-    given = [its for its in known if its.labels is None]
-    for its, dashes in zip(given, cycle(('--', ':', '-.'))):
-        level = unit.factor * e.values[its.arm]['primary'].estimate
-        axes.axhline(level, color=pt.BLACK, linewidth=1, linestyle=dashes, label=_named(its), zorder=1)
-    trained = [its for its in known if its.labels is not None]
-    for its, x in zip(trained, _apart([its.labels for its in trained])):
-        looks = _looks(its, trained)
-        row = pt.mark(e.values[its.arm]['primary'], looks, unit.factor, hollow=its.role == 'alone')
-        pt.put_marks(axes, [row | dict(at=x)], 'y', label=_named(its))
+    given = [arm for arm in known if arm.labels is None]
+    for arm, dashes in zip(given, cycle(('--', ':', '-.'))):
+        level = unit.factor * e.values[arm.arm]['primary'].estimate
+        axes.axhline(level, color=pt.BLACK, linewidth=1, linestyle=dashes, label=_named(arm), zorder=1)
+    trained = [arm for arm in known if arm.labels is not None]
+    for arm, x in zip(trained, _side_by_side([arm.labels for arm in trained])):
+        looks = _looks(arm, trained)
+        row = pt.mark(e.values[arm.arm]['primary'], looks, unit.factor, hollow=arm.role == 'alone')
+        pt.put_marks(axes, [row | dict(at=x)], 'y', label=_named(arm))
     _put_baselines(axes, e, known, unit.factor)
     pt.log_axis(axes, 'x', numbers_of_labels(known))
     axes.set_xlabel('rows with a label')
@@ -57,38 +57,38 @@ def labels_figure(e: Evidence) -> Figure:
 
 def _put_baselines(axes, e: Evidence, known: Sequence[TrainedArm], factor: float) -> None:
     "Lines of the trivial baselines that are not below all arms."
-    lowest = min(e.values[its.arm]['primary'].estimate for its in known)
+    lowest = min(e.values[arm.arm]['primary'].estimate for arm in known)
     higher = e.records[0]['primary']['higher_is_better']
-    shown = [floor for floor in e.baselines if not higher or floor.value >= lowest]
-    for floor, dashes in zip(shown, cycle(_FLOOR_DASHES)):
-        level = factor * floor.value
-        axes.axhline(level, color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=floor.words, zorder=0)
+    shown = [baseline for baseline in e.baselines if not higher or baseline.value >= lowest]
+    for baseline, dashes in zip(shown, cycle(_BASELINE_DASHES)):
+        level = factor * baseline.value
+        axes.axhline(level, color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=baseline.words, zorder=0)
 
 
 def _put_legend(figure: Figure, labels: Sequence[str]) -> None:
     "Below the axes, in two columns where their texts are short enough for them; the figure grows with it."
     half = math.ceil(len(labels) / 2)
-    widest = sum(max(map(len, of), default=0) for of in (labels[:half], labels[half:]))
+    widest = sum(max(map(len, column), default=0) for column in (labels[:half], labels[half:]))
     columns = 2 if widest <= _TWO_COLUMNS else 1
     rows = half if columns == 2 else len(labels)
     figure.set_size_inches(pt.WIDTH, 3.1 + 0.16 * rows)
     figure.legend(loc='outside lower center', ncols=columns, fontsize=7.5)
 
 
-def _named(its: TrainedArm) -> str:
+def _named(arm: TrainedArm) -> str:
     "An arm, and what it learnt from, as a legend has it."
-    taught = 'distilled' + f', {its.texts:,} unlabelled rows' * bool(its.texts)
-    how = dict(teacher='a teacher', alone='no distillation', taught=taught)[its.role]
-    return f'{its.arm} ({"not trained here" if its.labels is None else how})'
+    taught = 'distilled' + f', {arm.texts:,} unlabelled rows' * bool(arm.texts)
+    how = dict(teacher='a teacher', alone='no distillation', taught=taught)[arm.role]
+    return f'{arm.arm} ({"not trained here" if arm.labels is None else how})'
 
 
-def _apart(labels: Sequence[int]) -> list[float]:
+def _side_by_side(labels: Sequence[int]) -> list[float]:
     "Places on a logarithmic axis, those of one number side by side."
-    found = []
+    places = []
     for i, n in enumerate(labels):
-        among, of = labels[:i].count(n), labels.count(n)
-        found.append(n * 1.09 ** (among - (of - 1) / 2))
-    return found
+        among, n_equal = labels[:i].count(n), labels.count(n)
+        places.append(n * 1.09 ** (among - (n_equal - 1) / 2))
+    return places
 
 
 _COLOURS = dict(teacher=pt.BLACK, alone=pt.QUIET)
@@ -96,9 +96,9 @@ _TAUGHT = (pt.BLUE, pt.RED, pt.GREEN, pt.PURPLE)
 _MARKERS = ('o', 's', 'D', '^', 'v', 'P', 'X')
 
 
-def _looks(its: TrainedArm, known: Sequence[TrainedArm]) -> tuple[str, str]:
+def _looks(arm: TrainedArm, known: Sequence[TrainedArm]) -> tuple[str, str]:
     "A colour by role, and a marker each within it."
-    among = [other for other in known if other.role == its.role]
-    place = among.index(its)
-    colour = _COLOURS.get(its.role) or _TAUGHT[place % len(_TAUGHT)]
+    among = [other for other in known if other.role == arm.role]
+    place = among.index(arm)
+    colour = _COLOURS.get(arm.role) or _TAUGHT[place % len(_TAUGHT)]
     return colour, _MARKERS[place % len(_MARKERS)]

@@ -88,28 +88,28 @@ def page_of(
     figures: Sequence[FigureFile],  # of `figures.draw_evidence`
 ) -> Page:
     "What has been read and drawn, in the order in which a reader asks for it."
-    found = report_of(e, {f.name: f.path for f in figures if f.path})
+    report = report_of(e, {f.name: f.path for f in figures if f.path})
     where = e.records[0]['primary']['set']
     left_out = [reason('not_drawn', figure=f.name, why=f.reason) for f in figures if not f.path]
     refused = [c for _, c in e.comparisons if 'comparison' in c.reasons]
 
     tables = {
-        'deployment': [_by_arm(found.use, 'deployment'), _table(found.baselines, 'baselines')],
-        'cost': [_by_arm(found.arms, 'cost')],
-        'comparisons': [_table(found.comparisons, 'comparisons', index=False)],
+        'deployment': [_by_arm(report.use, 'deployment'), _table(report.baselines, 'baselines')],
+        'cost': [_by_arm(report.arms, 'cost')],
+        'comparisons': [_table(report.comparisons, 'comparisons', index=False)],
         'metrics': [
-            _table(found.metrics, 'metrics', set=where),
-            _table(found.sets, 'sets'),
-            _table(found.progress, 'progress'),
+            _table(report.metrics, 'metrics', set=where),
+            _table(report.sets, 'sets'),
+            _table(report.progress, 'progress'),
         ],
         'runs': [
             _table(runs_table(e.records), 'runs', index=False),
-            *(_table(df, 'differences', False, arms=arms) for arms, df in found.differences.items()),
+            *(_table(df, 'differences', False, arms=arms) for arms, df in report.differences.items()),
         ],
     }
-    notes = [f'{str(note)[:1].upper()}{str(note)[1:]}.' for note in (*found.notes, *left_out)]
+    notes = [f'{str(note)[:1].upper()}{str(note)[1:]}.' for note in (*report.notes, *left_out)]
     notes += [phrase('comparison.jinja', 'sentence', c) for c in refused]
-    sentences = dict(comparisons=found.sentences, setup=found.setting, notes=tuple(notes))
+    sentences = dict(comparisons=report.sentences, setup=report.setting, notes=tuple(notes))
     parts = tuple(
         Part(
             phrase('page.jinja', 'heading', name),
@@ -119,7 +119,7 @@ def page_of(
         )
         for name in PARTS
     )
-    return Page(phrase('page.jinja', 'title', e.study), found.about, found.headline, parts)
+    return Page(phrase('page.jinja', 'title', e.study), report.about, report.headline, parts)
 
 # %% ../../nbs/report/05_page.ipynb #1024a531
 def as_html(page: Page) -> str:  # a whole document; well-formed XML, too

@@ -54,7 +54,7 @@ LOOKS = {  # mode -> colour, marker
     'full_kd': (BLUE, 'P'),
     'mixed_kd': (RED, 'X'),
 }
-_OWN_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
+_OTHER_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
 WIDTH = 6.2  # inches: the text width of the thesis, so that a letter is printed as large as it is drawn
 SMALLEST = 7  # points
 _FILE = files('kdnotes').joinpath('assets', 'figures.mplstyle')
@@ -68,8 +68,8 @@ def look(
     "An arm's colour and marker, the same in every figure."
     if arm in LOOKS:
         return LOOKS[arm]
-    own = [a for a in arms if a not in LOOKS]
-    return LOOKS[arms[arm][0]['mode']][0], _OWN_MARKERS[own.index(arm) % len(_OWN_MARKERS)]
+    others = [a for a in arms if a not in LOOKS]
+    return LOOKS[arms[arm][0]['mode']][0], _OTHER_MARKERS[others.index(arm) % len(_OTHER_MARKERS)]
 
 # %% ../../nbs/report/00_plotting.ipynb #bfc206bf
 def theme():
@@ -221,15 +221,15 @@ def grid(
     columns = min(columns, len(names))
     rows = math.ceil(len(names) / columns)
     figure = Figure(figsize=(WIDTH, 0.5 + height * rows))
-    found = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
-    for n, (axes, name) in enumerate(zip(found, names)):
+    panels = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
+    for n, (axes, name) in enumerate(zip(panels, names)):
         axes.set_title(name)
         lowest = n + columns >= len(names)
         axes.tick_params(axis='x', labelbottom=lowest)
         axes.set_xlabel(below if lowest else '')
-    for axes in found[len(names) :]:
+    for axes in panels[len(names) :]:
         axes.set_visible(False)
-    return figure, dict(zip(names, found))
+    return figure, dict(zip(names, panels))
 
 
 def course_grid(
@@ -240,15 +240,15 @@ def course_grid(
 ) -> tuple[Figure, dict[tuple[str, str], Axes]]:  # (arm, quantity) -> its axes
     "A row an arm, a column a quantity, all of a column on the same axes."
     figure = Figure(figsize=(WIDTH, 0.7 + height * len(arms)))
-    found = figure.subplots(len(arms), len(quantities), sharex=True, sharey='col', squeeze=False)
-    for arm, axes in zip(arms, found[:, 0]):
+    panels = figure.subplots(len(arms), len(quantities), sharex=True, sharey='col', squeeze=False)
+    for arm, axes in zip(arms, panels[:, 0]):
         name = textwrap.fill(arm.replace('_', ' '), 14, break_long_words=False).replace(' ', '_')
         axes.set_ylabel(name, rotation=0, ha='right', va='center', fontsize=8)
-    for quantity, axes in zip(quantities, found.T):
+    for quantity, axes in zip(quantities, panels.T):
         axes[0].set_title(quantity)
         axes[-1].set_xlabel(below)
-    figure.align_ylabels(found[:, 0])
-    return figure, {(a, q): axes for a, row in zip(arms, found) for q, axes in zip(quantities, row)}
+    figure.align_ylabels(panels[:, 0])
+    return figure, {(a, q): axes for a, row in zip(arms, panels) for q, axes in zip(quantities, row)}
 
 
 def put_lines(
@@ -388,17 +388,17 @@ class FigureFile:
 class Picture:
     "A figure that all of a kind have, or have a reason not to have."
 
-    of: Callable[..., Figure]  # draws it; raises NotDrawn where its numbers are not there
-    words: str | Callable[[Any], str]  # its caption, or what is shown -> its caption
-    given: Callable[[Any], tuple] = lambda shown: (shown,)  # what is shown -> what `of` asks for
+    function: Callable[..., Figure]  # draws it; raises NotDrawn where its numbers are not there
+    caption_text: str | Callable[[Any], str]  # its caption, or what is shown -> its caption
+    arguments: Callable[[Any], tuple] = lambda shown: (shown,)  # what is shown -> arguments of `function`
 
     def draw(self, shown: Any) -> Figure:
         "The figure of what is shown; `NotDrawn` says why there is none."
-        return self.of(*self.given(shown))
+        return self.function(*self.arguments(shown))
 
     def caption(self, shown: Any) -> str:
         "Its caption for what is shown."
-        return self.words if isinstance(self.words, str) else self.words(shown)
+        return self.caption_text if isinstance(self.caption_text, str) else self.caption_text(shown)
 
 
 def save_figure(
@@ -437,9 +437,9 @@ def make_figures(
 ) -> list[FigureFile]:  # one for each name, made or with a reason
     "Draw and save figures with their captions, or keep in the manifest why there is none."
     ids = tuple(sorted(run_ids))
-    found = []
+    files_made = []
     for name, picture in pictures.items():
-        producer = f'{picture.of.__module__}.{picture.of.__name__}'
+        producer = f'{picture.function.__module__}.{picture.function.__name__}'
         try:
             figure = mark_smoke(picture.draw(shown), smoke)
         except NotDrawn as why:
@@ -447,9 +447,9 @@ def make_figures(
             (folder / f'{name}.svg').unlink(missing_ok=True)
             entry = dict(producer=producer, run_ids=list(ids), sha256=None, reason=str(why))
             bind_figures(folder, {f'{name}.svg': entry})
-            found.append(FigureFile(name, None, '', ids, str(why)))
+            files_made.append(FigureFile(name, None, '', ids, str(why)))
         else:
             path = save_figure(figure, folder, name, ids, producer)
             warned = 'Smoke runs: these numbers mean nothing. ' * smoke
-            found.append(FigureFile(name, path, warned + picture.caption(shown), ids))
-    return found
+            files_made.append(FigureFile(name, path, warned + picture.caption(shown), ids))
+    return files_made
