@@ -77,7 +77,7 @@ def _rows_of_arms(
     figure.axes[0].set_title('mean and 95% interval; points: runs')
     return figure, axes
 
-
+# %% ../../nbs/report/03_figures.ipynb #b8b376c3
 @pt.drawing
 def accuracy_figure(
     records: Sequence[dict],  # of one study
@@ -144,7 +144,7 @@ def smoothed(losses: Sequence[float]) -> np.ndarray:  # as many
     width = max(3, len(losses) // 5)
     return pd.Series(losses, dtype=float).rolling(width, center=True, min_periods=1).mean().to_numpy()
 
-
+# %% ../../nbs/report/03_figures.ipynb #19c1c15c
 @pt.drawing
 def run_curves(record: dict) -> Figure:
     "Training loss and the primary metric of one run along its steps."
@@ -178,7 +178,7 @@ def run_curves(record: dict) -> Figure:
 # %% ../../nbs/report/03_figures.ipynb #c0eb8cf5
 _GROUPS = {'chain': 'chain, one factor per step', 'control': 'controls', 'variant': 'variants'}
 
-
+# %% ../../nbs/report/03_figures.ipynb #d3163a13
 def _effect_rows(
     e: Evidence,
     panels: Mapping[str, str],  # 'difference' and perhaps 'train_s' -> what is below the panel
@@ -230,7 +230,7 @@ def effects_figure(e: Evidence) -> Figure:
         _times_axis(axes[panels['train_s']], [v for i in ratios for v in (i.estimate, i.low, i.high) if v])
     return figure
 
-
+# %% ../../nbs/report/03_figures.ipynb #da8181c4
 def _times_axis(axes: Axes, ratios: list[float]) -> None:
     "A log axis with doublings on it, or with half of them where these are few."
     low, high = min([0.8, *ratios]), max([1.25, *ratios])
@@ -244,7 +244,7 @@ def _times_axis(axes: Axes, ratios: list[float]) -> None:
 # title -> key, what it is divided by
 _TRACES = {m.panel: (name, m.per) for name, m in METERS.items() if m.panel}
 
-
+# %% ../../nbs/report/03_figures.ipynb #99db33f0
 @pt.drawing
 def timelines_figure(e: Evidence) -> Figure:
     "Utilisation and power, or memory, over the time of each run."
@@ -284,7 +284,7 @@ PHASE_COLOURS = {  # part of a run, of `tables.phase_seconds` -> colour
     "the teacher's own training": '#FFFFFF',
 }
 
-
+# %% ../../nbs/report/03_figures.ipynb #4dd594c9
 @pt.drawing
 def phases_figure(e: Evidence) -> Figure:
     "What each arm's time goes into, as stacked bars."
@@ -411,7 +411,7 @@ def _facts(
         score_kind=score_kind(e.records),
     )
 
-
+# %% ../../nbs/report/03_figures.ipynb #8e25cb41
 def caption(
     name: str,  # of a macro in captions.jinja
     e: Evidence,
@@ -435,7 +435,7 @@ def _against(cost: str) -> pt.Picture:
         cost=cost,
     )
 
-
+# %% ../../nbs/report/03_figures.ipynb #a6c081cc
 FIGURES = {  # name of the file -> figure, in the order of the argument
     'accuracy_time': _against('train_s'),
     'accuracy_energy': _against('device_j'),
@@ -450,7 +450,7 @@ FIGURES = {  # name of the file -> figure, in the order of the argument
     'reliability': _picture(reliability_figure, 'reliability', lambda e: (reliability_table(e), e.arms)),
 }
 
-
+# %% ../../nbs/report/03_figures.ipynb #a96bf643
 def draw_evidence(
     e: Evidence,
     folder: Path,  # where the files go

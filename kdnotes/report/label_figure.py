@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from . import plotting as pt
 from ..stats.evidence import Evidence
-from ..stats.labels import TrainedArm, best_alone, mean_value, numbers_of_labels, size_of, trained_arms
+from ..stats.labels import TrainedArm, best_alone, numbers_of_labels, trained_arms
 from ..core.render import metric_on, reason, unit_of
 
 # %% auto #0
@@ -21,7 +21,7 @@ __all__ = ['labels_figure']
 _TWO_COLUMNS = 92  # characters of a legend's two widest texts
 _BASELINE_DASHES = ((0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 3)))
 
-
+# %% ../../nbs/report/02_label_figure.ipynb #476bee61
 @pt.drawing
 def labels_figure(e: Evidence) -> Figure:
     "The primary metric against the number of labels, beside the trivial models that are not below all arms."
@@ -32,11 +32,11 @@ def labels_figure(e: Evidence) -> Figure:
     unit = unit_of(task, primary['metric'])
     figure = Figure(figsize=(pt.WIDTH, 4.2))
     axes = figure.subplots()
-    for size in dict.fromkeys(map(size_of, known)):
-        best = best_alone(arm for arm in known if size_of(arm) == size)
+    for size in dict.fromkeys(arm.n_parameters for arm in known):
+        best = best_alone(arm for arm in known if arm.n_parameters == size)
         if len(best) < 2:
             continue
-        line = [(n, unit.factor * mean_value(arm)) for n, arm in best.items()]
+        line = [(n, unit.factor * arm.mean) for n, arm in best.items()]
         pt.put_lines(axes, pd.DataFrame(line, columns=['x', 'y']), color=pt.LINE, linewidth=1, zorder=1)
     given = [arm for arm in known if arm.labels is None]
     for arm, dashes in zip(given, cycle(('--', ':', '-.'))):
@@ -54,7 +54,7 @@ def labels_figure(e: Evidence) -> Figure:
     _put_legend(figure, axes.get_legend_handles_labels()[1])
     return figure
 
-
+# %% ../../nbs/report/02_label_figure.ipynb #080b1d2f
 def _put_baselines(axes, e: Evidence, known: Sequence[TrainedArm], factor: float) -> None:
     "Lines of the trivial baselines that are not below all arms."
     lowest = min(e.values[arm.arm]['primary'].estimate for arm in known)
@@ -64,7 +64,7 @@ def _put_baselines(axes, e: Evidence, known: Sequence[TrainedArm], factor: float
         level = factor * baseline.value
         axes.axhline(level, color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=baseline.words, zorder=0)
 
-
+# %% ../../nbs/report/02_label_figure.ipynb #d830101c
 def _put_legend(figure: Figure, labels: Sequence[str]) -> None:
     "Below the axes, in two columns where their texts are short enough for them; the figure grows with it."
     half = math.ceil(len(labels) / 2)
@@ -74,14 +74,14 @@ def _put_legend(figure: Figure, labels: Sequence[str]) -> None:
     figure.set_size_inches(pt.WIDTH, 3.1 + 0.16 * rows)
     figure.legend(loc='outside lower center', ncols=columns, fontsize=7.5)
 
-
+# %% ../../nbs/report/02_label_figure.ipynb #109012d0
 def _named(arm: TrainedArm) -> str:
     "An arm, and what it learnt from, as a legend has it."
     taught = 'distilled' + f', {arm.texts:,} unlabelled rows' * bool(arm.texts)
     how = dict(teacher='a teacher', alone='no distillation', taught=taught)[arm.role]
     return f'{arm.arm} ({"not trained here" if arm.labels is None else how})'
 
-
+# %% ../../nbs/report/02_label_figure.ipynb #72242317
 def _side_by_side(labels: Sequence[int]) -> list[float]:
     "Places on a logarithmic axis, those of one number side by side."
     places = []
@@ -90,7 +90,7 @@ def _side_by_side(labels: Sequence[int]) -> list[float]:
         places.append(n * 1.09 ** (among - (n_equal - 1) / 2))
     return places
 
-
+# %% ../../nbs/report/02_label_figure.ipynb #333e65f7
 _COLOURS = dict(teacher=pt.BLACK, alone=pt.QUIET)
 _TAUGHT = (pt.BLUE, pt.RED, pt.GREEN, pt.PURPLE)
 _MARKERS = ('o', 's', 'D', '^', 'v', 'P', 'X')

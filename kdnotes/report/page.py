@@ -47,7 +47,7 @@ class Part:
     tables: tuple[Table, ...] = ()
     figures: tuple[FigureFile, ...] = ()  # that were made
 
-
+# %% ../../nbs/report/05_page.ipynb #85a3c15a
 @dataclass(frozen=True)
 class Page:
     "A study as it is shown to others."
@@ -57,7 +57,7 @@ class Page:
     headline: tuple[str, ...]
     parts: tuple[Part, ...]
 
-
+# %% ../../nbs/report/05_page.ipynb #985425e4
 def _table(
     df: pd.DataFrame,  # of text
     name: str,  # of the macro `table` in page.jinja
@@ -70,7 +70,7 @@ def _table(
     rows = tuple(tuple(map(str, row)) for row in cells.itertuples(index=False))
     return Table(tuple(map(str, df.columns)), rows, phrase('page.jinja', 'table', name, about))
 
-
+# %% ../../nbs/report/05_page.ipynb #42bd162d
 def _by_arm(df: pd.DataFrame, name: str) -> Table:
     "One row per arm; what all arms have in common is in the caption."
     same = {c: df[c].iloc[0] for c in df.columns if len(df) > 1 and df[c].nunique() == 1}
@@ -82,7 +82,7 @@ def _by_arm(df: pd.DataFrame, name: str) -> Table:
 # of a report, in the order in which a reader asks for them
 PARTS = ('deployment', 'cost', 'figures', 'comparisons', 'setup', 'metrics', 'notes', 'runs')
 
-
+# %% ../../nbs/report/05_page.ipynb #db6a024e
 def page_of(
     e: Evidence,
     figures: Sequence[FigureFile],  # of `figures.draw_evidence`
@@ -141,7 +141,7 @@ def _printable(part: Any) -> Any:  # the same with paths as names
         return part.name
     return escape_control_chars(part) if isinstance(part, str) else part
 
-
+# %% ../../nbs/report/05_page.ipynb #f927f8b9
 def as_pdf(page: Page) -> bytes:
     "A page as PDF; needs the package typst."
     try:
@@ -166,7 +166,7 @@ class SavedReport:
     html: Path
     pdf: Path | None  # None: none was asked for
 
-
+# %% ../../nbs/report/05_page.ipynb #42aeab8e
 def save_report(
     study: str,
     run_ids: Iterable[str] | None = None,  # these runs only; None: all finished runs of the study
@@ -178,7 +178,7 @@ def save_report(
     page = page_of(e, draw_evidence(e, figures_path(study)))
     return save_page(page, folder or runs_path() / study, pdf)
 
-
+# %% ../../nbs/report/05_page.ipynb #7c851b85
 def save_page(
     page: Page,
     folder: Path,  # where report.html and report.pdf go

@@ -139,7 +139,7 @@ def _setting(e: Evidence) -> tuple[str, ...]:
     }
     return tuple(f'{begin} {text}.' for begin, texts in lines.items() for text in texts)
 
-
+# %% ../../nbs/report/04_report.ipynb #79f07ca7
 def _of_tokens(
     first_runs: Sequence[dict],  # a record of each arm
     name: str,  # of `Tokenisation`
@@ -151,7 +151,7 @@ def _of_tokens(
     ]
     return sentences('setting.jinja', 'by_arm', texts)
 
-
+# %% ../../nbs/report/04_report.ipynb #d3d47848
 def _trained_on(
     records: Sequence[dict],
 ) -> Sequence[str]:  # (): on all labelled rows of their corpus
@@ -166,7 +166,7 @@ def _trained_on(
         texts[arm] = phrase('setting.jinja', 'trained_on', labelled, unlabelled)
     return sentences('setting.jinja', 'by_arm', list(texts.items()))
 
-
+# %% ../../nbs/report/04_report.ipynb #8975c1c5
 def _scored_on(e: Evidence) -> list[str]:  # []: there are no units of the primary metric
     "How much the evaluation sets hold."
     r = e.records[0]
@@ -181,7 +181,7 @@ def _scored_on(e: Evidence) -> list[str]:  # []: there are no units of the prima
     left = (every - counts)[every > counts] if info.rows_of else {}
     return [phrase('setting.jinja', 'scored_on', dict(counts), dict(left), info.unit_name[:-1])]
 
-
+# %% ../../nbs/report/04_report.ipynb #4cfd36ba
 def _about(e: Evidence) -> str:
     "What the numbers are of."
     r = e.records[0]
@@ -205,7 +205,7 @@ def unequal_starts(records: Sequence[dict]) -> list[Reason]:
         if len(by) > 1
     ]
 
-
+# %% ../../nbs/report/04_report.ipynb #7cb5821f
 def _few_seeds(e: Evidence) -> list[Reason]:  # []: all comparisons have enough
     "What so few seeds can show at all."
     few = [c for _, c in e.comparisons if c.interval_kind == 'crossed' and 1 < c.n_seeds < ENOUGH_SEEDS]
@@ -219,7 +219,7 @@ def _few_seeds(e: Evidence) -> list[Reason]:  # []: all comparisons have enough
     more = dict(limits=limits, enough_limits=enough, members=members)
     return [reason('few_seeds', seeds=seeds, enough=ENOUGH_SEEDS, **more)]
 
-
+# %% ../../nbs/report/04_report.ipynb #2bb6bee2
 def _notes(e: Evidence, arms: pd.DataFrame) -> tuple[Reason, ...]:  # arms: of `arms_table`
     "What a reader of a study should know."
     records = e.records
@@ -257,7 +257,7 @@ def report(
     drawn = draw_evidence(e, figures_path(study), FIRST_LOOK)
     return report_of(e, {f.name: f.path for f in drawn if f.path})
 
-
+# %% ../../nbs/report/04_report.ipynb #d4a9c85a
 def report_of(
     e: Evidence,
     figures: dict[str, Path],  # that are drawn, by name

@@ -19,8 +19,8 @@ from ..core.render import PLAIN, number_texts, phrase, unit_of
 from ..results.runs import RunFolder, read_csv
 
 # %% auto #0
-__all__ = ['plus_minus', 'heading', 'metric_text', 'arms_table', 'use_table', 'baselines_table', 'epochs_text',
-           'comparison_table', 'metrics_table', 'sets_table', 'progress_table', 'runs_table', 'corpus_of', 'run_worst']
+__all__ = ['plus_minus', 'heading', 'metric_text', 'arms_table', 'use_table', 'baselines_table', 'comparison_table',
+           'metrics_table', 'sets_table', 'progress_table', 'runs_table', 'corpus_of', 'run_worst']
 
 # %% ../../nbs/report/01_tables.ipynb #9c472474
 def plus_minus(
@@ -37,7 +37,7 @@ def plus_minus(
     mean, half = number_texts([interval.estimate, half], spec)
     return mean if half is None else f'{mean} ± {half}'
 
-
+# %% ../../nbs/report/01_tables.ipynb #af6155ae
 def heading(task: str, metric: str) -> str:  # 'MAP', 'exact match, %'
     "A metric's name, with its unit."
     sign = unit_of(task, metric).sign
@@ -49,7 +49,7 @@ def metric_text(task: str, metric: str, interval: Interval | None) -> str:
     unit = unit_of(task, metric)
     return plus_minus(interval and scaled(interval, unit.factor), unit.spec)
 
-
+# %% ../../nbs/report/01_tables.ipynb #87bdea46
 def arms_table(
     records: Sequence[dict],  # of one study
     values: dict[str, dict[str, Interval]],  # of `arm_values`
@@ -110,7 +110,7 @@ def use_table(use: Deployment) -> pd.DataFrame:  # one row per arm
         }
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis('arm')
 
-
+# %% ../../nbs/report/01_tables.ipynb #251cece5
 def baselines_table(
     e: Evidence,
 ) -> pd.DataFrame:  # one row per set and metric, one column per trivial baseline; empty: not measured
@@ -139,11 +139,6 @@ def baselines_table(
     return pd.DataFrame(table).rename_axis('trivial baselines')
 
 # %% ../../nbs/report/01_tables.ipynb #5afb3a9d
-def epochs_text(c: Comparison) -> str:  # '3, 2': of a and of b; '-' where one was not trained
-    "How long two arms were trained."
-    return ', '.join('-' if n is None else f'{n:g}' for n in c.epochs)
-
-
 def comparison_table(
     comparisons: Iterable[tuple[str, Comparison]],  # of `compare.study_comparisons`
 ) -> pd.DataFrame:  # one row per comparison
@@ -169,7 +164,7 @@ def comparison_table(
             'pairs': len(c.seeds),
             f'change in {metric}{"," * bool(unit.points)}{unit.points}': change + ' (bounded)' * c.few_differ,
             'verdict': phrase('tables.jinja', 'verdict', c.verdict().code),
-            'epochs': epochs_text(c),
+            'epochs': ', '.join('-' if n is None else f'{n:g}' for n in c.epochs),
             'training speedup': ratio(c, 'train_s'),
             'speedup with teacher': ratio(c, 'total_s'),
             'attribution': phrase('comparison.jinja', 'called', c),
@@ -177,7 +172,7 @@ def comparison_table(
 
     return pd.DataFrame([row(c) for c in compared])
 
-
+# %% ../../nbs/report/01_tables.ipynb #8dc8f790
 def metrics_table(
     records: Sequence[dict],  # of one study
 ) -> pd.DataFrame:  # one row per metric, one column per arm
@@ -223,7 +218,7 @@ def sets_table(
     table = pd.DataFrame.from_dict(rows, orient='index')
     return table.rename_axis(['set', 'metric']) if rows else table
 
-
+# %% ../../nbs/report/01_tables.ipynb #3a66a90b
 def progress_table(
     records: Sequence[dict],  # of one study
 ) -> (
@@ -283,7 +278,7 @@ def corpus_of(record: dict):  # a Corpus; None: it is not at hand, or it is anot
         return None
     return corpus if corpus.sha256 == record['corpus_sha256'] else None
 
-
+# %% ../../nbs/report/01_tables.ipynb #36a9a1ef
 def run_worst(
     record: dict,
     n: int = 5,  # units

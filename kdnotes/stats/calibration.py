@@ -76,7 +76,7 @@ NOT_CALIBRATED = {
     'calibration cannot be computed',
 }
 
-
+# %% ../../nbs/stats/07_calibration.ipynb #9e1dd7c8
 def _check_kind(kind: str) -> None:
     "Refuse scores without a probability of what was predicted."
     if kind in NOT_CALIBRATED:
@@ -84,7 +84,7 @@ def _check_kind(kind: str) -> None:
     if kind not in KINDS:
         raise StatsError(f"kind={kind!r} must be one of {', '.join([*KINDS, *NOT_CALIBRATED])}")
 
-
+# %% ../../nbs/stats/07_calibration.ipynb #6d5f5b92
 def _by_class(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     "Logits (runs, units, classes) and labels (units, classes) of an aligned table."
     classes = sorted(set(table['item']))
@@ -99,7 +99,7 @@ def _by_class(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     scores = table[list(range(runs))].to_numpy(float).T
     return scores.reshape(runs, *shape), table['label'].to_numpy(int).reshape(shape)
 
-
+# %% ../../nbs/stats/07_calibration.ipynb #d9b347b5
 @dataclass(frozen=True)
 class Judged:
     "Predictions as probabilities, and whether they are right."
@@ -109,7 +109,7 @@ class Judged:
     units: np.ndarray  # (n,) number of each prediction's unit
     n_units: int
 
-
+# %% ../../nbs/stats/07_calibration.ipynb #ac4c2aba
 def judged(
     runs: Sequence[pd.DataFrame],  # predictions, one frame a run
     split: str = 'test',
@@ -205,7 +205,7 @@ def _divergences(t: np.ndarray, s: np.ndarray, kind: str) -> tuple[np.ndarray, n
     m = (s + t) / 2
     return divergence(t, s), (divergence(s, m) + divergence(t, m)) / 2
 
-
+# %% ../../nbs/stats/07_calibration.ipynb #15e42414
 def _tau(s: np.ndarray, t: np.ndarray) -> float:
     """Kendall's tau-b from the signs of all pairs; NaN where one side has no order.
     Equal to scipy's, at a twentieth of its time, which counts for thousands of short lists.
@@ -215,13 +215,13 @@ def _tau(s: np.ndarray, t: np.ndarray) -> float:
     size = np.sqrt((a * a).sum() * (b * b).sum())
     return float((a * b).sum() / size) if size else np.nan
 
-
+# %% ../../nbs/stats/07_calibration.ipynb #52467d15
 def _chosen_items(run: pd.DataFrame, split: str) -> pd.Series:
     "By unit: the one item that a run names."
     rows = run[run['split'] == split]
     return rows.assign(unit=rows['unit'].astype(str)).set_index('unit')['item'].astype(str).sort_index()
 
-
+# %% ../../nbs/stats/07_calibration.ipynb #2458ddbf
 def agreement_values(
     student: pd.DataFrame,  # predictions of one run
     teacher: pd.DataFrame,  # on the same items
@@ -253,7 +253,7 @@ def agreement_values(
     means = table.assign(kl=kl, js=js, decisions=decisions).groupby('unit', sort=True)
     return values.join(means[['kl', 'js', 'decisions']].mean())
 
-
+# %% ../../nbs/stats/07_calibration.ipynb #f4373def
 def _stacked(
     students: Sequence[pd.DataFrame],
     teachers: Sequence[pd.DataFrame],
@@ -266,7 +266,7 @@ def _stacked(
         raise StatsError('the seeds were not scored on the same units; compare runs on one corpus')
     return {name: np.stack([v[name] for v in values]) for name in values[0]}
 
-
+# %% ../../nbs/stats/07_calibration.ipynb #3a1cbaec
 def agreement(
     students: Sequence[pd.DataFrame],  # one a seed
     teachers: Sequence[pd.DataFrame],  # the teacher of each, in the same order
@@ -294,7 +294,7 @@ class TauGain:
     difference: Interval  # taught - control, paired by seed and unit
     test: PValue  # of no difference
 
-
+# %% ../../nbs/stats/07_calibration.ipynb #26b06fee
 def tau_gain(
     taught: Sequence[pd.DataFrame],  # predictions of students that learnt from their teachers, one a seed
     control: Sequence[pd.DataFrame],  # of the same students without, the same seeds in the same order

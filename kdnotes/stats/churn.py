@@ -5,7 +5,7 @@
 # %% ../../nbs/stats/13_churn.ipynb #f5489cda
 from __future__ import annotations
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from .calibration import aligned
@@ -31,17 +31,14 @@ class PredictionChurn:
     @property
     def share(self) -> Interval:
         "Share of units that change, 0 to 1, with an interval over seeds."
-        interval = mean_interval(np.array(self.changed) / self.units)
-        if interval.low is None:
-            return interval
-        return replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
+        return mean_interval(np.array(self.changed) / self.units).within(0.0, 1.0)
 
     @property
     def distance(self) -> Interval:
         "How far a score moves on average, with an interval over seeds."
         return mean_interval(self.moved)
 
-
+# %% ../../nbs/stats/13_churn.ipynb #60dad707
 def prediction_churn(
     records_a: Sequence[dict],  # the runs of one arm
     records_b: Sequence[dict],  # the runs of another
@@ -71,7 +68,7 @@ def prediction_churn(
         *arms, tuple(a['seed'] for a, _ in pairs), values.shape[1], tuple(changed), tuple(moved)
     )
 
-
+# %% ../../nbs/stats/13_churn.ipynb #c8206c2e
 def churn_ratio(
     x: PredictionChurn,
     y: PredictionChurn,  # what x is measured by, as its control

@@ -43,7 +43,7 @@ class Timed:
         with_teacher = key == 'total_s' and record.get('teacher_run_id') in self.excluded
         return record['run_id'] not in self.excluded and not with_teacher
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #ea8b615e
 def timed(
     records: Sequence[dict],
 ) -> Timed:  # the runs of the machine that made most of them; none, where two made equally many
@@ -55,7 +55,7 @@ def timed(
     crowded = reason('concurrent_jobs', n=len(crowd), of=len(records))
     return Timed(selected.runs, selected.excluded | crowd, (crowded, *selected.notes))
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #373eaa5b
 def of_one_machine(records: Sequence[dict]) -> Timed:
     "The runs of the machine that made most of them."
     by_machine: dict[tuple, list[dict]] = {}
@@ -108,7 +108,7 @@ def recorded(record: dict) -> dict[str, Any]:  # name -> value; factors and sett
         **{k: record['environment'].get(k) for k in HARDWARE},
     }
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #18634acb
 def differences(
     record_a: dict,
     record_b: dict,
@@ -142,7 +142,7 @@ class Attribution:
             return 'several_factors' if len(self.factors) > 1 else 'not_alone'
         return 'no_factor' if self.others else 'nothing'
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #81283483
 def attribute(
     *pairs: tuple[dict, dict],  # runs of two arms
 ) -> Attribution:
@@ -190,7 +190,7 @@ def check_arm(
     twice = sorted({str(s[0]) for s in seeds if seeds.count(s) > 1})
     return reason('seed_twice', arm=arm, seeds=tuple(twice)) if twice else None
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #f6c2acee
 def commits(
     records: Iterable[dict],
     # sorted, shortened; '-dirty' after one with uncommitted changes; 'unknown' where there was no git
@@ -202,7 +202,7 @@ def commits(
 
     return sorted({short(r['environment'].get('git')) for r in records})
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #715250e0
 def mixed(
     records: Sequence[dict],
 ) -> dict[str, list[str]]:  # kind -> its values, where there is more than one
@@ -219,7 +219,7 @@ def mixed(
     by_kind = {kind: sorted({str(get(r)) for r in records}) for kind, get in kinds.items()}
     return {kind: values for kind, values in by_kind.items() if len(values) > 1}
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #e80ef156
 def refusal(
     a: Sequence[dict],  # the runs of one arm
     b: Sequence[dict],  # of another
@@ -255,7 +255,7 @@ def matched(
     rows = [tuple(by_key[k] for by_key in keyed) for k in common]
     return rows, {arm: seeds for arm, seeds in left.items() if seeds}, None
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #f52af614
 def matched_pairs(
     a: Sequence[dict], b: Sequence[dict]
 ) -> tuple[list[tuple[dict, dict]], dict[str, tuple], Reason | None]:
@@ -289,7 +289,7 @@ def by_cluster(
         totals = totals.reindex(columns=among, fill_value=0.0)
     return totals.mul(totals.shape[1] / matrix.shape[1]).add(matrix.mean(axis=1), axis=0)
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #7451cc11
 def _primary_units(records: Sequence[dict], units: pd.DataFrame) -> pd.DataFrame:
     "The rows of the primary metric."
     p = records[0]['primary']
@@ -315,7 +315,7 @@ def unit_matrix(
     recorded_means = np.array([r['primary']['value'] for r in records])
     return matrix if np.allclose(matrix.mean(axis=1), recorded_means, rtol=1e-4, atol=1e-5) else None
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #b0df8ee3
 def units_alike(
     records: Sequence[dict],  # of one study
     units: pd.DataFrame | None,  # of these runs
@@ -327,7 +327,7 @@ def units_alike(
     rows = _primary_units(records, units)
     return rows['cluster'].nunique() < rows['unit'].nunique()
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #e3636f24
 def independent_name(
     records: Sequence[dict],  # of one study
     units: pd.DataFrame | None,  # of these runs
@@ -353,7 +353,7 @@ class TrivialBaseline:
         "What it scores, in the unit of the primary metric."
         return self.record['primary']['value']
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #3a6145e3
 def trivial_baselines(
     records: Sequence[dict],  # of one study
     table: pd.DataFrame | None,  # of `evidence.known_baselines`; None: not measured
@@ -381,7 +381,7 @@ def trivial_baselines(
         baselines.append(TrivialBaseline(name, words, record, units, first.get('labels', ())))
     return sorted(baselines, key=lambda baseline: baseline.value, reverse=primary['higher_is_better'])
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #0f256ade
 def baselines_for(
     baselines: Sequence[TrivialBaseline],  # of `trivial_baselines`
     runs: Sequence[dict],  # of one arm
@@ -390,7 +390,7 @@ def baselines_for(
     labels = runs[0].get('settings', {}).get('labels')
     return [b for b in baselines if not b.labels or labels in b.labels]
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #64793067
 SEED = 0  # of resamples and permutations
 
 
@@ -403,7 +403,7 @@ def bound_of(
         return None
     return task_info(runs[0]['task']).reach.get(runs[0]['primary']['metric'])
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #0eda76cd
 def gain(
     runs: Sequence[dict],  # of one arm
     baseline: TrivialBaseline,
@@ -425,7 +425,7 @@ def gain(
         return sign * (np.array([r['primary']['value'] for r in runs]) - baseline.value)
     return sign * (values.to_numpy() - baseline_values[values.columns].to_numpy())
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #7fd8fea2
 def gain_interval(
     runs: Sequence[dict],  # of one arm
     baseline: TrivialBaseline,
@@ -435,7 +435,7 @@ def gain_interval(
     gains = gain(runs, baseline, units)
     return None if gains is None else interval_of_gain(gains, runs, units)
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #62ab4214
 def interval_of_gain(
     gains: np.ndarray,  # of `gain`
     runs: Sequence[dict],  # of the study
@@ -464,7 +464,7 @@ def cells_of_modes(
             cells.setdefault(mode, {})[arm] = runs
     return cells
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #82c2ed38
 def _axes(arms: dict[str, list[dict]]) -> dict[str, dict[str, Any]]:  # setting -> arm -> value
     "The settings in which arms of one mode differ, without those that follow from another of them."
     values = {arm: recorded(runs[0]) for arm, runs in arms.items()}
@@ -486,7 +486,7 @@ def _axes(arms: dict[str, list[dict]]) -> dict[str, dict[str, Any]]:  # setting 
         )
     }
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #93dfe132
 def alike_cells(
     a: dict[str, list[dict]],  # arm -> runs, of one mode
     b: dict[str, list[dict]],  # of another
@@ -498,7 +498,7 @@ def alike_cells(
     common = sorted(of_a.keys() & of_b.keys())
     return [(x, y) for x in a for y in b if all(of_a[name][x] == of_b[name][y] for name in common)]
 
-
+# %% ../../nbs/stats/04_comparable.ipynb #79e18bbc
 def _rank(value: Any) -> tuple:
     "Numbers by their size, before texts and lists."
     return (0, value, '') if isinstance(value, (int, float)) else (1, 0, repr(value))

@@ -70,8 +70,8 @@ from kdnotes.stats.comparable import (
 )
 
 # %% auto #0
-__all__ = ['TIMES', 'VERDICTS', 'FAMILIES', 'metric_differences', 'Comparison', 'compare', 'uncommitted', 'Verdict', 'verdict_on',
-           'study_comparisons', 'corrected', 'study_factorial']
+__all__ = ['TIMES', 'VERDICTS', 'FAMILIES', 'metric_differences', 'Verdict', 'Comparison', 'compare', 'uncommitted',
+           'study_comparisons', 'study_steps', 'corrected', 'study_factorial']
 
 # %% ../../nbs/stats/05_compare.ipynb #0079f6ba
 def metric_differences(
@@ -128,7 +128,7 @@ def _speedups(
     return speedups, remarks, reasons
 
 # %% ../../nbs/stats/05_compare.ipynb #c78016b2
-def _evidence(
+def _difference_tests(
     d: np.ndarray,
     higher: bool,
     rng: np.random.Generator,
@@ -165,6 +165,16 @@ def _evidence(
     return dict(difference=i, p=test.p, p_reason=test.reason, equivalences=alike) | more
 
 # %% ../../nbs/stats/05_compare.ipynb #39e93227
+VERDICTS = ('significant', 'not_significant', 'not_tested')  # codes
+
+
+class Verdict(NamedTuple):
+    "What a test says of a difference."
+
+    code: str  # of VERDICTS
+    reason: Reason | None = None  # why there is no test
+
+# %% ../../nbs/stats/05_compare.ipynb #baea9ddc
 @dataclass(frozen=True)
 class Comparison:
     "Arm b against arm a: every number and reason that a table, a text, a figure or a program asks for."
@@ -174,13 +184,12 @@ class Comparison:
     attribution: Attribution | None = None  # None: refused
     primary: dict | None = None  # set, metric, higher_is_better
     difference: Interval | None = None  # of the primary metric, b - a
-    # time key -> time of a over time of b; above 1, b is faster
-    speedup: dict[str, Interval] = field(default_factory=dict)
+    speedup: dict[str, Interval] = field(default_factory=dict)  # time key -> a's time over b's
     seeds: tuple[int, ...] = ()  # of the pairs
     excluded: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds without a partner
-    # 'comparison', 'difference', 'p' or a time key -> why there is none
-    reasons: dict[str, Reason] = field(default_factory=dict)
+    reasons: dict[str, Reason] = field(default_factory=dict)  # 'comparison', 'p', ... -> why there is none
     warnings: tuple[Reason, ...] = ()  # what a reader should know
+    at_baseline: Reason | None = None  # that neither arm is better than a trivial baseline
     p: float | None = None  # of no difference, seeds and units random: the primary one
     p_permutation: float | None = None  # over units, these seeds only; without units: over seeds
     p_holm: float | None = None  # p, corrected over the family
@@ -190,13 +199,12 @@ class Comparison:
     effect_size_seeds: Interval | None = None  # Cohen's d_z over seeds of unit means
     equivalences: tuple[Equivalence, ...] = ()  # for each of the task's margins
     differing: int | None = None  # units in which some seed differs; None: there are no units
-    # time key -> p of equal times, Student's t on logarithms
-    p_times: dict[str, float | None] = field(default_factory=dict)
-    # corrected over the same comparisons of that time
-    p_times_holm: dict[str, float | None] = field(default_factory=dict)
+    p_times: dict[str, float | None] = field(default_factory=dict)  # time key -> p of equal times
+    p_times_holm: dict[str, float | None] = field(default_factory=dict)  # corrected over the family
     unit_name: str = 'units'  # what the metric averages over
     epochs: tuple[float | None, float | None] = (None, None)  # of a's and b's training; None: a given model
     task: str = FIRST_TASK  # whose names the metrics have
+    unvaried: tuple[str, ...] = ()  # factors in which the modes of a and b differ and these runs do not
 
     @property
     def n_seeds(self) -> int:
@@ -211,14 +219,8 @@ class Comparison:
     @property
     def interval_kind(self) -> str | None:  # 'bounded' | 'crossed' | 'seeds'; None: there is none
         "What the interval of the difference is made of."
-        if self.difference is None:
-            return None
-        return 'bounded' if self.few_differ else 'crossed' if self.n_units else 'seeds'
-
-    @property
-    def at_baseline(self) -> Reason | None:
-        "That neither arm is better than a trivial baseline."
-        return next((w for w in self.warnings if w.code == 'at_baseline'), None)
+        kind = 'bounded' if self.few_differ else 'crossed' if self.n_units else 'seeds'
+        return kind if self.difference else None
 
     @property
     def identical(self) -> bool:
@@ -241,30 +243,18 @@ class Comparison:
         "Why times are missing, each reason once."
         return tuple(dict.fromkeys(self.reasons[key] for key in TIMES if key in self.reasons))
 
-    @property
-    def unvaried(self) -> list[str]:
-        "Factors in which the modes of the two arms differ and these runs do not."
-        if self.a not in MODES or self.b not in MODES or self.attribution.factor:
-            return []
-        factors = ('network', 'precision', 'kd', 'ranks')
-        varied = [f for f in factors if getattr(MODES[self.a], f) != getattr(MODES[self.b], f)]
-        return [f for f in varied if f not in self.attribution.factors]
-
-    def verdict(
-        self,
-        about: str = 'primary',  # or one of TIMES
-    ) -> Verdict:
-        "Is a difference significant, not significant, or not tested?"
-        return verdict_on(self, about)
-
-    def tested(
-        self,
-        about: str = 'primary',  # or one of TIMES
-    ) -> tuple[Interval | None, float | None, float | None]:
-        "What is known of a quantity: its interval, its p, and its corrected p."
+    def tested(self, about: str = 'primary') -> tuple[Interval | None, float | None, float | None]:
+        "Interval, p and corrected p of the primary metric or of one of TIMES."
         if about == 'primary':
             return self.difference, self.p, self.p_holm
         return self.speedup.get(about), self.p_times.get(about), self.p_times_holm.get(about)
+
+    def verdict(self, about: str = 'primary') -> Verdict:
+        "Is a difference significant, not significant, or not tested? By the corrected p, where there is one."
+        interval, p, p_holm = self.tested(about)
+        if interval is None or p is None:
+            return Verdict('not_tested', _why_untested(self, about, interval))
+        return Verdict('significant' if (p if p_holm is None else p_holm) < ALPHA else 'not_significant')
 
 # %% ../../nbs/stats/05_compare.ipynb #06859a27
 def _warnings(pairs: Sequence[tuple[dict, dict]], excluded: dict[str, tuple]) -> tuple[Reason, ...]:
@@ -285,7 +275,16 @@ def _warnings(pairs: Sequence[tuple[dict, dict]], excluded: dict[str, tuple]) ->
         warnings.append(reason('commits', names=tuple(names)))
     return tuple(warnings)
 
+# %% ../../nbs/stats/05_compare.ipynb #6182ef2d
+def _unvaried(a: str, b: str, attribution: Attribution) -> tuple[str, ...]:
+    "Factors in which the modes of two arms differ and their runs do not."
+    if a not in MODES or b not in MODES or attribution.factor:
+        return ()
+    factors = ('network', 'precision', 'kd', 'ranks')
+    varied = [f for f in factors if getattr(MODES[a], f) != getattr(MODES[b], f)]
+    return tuple(f for f in varied if f not in attribution.factors)
 
+# %% ../../nbs/stats/05_compare.ipynb #3b6b6026
 def _masks_differ(pairs: Sequence[tuple[dict, dict]]) -> Reason | None:
     "Why runs of GPUs cannot be paired: one drew the masks of its own number format, as all did before."
     different = [
@@ -299,7 +298,7 @@ def _masks_differ(pairs: Sequence[tuple[dict, dict]]) -> Reason | None:
     new = tuple(r['run_id'] for pair in different for r in pair if dropout_masks(r) != OWN_MASKS)
     return reason('masks_differ', old=old, new=new)
 
-
+# %% ../../nbs/stats/05_compare.ipynb #29ba0a70
 def compare(
     records_a: Sequence[dict],  # the runs of one arm
     records_b: Sequence[dict],  # the runs of another
@@ -324,16 +323,17 @@ def compare(
     primary = {k: v for k, v in runs[0]['primary'].items() if k != 'value'}
     task = task_info(runs[0]['task'])
     d, remarks, why = metric_differences(pairs, units)
-    evidence = dict(p_reason=why)
+    tests = dict(p_reason=why)
     if d is not None:
         margins = task.margins.get(primary['metric'], ())
         rng = rng or np.random.default_rng(SEED)
-        evidence = _evidence(d, primary['higher_is_better'], rng, margins, bound_of(runs, units))
-    reasons |= {k: v for k, v in (('difference', why), ('p', evidence.pop('p_reason'))) if v}
+        tests = _difference_tests(d, primary['higher_is_better'], rng, margins, bound_of(runs, units))
+    reasons |= {k: v for k, v in (('difference', why), ('p', tests.pop('p_reason'))) if v}
+    attribution = attribute(*pairs)
     return Comparison(
         a=a,
         b=b,
-        attribution=attribute(*pairs),
+        attribution=attribution,
         primary=primary,
         speedup=speedup,
         seeds=tuple(r['seed'] for r, _ in pairs),
@@ -344,36 +344,16 @@ def compare(
         unit_name=independent_name(runs, units),
         epochs=tuple(r['settings'].get('epochs') if trained(r) else None for r in pairs[0]),
         task=task.name,
-        **evidence,
+        unvaried=_unvaried(a, b, attribution),
+        **tests,
     )
 
-
+# %% ../../nbs/stats/05_compare.ipynb #7be53a46
 def uncommitted(record: dict) -> bool:
     "Was the run made with changes that were not committed?"
     return (record['environment'].get('git') or '').endswith('-dirty')
 
 # %% ../../nbs/stats/05_compare.ipynb #cd2bcccd
-VERDICTS = ('significant', 'not_significant', 'not_tested')  # codes
-
-
-class Verdict(NamedTuple):
-    "What a test says of a difference."
-
-    code: str  # of VERDICTS
-    reason: Reason | None = None  # why there is no test
-
-
-def verdict_on(
-    comparison: Comparison,
-    about: str = 'primary',  # or one of TIMES
-) -> Verdict:  # by the corrected p, where there is one, else by p
-    "Is a difference significant, not significant, or not tested?"
-    interval, p, corrected = comparison.tested(about)
-    if interval is None or p is None:
-        return Verdict('not_tested', _why_untested(comparison, about, interval))
-    return Verdict('significant' if (p if corrected is None else corrected) < ALPHA else 'not_significant')
-
-
 def _why_untested(c: Comparison, about: str, interval: Interval | None) -> Reason:
     "Why a difference has no p."
     unknown = reason('not_computed')
@@ -396,6 +376,18 @@ def study_comparisons(
     arms: dict[str, list[dict]] = {}
     for r in records:
         arms.setdefault(r['arm'], []).append(r)
+    times = timed(records)
+    comparisons = corrected(
+        [(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in study_steps(arms)]
+    )
+    trivial = trivial_baselines(records, baseline_table) if records else []
+    return _with_baselines(comparisons, trivial, arms, units) if trivial else comparisons
+
+# %% ../../nbs/stats/05_compare.ipynb #3779edf6
+def study_steps(
+    arms: dict[str, list[dict]],  # arm -> its runs
+) -> list[tuple[str, str, str]]:  # (chain | control | procedures | variant, a, b)
+    "Which arms of a study are compared, and as what."
     of_mode = cells_of_modes(arms)
     steps = [('chain', *s) for s in CHAIN] + [('control', *s) for s in CONTROLS]
     steps += [
@@ -418,25 +410,21 @@ def study_comparisons(
     by_steps = dict.fromkeys(arm for step in CHAIN + CONTROLS for arm in step)
     first, *others = [mode for mode in by_steps if mode in of_mode] or [None]
     # an arm that no step leads to or from
-    steps += [
+    return steps + [
         ('procedures', *pair)
         for mode in others
         if not compared & of_mode[mode].keys()
         for pair in alike_cells(of_mode[first], of_mode[mode])
     ]
-    times = timed(records)
-    comparisons = corrected([(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in steps])
-    trivial = trivial_baselines(records, baseline_table) if records else []
-    return _with_baselines(comparisons, trivial, arms, units) if trivial else comparisons
 
-
+# %% ../../nbs/stats/05_compare.ipynb #db77b33e
 def _with_baselines(
     comparisons: list[tuple[str, Comparison]],
     trivial: Sequence[TrivialBaseline],  # the best first
     arms: dict[str, list[dict]],
     units: pd.DataFrame | None,
 ) -> list[tuple[str, Comparison]]:
-    "Comparisons, with a warning where neither arm is better than its best trivial baseline."
+    "Comparisons, marked where neither arm is better than its best trivial baseline."
     low = {}
     for arm, runs in arms.items():
         baseline = next(iter(baselines_for(trivial, runs)), None)
@@ -444,15 +432,15 @@ def _with_baselines(
         if gained is not None and gained.low is not None and not is_above(gained):
             low[arm] = baseline
 
-    def remarked(c: Comparison) -> Comparison:
-        if c.difference is None or not {c.a, c.b} <= low.keys():
-            return c
-        names = tuple(dict.fromkeys(low[arm].words for arm in (c.a, c.b)))
-        return replace(c, warnings=(*c.warnings, reason('at_baseline', a=c.a, b=c.b, baselines=names)))
+    marked = []
+    for kind, c in comparisons:
+        if c.difference is not None and {c.a, c.b} <= low.keys():
+            names = tuple(dict.fromkeys(low[arm].words for arm in (c.a, c.b)))
+            c = replace(c, at_baseline=reason('at_baseline', a=c.a, b=c.b, baselines=names))
+        marked.append((kind, c))
+    return marked
 
-    return [(kind, remarked(c)) for kind, c in comparisons]
-
-
+# %% ../../nbs/stats/05_compare.ipynb #3738dd94
 # name -> kinds of comparisons
 FAMILIES = {'chain and controls': ('chain', 'control'), 'procedures and variants': ('procedures', 'variant')}
 
@@ -469,7 +457,7 @@ def corrected(
             updated[i] = (updated[i][0], c)
     return updated
 
-
+# %% ../../nbs/stats/05_compare.ipynb #3f68a69b
 def _margins_corrected(members: Sequence[Comparison]) -> list[Comparison]:
     "Comparisons of precision, whose margins are what texts speak of, with margins corrected over them."
     with_margins = {
@@ -490,7 +478,7 @@ def _margins_corrected(members: Sequence[Comparison]) -> list[Comparison]:
         for i, c in enumerate(members)
     ]
 
-
+# %% ../../nbs/stats/05_compare.ipynb #815ddfcc
 def _corrected_together(name: str, members: Sequence[Comparison]) -> list[Comparison]:
     "Comparisons with the p-values of a family of that name, which they make up."
     if not members:
@@ -522,7 +510,7 @@ def study_factorial(
     p = holm({e.name: e.p for e in effects if e.name in INTERACTIONS.members}, INTERACTIONS)
     return [replace(e, p_holm=p.get(e.name)) for e in effects]
 
-
+# %% ../../nbs/stats/05_compare.ipynb #ce12834d
 def _effect(
     name: str,
     weights: dict[str, float],

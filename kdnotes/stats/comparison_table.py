@@ -44,7 +44,7 @@ COLUMNS = (
 # quantities that are compared as a ratio beside the times
 RATIOS = ('peak_device_mib', 'peak_host_mib', 'device_j', 'above_rest_j', 'batch_1_ms')
 
-
+# %% ../../nbs/stats/14_comparison_table.ipynb #f6cfbecb
 def _row(about: dict, name: str, method: str, interval: Interval | None = None, **more: Any) -> dict:
     "One row; what is not given is None."
     known = dict.fromkeys(COLUMNS) | about | dict(quantity=name, method=method)
@@ -59,7 +59,7 @@ def _row(about: dict, name: str, method: str, interval: Interval | None = None, 
         known |= dict(reason=interval.reason and interval.reason.code)
     return known | {key: value.code if isinstance(value, Reason) else value for key, value in more.items()}
 
-
+# %% ../../nbs/stats/14_comparison_table.ipynb #207e4cf6
 def _tested(c: Comparison, about: dict, name: str) -> dict:
     "The row of a quantity that is tested: 'primary' or one of TIMES."
     interval, p, corrected = c.tested(name)
@@ -69,7 +69,7 @@ def _tested(c: Comparison, about: dict, name: str) -> dict:
     more |= dict(n_seeds=c.n_seeds) if interval is None else {}
     return _row(about, name, method, interval, **more, verdict=verdict.code, reason=verdict.reason)
 
-
+# %% ../../nbs/stats/14_comparison_table.ipynb #2cb56277
 def tested_rows(
     kind: str,  # of `compare.study_comparisons`
     c: Comparison,
@@ -104,7 +104,7 @@ def _cost(e: Evidence, record: dict, key: str) -> float | None:
     value = (record.get('latency') or {}).get(key) if quantity_key == 'latency' else quantity(record, key)
     return value if e.times.has(record, quantity_key) else None
 
-
+# %% ../../nbs/stats/14_comparison_table.ipynb #93027f18
 def untested_rows(
     e: Evidence,
     kind: str,
@@ -124,9 +124,7 @@ def untested_rows(
     values = [unit_matrix(list(runs), e.units, clusters=False) for runs in zip(*pairs)]
     if all(v is not None and not v.isna().any(axis=None) for v in values) and {*values[0]} == {*values[1]}:
         x, y = (v[values[0].columns].to_numpy() for v in values)
-        share = mean_interval((np.abs(y - x) > SAME).mean(1))
-        if share.low is not None:
-            share = replace(share, low=max(share.low, 0.0), high=min(share.high, 1.0))
+        share = mean_interval((np.abs(y - x) > SAME).mean(1)).within(0.0, 1.0)
         share = replace(share, units=x.shape[1])
         yield _row(about, 'prediction_churn', 'seeds', share, **untested)
 
@@ -157,7 +155,7 @@ def share_rows(
             why = None if inside else reason('labels_outside')
             yield _row(about, 'labels_for_equal_score', 'inverted intervals', **ends, reason=why)
 
-
+# %% ../../nbs/stats/14_comparison_table.ipynb #e655196a
 def all_comparisons(
     e: Evidence,
     use: Deployment,  # of it

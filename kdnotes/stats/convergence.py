@@ -25,7 +25,7 @@ class Unconverged(NamedTuple):
     middle: float  # over the second quarter
     end: float  # over the last
 
-
+# %% ../../nbs/stats/06_convergence.ipynb #83f7e621
 def unconverged(
     record: dict,  # of a finished run
 ) -> Unconverged | None:  # None: it has converged, or its losses do not tell
@@ -45,7 +45,7 @@ def unconverged(
         return None
     return losses_of_parts
 
-
+# %% ../../nbs/stats/06_convergence.ipynb #3c158ded
 @dataclass(frozen=True)
 class UnconvergedTeachers:
     "Teachers that stopped while they were still learning."
@@ -55,7 +55,7 @@ class UnconvergedTeachers:
     n: int  # how many have not converged
     n_teachers: int  # how many there are
 
-
+# %% ../../nbs/stats/06_convergence.ipynb #525a188c
 def unconverged_teachers(
     teachers: Sequence[dict],  # records
 ) -> UnconvergedTeachers | None:  # None: they have converged, or their losses do not tell

@@ -36,7 +36,7 @@ class Cost:
         "The cost of so many times the work; what is not known stays so."
         return Cost(*(None if v is None else v * factor for v in (self.seconds, self.joules)), self.reasons)
 
-
+# %% ../../nbs/stats/03_costs.ipynb #1e442c01
 UNITS = ('seconds', 'joules')
 FREE = Cost(0.0, 0.0)
 
@@ -61,26 +61,26 @@ def _phase(record: dict, name: str) -> Cost:
         return _unknown('the record holds no phases')
     if name not in phases:
         return _unknown(f'the run had no phase {name!r}')
-    return _read(record, phases[name]['seconds'], phases[name]['device_j'], f'phases.{name}')
+    return _with_energy(record, phases[name]['seconds'], phases[name]['device_j'], f'phases.{name}')
 
-
-def _read(record: dict, seconds: float, joules: float | None, place: str) -> Cost:
+# %% ../../nbs/stats/03_costs.ipynb #f7e4cc45
+def _with_energy(record: dict, seconds: float, joules: float | None, place: str) -> Cost:
     "A time with an energy that may not have been read."
     why = record['reasons'].get(f'{place}.device_j', 'its energy was not read')
     return Cost(seconds, joules, {} if joules is not None else dict(joules=why))
 
-
+# %% ../../nbs/stats/03_costs.ipynb #a27af448
 def training_cost(
     record: dict,  # of a run
 ) -> Cost:
     "Training the network of a run: `time.train_s`, and the energy of the phase."
     seconds = record['time']['train_s']
     if not record.get('phases'):  # before there were phases, the energy was that of training alone
-        return _read(record, seconds, record['energy']['device_j'], 'energy')
+        return _with_energy(record, seconds, record['energy']['device_j'], 'energy')
     phase = _phase(record, 'student')
     return Cost(seconds, phase.joules, {k: v for k, v in phase.reasons.items() if k == 'joules'})
 
-
+# %% ../../nbs/stats/03_costs.ipynb #da861eb6
 def signal_cost(
     record: dict,  # of a run
     among: Sequence[dict] = (),  # records, one of which may have made the signal
@@ -107,7 +107,7 @@ class Sizes:
     units: int  # of the primary set that this metric is the mean over
     unit_examples: int  # the examples of these units
 
-
+# %% ../../nbs/stats/03_costs.ipynb #dbd86280
 def sizes_of(
     predictions: pd.DataFrame,  # of one run: split, unit, ...
     units: pd.DataFrame,  # of one run: split, unit, metric, ...
@@ -127,7 +127,7 @@ def sizes_of(
     theirs = (rows.split == split) & rows.unit.isin(counted)
     return Sizes(examples, metric, len(counted), int(theirs.sum()))
 
-
+# %% ../../nbs/stats/03_costs.ipynb #f3290bd8
 def n_predictions(record: dict, sizes: Sizes) -> int:
     "Examples that a run predicted in its evaluations."
     evaluated = [p for p in record.get('curve') or () if p.get('value') is not None]
@@ -155,14 +155,14 @@ class Payback:
     joules: float | None  # predictions, by energy
     reasons: dict[str, str]
 
-
-def _place(record: dict) -> tuple[str, int]:
+# %% ../../nbs/stats/03_costs.ipynb #dac9d190
+def _device_of(record: dict) -> tuple[str, int]:
     "The device, and how many GPUs or cores of it."
     return record['environment']['device'], record['parallel']['ranks'] * (
         record['parallel']['threads_per_rank'] or 1
     )
 
-
+# %% ../../nbs/stats/03_costs.ipynb #c8d2d3af
 def payback(
     student: dict,  # its record
     teacher: dict,  # that of its teacher
@@ -176,7 +176,7 @@ def payback(
             f"{teacher['run_id']}; give the record of its own"
         )
     extra = total(training_cost(student), signal_cost(student, among))
-    if _place(student) == _place(teacher):
+    if _device_of(student) == _device_of(teacher):
         teacher_cost, student_cost = (per_1000_predictions(r, sizes) for r in (teacher, student))
         saved = total(teacher_cost, student_cost.times(-1)).times(1 / 1000)
     else:
@@ -225,7 +225,7 @@ class Table:
     table: pd.DataFrame  # index arm; `Interval` or None in each cell; runs, busy
     reasons: dict[str, str]  # 'arm.column' -> why it is None
 
-
+# %% ../../nbs/stats/03_costs.ipynb #6e02f864
 def payback_table(
     records: Sequence[dict],  # of one corpus; the teachers among them
     sizes: Sizes,

@@ -54,7 +54,7 @@ class Setting:
 
         return mean(self.shift) - mean(0.0)
 
-
+# %% ../../nbs/stats/09_coverage.ipynb #19b0771a
 def draw(
     setting: Setting,
     shape: tuple[int, int, int],  # trials, seeds, units
@@ -89,7 +89,7 @@ COLUMNS = (
     'seed flips misread',
 )
 
-
+# %% ../../nbs/stats/09_coverage.ipynb #ab42c0d9
 def rates(
     setting: Setting,
     seeds: int,
@@ -107,7 +107,7 @@ def rates(
     percent = {name: 100 * float(np.concatenate([c[name] for c in counted]).mean()) for name in counted[0]}
     return {name: percent[name] for name in COLUMNS if name in percent and (truth == 0 or 'covers' in name)}
 
-
+# %% ../../nbs/stats/09_coverage.ipynb #910664ee
 def _block(setting: Setting, d: np.ndarray, rng: np.random.Generator, n_draws: int) -> dict[str, np.ndarray]:
     "Trial by trial: did it cover, did it reject."
     _, S, U = d.shape
@@ -146,7 +146,7 @@ SETTINGS = (
     Setting('edge: AP, arms hardly differ', 0.0, 0.0, 0.01, ease=0.9, edge=True),
 )
 
-
+# %% ../../nbs/stats/09_coverage.ipynb #1425c90d
 def coverage_table(
     rng: np.random.Generator,
     settings: Sequence[Setting] = SETTINGS,
@@ -185,7 +185,7 @@ def mean_squares_drawn(
     squares = np.stack([e * rng.chisquare(d, size) / d for e, d in zip(expected, df)], -1)
     return np.sqrt((of_seeds + other) / (S * U)) * rng.normal(size=size), squares, df
 
-
+# %% ../../nbs/stats/09_coverage.ipynb #2f2c9ece
 def family_table(
     rng: np.random.Generator,
     shares: Sequence[float] = SHARES,
@@ -215,7 +215,7 @@ def _cube() -> np.ndarray:
     "Points that fill the unit cube evenly, (2048, 3), none on its faces."
     return distributions.qmc.Sobol(3, scramble=False).random_base2(11) + 0.5 / 2**11
 
-
+# %% ../../nbs/stats/09_coverage.ipynb #2ae8dbf3
 def power(
     difference: float,  # the true one
     # of one value: seeds, units, the rest (`Components.variance` of differences); not all 0

@@ -22,9 +22,8 @@ from .compare import Comparison
 from kdnotes.stats.intervals import (
     Interval,
     checked_numbers,
-    crossed_interval,
-    mean_interval,
     ratio_interval,
+    values_interval,
 )
 from ..results.table import arms_of
 from .convergence import UnconvergedTeachers, unconverged_teachers
@@ -50,7 +49,7 @@ def teacher_arm(
         return None  # what taught them is no run
     return next((arm for arm in arms_of(records) if arm in arm_of.values()), None)
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #627b9d7a
 def with_teachers(
     students: Sequence[dict],  # of one arm
     teachers: Sequence[dict],  # of one arm
@@ -62,7 +61,7 @@ def with_teachers(
     pairs = [(s, by_id.get(s.get('teacher_run_id')) or by_seed.get(s['seed'], only)) for s in students]
     return sorted(((s, t) for s, t in pairs if t), key=lambda pair: pair[0]['seed'])
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #5bef7548
 def student_arm(
     records: Sequence[dict],  # of one study
 ) -> str | None:  # None: no run is a student
@@ -89,7 +88,7 @@ def share_interval(
         raise ValueError(f'the mean of teacher is {t.mean():g}; a share needs one above 0')
     share = s.mean() / t.mean()
     rest = s - share * t
-    interval = crossed_interval(rest) if ndim == 2 else mean_interval(rest)
+    interval = values_interval(rest)
 
     def limit(x: float | None) -> float | None:
         return None if x is None else float(share + x / t.mean())
@@ -104,7 +103,7 @@ def share_interval(
         null=1.0,
     )
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #8d173577
 @dataclass(frozen=True)
 class GapRecovered:
     "What students have of their teachers' gain over the best trivial baseline."
@@ -121,7 +120,7 @@ class GapRecovered:
 # not better than the baseline; there is a single value
 SHARE_CODES = ('kept', 'no_value', 'no_floor', 'teacher_at_floor', 'student_at_floor', 'one_value')
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #cdde8c0a
 def gap_recovered(
     pairs: Sequence[tuple[dict, dict]],  # of `with_teachers`, at least one
     baseline: TrivialBaseline | None,  # of `comparable.trivial_baselines`: the first
@@ -212,7 +211,7 @@ class Deployment:
         "Arm -> the share of its teacher's gain that it keeps; None: there is none."
         return {arm: recovered and recovered.share for arm, recovered in self.recovered.items()}
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #eb461c77
 def _teachers(e: Evidence) -> dict[str, str | None]:  # arm -> arm; None: no run is of the teacher's network
     "The arm that each arm is measured by: the one that has taught it, where cells of a grid have one each."
     of_study = teacher_arm(e.records)
@@ -223,7 +222,7 @@ def _teachers(e: Evidence) -> dict[str, str | None]:  # arm -> arm; None: no run
         arm: teacher_arm([*runs, *of_teachers]) if taught[arm] else of_study for arm, runs in e.arms.items()
     }
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #eb7406cc
 def deployment(e: Evidence) -> Deployment:
     "Pair the runs of a study, and compute what each arm keeps."
     teachers = _teachers(e)
@@ -270,7 +269,7 @@ def latencies(
         if e.times.has(r, 'latency') and (value := (r.get('latency') or {}).get(name)) is not None
     ]
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #e6bb97d8
 def tokens(
     e: Evidence,
     size: int,  # of the batch: 1 or 32
@@ -279,7 +278,7 @@ def tokens(
     known = {(r.get('latency') or {}).get(f'batch_{size}_tokens') for r in e.records} - {None}
     return known.pop() if len(known) == 1 else None
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #971b0a97
 @dataclass(frozen=True)
 class TrainingSpeed:
     "How fast an arm was trained, compared with another."
@@ -289,7 +288,7 @@ class TrainingSpeed:
     fewer: bool  # are there fewer pairs than seeds?
     epochs: tuple[float | None, float | None]  # of the other arm, and of this one
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #5a56abd6
 @dataclass(frozen=True)
 class Savings:
     "What a student costs, compared with its teacher."
@@ -304,7 +303,7 @@ class Savings:
     )  # with the teacher's network in the student's number format, where it differs
     is_busy: bool  # did other programs use the machine?
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #64c684ba
 def _trained_as(e: Evidence, pairs: Sequence[tuple[dict, dict]], other: str) -> TrainingSpeed | None:
     "How fast runs were trained, compared with others; None: that cannot be compared."
     timed = [pair for pair in pairs if all(e.times.has(r, 'train_s') and r['time']['train_s'] for r in pair)]
@@ -315,7 +314,7 @@ def _trained_as(e: Evidence, pairs: Sequence[tuple[dict, dict]], other: str) -> 
     epochs, other_epochs = (r['settings'].get('epochs') for r in timed[0])
     return TrainingSpeed(other, ratio, ratio.n != len(pairs), (other_epochs, epochs))
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #127ef027
 def savings(
     use: Deployment,
     student: str,  # an arm that has pairs
@@ -356,7 +355,7 @@ def effect_of_kd(
     ]
     return next((c for c in comparisons if c.b == student), comparisons[0] if comparisons else None)
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #b1c5c133
 @dataclass(frozen=True)
 class NoEffect:
     "Why a study does not tell what distillation itself adds."
@@ -367,7 +366,7 @@ class NoEffect:
     there: tuple[str, ...] = ()  # arms of that mode
     comparison: Comparison | None = None
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #f2817cac
 def why_no_effect(
     e: Evidence,
     student: str,  # an arm
@@ -399,7 +398,7 @@ class Summary:
     no_effect: NoEffect | None  # why there is none
     unconverged: UnconvergedTeachers | None  # its teachers, or itself, where it is a teacher
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #1115391b
 def summary(
     use: Deployment,
     arm: str | None = None,  # None: the study's student, else its teacher

@@ -80,7 +80,7 @@ def energy_table(
         ]
     )
 
-
+# %% ../../nbs/stats/17_energy.ipynb #1f452101
 def energy_values(
     table: dict,  # head and rows, text: `energy` of `thesis.build.gpu_facts`
     pairs: dict[str, tuple[str, str]],  # step -> the modes that it compares

@@ -32,7 +32,7 @@ class Work:
     kind: dict[str, Any]  # equal for runs whose epochs take equally long
     epochs: float  # 0: nothing is trained
 
-
+# %% ../../nbs/stats/15_estimate.ipynb #d6aefd8c
 def _work(arm: str, given: dict, **more: Any) -> Work:
     kind = {name: value for name, value in given.items() if name not in _FREE and value is not None}
     return Work(arm, kind | more, given.get('epochs') or 0.0)
@@ -47,7 +47,7 @@ def work_of(
     source = dict(teacher=models.get('teacher'), student=models.get('student'))
     return _work(record['arm'], record['settings'], **source, **where)
 
-
+# %% ../../nbs/stats/15_estimate.ipynb #d24789a1
 def work_planned(
     config: RunConfig,  # resolved
     corpus_sha256: str,
@@ -77,7 +77,7 @@ def seconds_of(
         taken.append(max(0.0, wall_s - train_s) + times * train_s)
     return (float(np.mean(taken)) if taken else None), len(taken)
 
-
+# %% ../../nbs/stats/15_estimate.ipynb #53a18923
 @dataclass(frozen=True)
 class Estimate:
     "How long some runs will take, one after the other."
@@ -88,7 +88,7 @@ class Estimate:
     n_finished: int  # finished runs that it is the mean of
     unknown: tuple[str, ...]  # arms of which no run was finished on this machine
 
-
+# %% ../../nbs/stats/15_estimate.ipynb #d9213799
 def estimate(
     works: Sequence[Work],  # that are to be done
     finished: Sequence[dict],  # records

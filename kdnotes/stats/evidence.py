@@ -43,7 +43,7 @@ class NotDrawn(KdnotesError):
 class ReportError(KdnotesError):
     "A study that cannot be reported."
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #64651266
 def check_study(study: str, records: Sequence[dict]) -> None:
     "Refuse runs that do not belong into one report."
 
@@ -72,7 +72,7 @@ def _off_the_end(runs: Sequence[dict], units: pd.DataFrame, most: float) -> int:
     where = rows['cluster' if units_alike(runs, units) else 'unit']
     return min(where[(rows['value'] - end).abs() > SAME].nunique() for end in (0.0, most))
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #425e0992
 def primary_interval(
     runs: Sequence[dict],  # of one arm
     units: pd.DataFrame | None,  # of these runs
@@ -88,7 +88,7 @@ def primary_interval(
     values = [r['primary']['value'] for r in runs if r['primary']['value'] is not None]
     return mean_interval(values) if values else None
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #ec81d794
 def arm_values(
     records: Sequence[dict],  # of one study
     units: pd.DataFrame | None,  # of these runs
@@ -137,7 +137,7 @@ class Evidence:
         "The runs whose times, memory and energy are shown."
         return timed(self.records)
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #f81bf193
 def evidence(
     study: str,
     # these runs only, a missing one is refused by name; None: all finished runs of the study
@@ -157,7 +157,7 @@ def evidence(
         baseline_table,
     )
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #25109654
 def known_baselines(
     study: str,
     records: Sequence[dict],  # of it
@@ -176,7 +176,7 @@ def known_baselines(
     tables = list(_with_distinct_names(by_key, task_info(records[0]['task']).floors)) if by_key else []
     return pd.concat(tables, ignore_index=True) if tables else None
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #ea56bb0c
 def _baselines(records: Sequence[dict]) -> dict[str, dict]:  # key -> labels, weights and homes
     "The tables of baselines that some runs may stand beside."
     wanted: dict[str, dict] = {}
@@ -191,7 +191,7 @@ def _baselines(records: Sequence[dict]) -> dict[str, dict]:  # key -> labels, we
             wanted.setdefault(key, about | dict(homes=[]))['homes'].append(r['study'])
     return wanted
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #ecdd18b7
 def _encoders(records: Sequence[dict]) -> Iterator[dict[str, str]]:
     "For each run: what its pretrained weights are called -> the key of what their frozen encoder scores."
     known = {r['run_id']: r for r in records}
@@ -208,7 +208,7 @@ def _encoders(records: Sequence[dict]) -> Iterator[dict[str, str]]:
             for name, start in starts.items()
         }
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #1a3b736c
 def _with_distinct_names(
     tables: dict[str, pd.DataFrame],
     words: dict[str, str],  # of `TaskInfo.floors`
@@ -238,7 +238,7 @@ def _with_distinct_names(
                 floor=called + key_label, words=words.get(name, name) + weights_label + more + key_label
             )
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #4cdfb627
 def unscored_starts(
     records: Sequence[dict],
     table: pd.DataFrame | None,  # of `known_baselines`
@@ -259,7 +259,7 @@ def run_evidence(
     floors = known_baselines(record['study'], pair)
     return Evidence(record['study'], pair, run_units, arm_values(pair, run_units), [], floors)
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #bfe124f1
 def _units_of(record: dict) -> pd.DataFrame:
     "A run's units; none where its files are gone."
     try:
@@ -292,7 +292,7 @@ def curve_points(record: dict) -> list[dict]:  # step and loss, or step, set and
     "All that a record says of its run on the way."
     return record.get('curve') or []
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #7cdd42b4
 def curve_of(
     record: dict,
     points: int = 40,  # at most so many losses
@@ -307,7 +307,7 @@ def curve_of(
         points,
     )
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #29350250
 def curve_set(
     records: Sequence[dict],  # of one study
 ) -> str:

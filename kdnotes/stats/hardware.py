@@ -57,7 +57,7 @@ class Device(BaseModel):
     priced_on: Annotated[str, AfterValidator(lambda day: day and date.fromisoformat(day).isoformat())] = ''
     price_from: str = ''
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #86962093
 _COLUMNS = tuple(Device.model_fields)
 _PRICE = ('price_per_hour', 'currency', 'priced_on')  # come together
 
@@ -81,7 +81,7 @@ def _device(row: dict, place: str, known: dict[str, Device]) -> Device:
             why = 'no day; write it like 2026-01-31'
         raise ConfigError(f'{place}: {name}={truncate_repr(given[name])} is {why}') from None
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #9c434172
 def _merged(path: Path, known: dict[str, Device]) -> dict[str, Device]:
     "The devices that were known, with what a file says of them and of others."
     head, *tables = read_table(path, _COLUMNS)
@@ -101,7 +101,7 @@ def _merged(path: Path, known: dict[str, Device]) -> dict[str, Device]:
             named[device.device] = device
     return known | named
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #7d20eb10
 def read_devices(
     path: str | Path | None = None,  # a file of one's own; None: the packaged one alone
 ) -> dict[str, Device]:  # by name
@@ -133,7 +133,7 @@ class Timing:
     gpu_percent: float | None = None  # of the time in which the GPU was busy
     memory_mib: float | None = None  # of the device, at most
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #b5b8ac4c
 def _timing(record: dict) -> Timing:
     epochs, time, cost = record['settings']['epochs'], record['time'], training_cost(record)
     n_devices = 1 if made_on_cpu(record) else record['parallel']['ranks']
@@ -154,7 +154,7 @@ def _timing(record: dict) -> Timing:
         memory_mib=record['memory']['peak_device_mib'],
     )
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #dc75b40f
 def timings(
     finished: Iterable[dict],  # records
 ) -> tuple[list[Timing], dict[Reason, int]]:  # and why runs are left out -> how many
@@ -173,7 +173,7 @@ def timings(
         left[reason('device_was_shared')] = len(timed) - len(alone)
     return alone or timed, dict(left)
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #a4911512
 def given_timing(
     text: str,  # 'Tesla T4=2.5': hours of an epoch
     precision: str = 'fp32',  # that it was trained in
@@ -209,7 +209,7 @@ def named_records(
         raise ConfigError(f'{truncate_repr(name)} has no arm {truncate_repr(arm)}; it has {", ".join(arms)}')
     return [r for r in runs if arm in (None, r['arm'])]
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #244ab58d
 def evidence_records() -> list[dict]:
     "The finished runs of all studies that have evidence; those that cannot be read are left out."
     runs = []
@@ -229,7 +229,7 @@ def lacking(
     names = [*(f'{precision}_tflops' for precision in sorted(precisions)), 'bandwidth_gb_s']
     return tuple(name for name in names if getattr(device, name, None) is None)
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #f3e3357d
 def slowdown(
     measured: Device,
     other: Device,  # neither lacks anything
@@ -263,7 +263,7 @@ class Choice:
     reasons: dict[str, Any] = field(default_factory=dict)  # what is None -> why; so is what follows from it
     notes: tuple[Reason, ...] = ()
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #d8bb3ba5
 @dataclass(frozen=True)
 class Workload:
     "What is to be trained or searched."
@@ -290,7 +290,7 @@ class Workload:
         trials_s = [t.rest_s + self.training_s(t) for t in timed]
         return wall_clock(trials_s, self.trials, self.workers, asynchronous, self.seed)
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #69c06321
 def wall_clock(
     durations: Sequence[float],  # seconds of trials that were made
     trials: int,  # of the search
@@ -320,7 +320,7 @@ def _mean(timed: Sequence[Timing], value: Callable[[Timing], float]) -> float:
         of_work.setdefault(t.work, []).append(value(t))
     return float(np.mean([np.mean(values) for values in of_work.values()]))
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #f9aaf158
 def _measured(timings: Iterable[Timing], works: set[str]) -> dict[str, list[Timing]]:
     "The devices that each of these works was done on."
     on: dict[str, list[Timing]] = {}
@@ -329,7 +329,7 @@ def _measured(timings: Iterable[Timing], works: set[str]) -> dict[str, list[Timi
             on.setdefault(t.device, []).append(t)
     return {name: timed for name, timed in on.items() if {t.work for t in timed} == works}
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #1c82f71e
 _BUSY = 90  # per cent of the time: a GPU that works more does not wait for its host
 
 
@@ -347,7 +347,7 @@ def _ends(timed: Sequence[Timing], base: Device, device: Device) -> Ends:
             end.append(replace(t, epoch_s=factor * t.epoch_s))
     return ends
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #b93bb91f
 def _energy(timed: Sequence[Timing], device: Device, workload: Workload) -> tuple[float | None, Any]:
     "Joules of a training, as read, or of a board that always draws what it may; and why it is not known."
     if timed[0].device == device.device:
@@ -357,7 +357,7 @@ def _energy(timed: Sequence[Timing], device: Device, workload: Workload) -> tupl
         return None, reason('no_power')
     return device.power_w * _mean(timed, lambda t: t.n_devices * workload.training_s(t)), ''
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #84591e6d
 def _doubts(timed: Sequence[Timing], device: Device) -> tuple[Reason, ...]:
     "What speaks against an estimate, or against a time that was measured."
     doubts = []
@@ -403,7 +403,7 @@ def _choice(ends: Ends, device: Device, workload: Workload) -> Choice:
         **known,
     )
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #46076186
 def _only(devices: dict[str, Device], names: Sequence[str]) -> dict[str, Device]:
     "These devices alone; one that is not known is refused."
     for name in names:
@@ -415,7 +415,7 @@ def _only(devices: dict[str, Device], names: Sequence[str]) -> dict[str, Device]
             )
     return {name: devices[name] for name in names or devices}
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #dcef89b2
 def choices(
     wanted: Sequence[Timing],  # of what is to be trained
     devices: dict[str, Device],  # of `read_devices`

@@ -13,9 +13,10 @@ from ..core.render import Reason, number_texts, reason
 # %% auto #0
 __all__ = ['LEVEL', 'TIE', 'FEW_DIFFER', 'SAME', 'MOST_TIMES', 'StatsError', 'Interval', 'no_interval', 'checked_numbers',
            't_limit', 'mean_interval', 'cluster_interval', 'scaled', 'exp_interval', 'mean_squares', 'Components',
-           'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval', 'differing_units', 'few_differ',
-           'BoundedMean', 'bounded_mean', 'bounded_interval', 'difference_interval', 'wilson_limits', 'score_interval',
-           'ratio_interval', 'draw_counts', 'studentised_limits', 'bootstrap_interval', 'compact_curve']
+           'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval', 'values_interval',
+           'differing_units', 'few_differ', 'BoundedMean', 'bounded_mean', 'bounded_interval', 'difference_interval',
+           'wilson_limits', 'score_interval', 'ratio_interval', 'draw_counts', 'studentised_limits',
+           'bootstrap_interval', 'compact_curve']
 
 # %% ../../nbs/stats/01_intervals.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
@@ -56,13 +57,18 @@ class Interval:
         low, high = (None if x is None else -x for x in (self.high, self.low))
         return replace(self, estimate=-self.estimate, low=low, high=high)
 
+    def within(self, least: float, most: float) -> Interval:
+        "The same with limits that do not leave a scale; an unknown limit stays unknown."
+        low = None if self.low is None else max(self.low, least)
+        return replace(self, low=low, high=None if self.high is None else min(self.high, most))
+
     def __format__(self, spec: str) -> str:
         estimate, low, high = number_texts([self.estimate, self.low, self.high], spec or '.4g', self.null)
         if low is None:
             return f'{estimate} [no interval]' if self.n > 1 else estimate
         return f'{estimate} [{low}, {high}]'
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #f93b7134
 def no_interval(
     estimate: float,
     n: int,  # runs it rests on
@@ -98,7 +104,7 @@ def checked_numbers(
         )
     return values
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #1bc9de3b
 def t_limit(
     q: float,  # probability of a one-sided limit, 0.5 to 1
     df: float,  # degrees of freedom
@@ -111,7 +117,7 @@ def t_limit(
         return t
     return np.sqrt(share * t**2 + (1 - share) * stdtrit(df_rest, q) ** 2)
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #6d75891f
 def _t_interval(estimate, variance, df, level, df_rest=None, df_share=1.0, **more) -> Interval:
     "estimate +- `t_limit` * sqrt(variance)."
     if not 0 < level < 1:
@@ -166,7 +172,7 @@ def cluster_interval(
     if most is None:
         return interval
     off = min(len(np.unique(which[np.abs(y - end) > SAME])) for end in (0.0, most))
-    return _within(interval, n, off, most)
+    return _on_scale(interval, n, off, most)
 
 # %% ../../nbs/stats/01_intervals.ipynb #bf46c921
 def scaled(
@@ -177,7 +183,7 @@ def scaled(
     low, high = (None if x is None else x * factor for x in (interval.low, interval.high))
     return replace(interval, estimate=interval.estimate * factor, low=low, high=high)
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #be9a10b5
 def exp_interval(
     logs: Interval,  # of a mean of logarithms
 ) -> Interval:  # of `exp` of that mean; infinite where it is too large for a number
@@ -211,7 +217,7 @@ class Components:
     df: tuple[int, int, int]  # their degrees of freedom
     variance: tuple[float, float, float]  # components of one value: seeds, units, the rest; >= 0
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #2ddf72c5
 def variance_components(
     matrix,  # (seeds, units), both >= 2
 ) -> Components:
@@ -238,7 +244,7 @@ def crossed_moments(
     mean, ms, df = mean_squares(stack)
     return mean, *moments_of(ms, df)
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #152263fb
 def moments_of(
     ms,  # (..., 3) mean squares of seeds, units, the rest, as of `mean_squares`
     df: tuple[int, int, int],  # their degrees of freedom
@@ -281,6 +287,13 @@ def crossed_interval(
         method='two-way random effects, seeds crossed with units, t limits of both in quadrature',
     )
 
+# %% ../../nbs/stats/01_intervals.ipynb #89bb1469
+def values_interval(
+    values: np.ndarray,  # (seeds, units), or (seeds,) where there are no units
+) -> Interval:
+    "The interval of a mean over seeds and units, or over seeds alone."
+    return crossed_interval(values) if np.ndim(values) == 2 else mean_interval(values)
+
 # %% ../../nbs/stats/01_intervals.ipynb #14e144b9
 FEW_DIFFER = 15  # with fewer units that differ in any seed the crossed interval is too short
 SAME = 1e-9  # values that are less apart are equal: what rounding leaves
@@ -292,7 +305,7 @@ def differing_units(
     "In how many units some seed has a difference."
     return int((np.abs(np.asarray(matrix)) > SAME).any(0).sum())
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #6870fd3e
 def few_differ(
     matrix,  # (seeds, units) of differences
 ) -> bool:
@@ -326,7 +339,7 @@ class BoundedMean:
         "The lower limit."
         return self.estimate - self._distance(self.estimate - np.quantile(self.below, 1 - level), level)
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #57c28a84
 def bounded_mean(
     matrix,  # (seeds, units) of differences
     rng: np.random.Generator,  # the draws come from here and nowhere else
@@ -372,7 +385,7 @@ def bounded_interval(mean: BoundedMean) -> Interval:  # without a standard error
         units=U,
     )
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #48ea4a40
 def difference_interval(
     matrix,  # (seeds, units) of differences
     rng: np.random.Generator,  # the draws come from here and nowhere else
@@ -396,13 +409,13 @@ def wilson_limits(
     half = z * np.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2))
     return tuple(float(np.clip((centre + side * half) / (1 + z**2 / n), 0, 1)) for side in (-1, 1))
 
-
-def _within(interval: Interval, n: int, off: int, most: float, of_seeds: float = 0.0) -> Interval:
+# %% ../../nbs/stats/01_intervals.ipynb #35877b23
+def _on_scale(interval: Interval, n: int, off: int, most: float, of_seeds: float = 0.0) -> Interval:
     "An interval of a mean between 0 and `most`, by Wilson where few of n values are off an end."
     if not -SAME <= interval.estimate <= most + SAME:
         raise StatsError(f'a mean of {interval.estimate:g} is not between 0 and {most:g}; give its bound')
     if off >= min(FEW_DIFFER, n / 2):
-        return replace(interval, low=max(interval.low, 0.0), high=min(interval.high, most))
+        return interval.within(0.0, most)
     mean = min(max(interval.estimate, 0.0), most)
     low, high = (most * limit for limit in wilson_limits(mean / most, n))
     return replace(
@@ -416,7 +429,7 @@ def _within(interval: Interval, n: int, off: int, most: float, of_seeds: float =
         se=None,
     )
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #9a2fe2b1
 def score_interval(
     matrix,  # (seeds, units)
     most: float | None = None,  # values lie between 0 and this; None: they have no bound
@@ -432,7 +445,7 @@ def score_interval(
         off = min(differing_units(y - end) for end in (0.0, most))
     means = y.mean(1)
     of_seeds = stdtrit(S - 1, (1 + LEVEL) / 2) * means.std(ddof=1) / np.sqrt(S) if S > 1 else 0.0
-    return _within(interval, U, off, most, float(of_seeds))
+    return _on_scale(interval, U, off, most, float(of_seeds))
 
 # %% ../../nbs/stats/01_intervals.ipynb #c946c547
 # limits of a ratio that are further from it, as a factor, say nothing where the ratio may be one either way

@@ -10,14 +10,13 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 from .comparable import unit_matrix
-from .intervals import LEVEL, Interval, crossed_interval, mean_interval
+from .intervals import LEVEL, Interval, values_interval
 from .evidence import Evidence
 from ..core.render import Reason, reason
 
 # %% auto #0
 __all__ = ['STEPS', 'BEFORE', 'BEYOND', 'TrainedArm', 'trained_arms', 'values_of', 'gap_closed', 'EquivalentLabels',
-           'equivalent_labels', 'LabelEfficiency', 'start_of', 'mean_value', 'best_alone', 'size_of',
-           'numbers_of_labels', 'label_efficiency']
+           'equivalent_labels', 'LabelEfficiency', 'best_alone', 'numbers_of_labels', 'label_efficiency']
 
 # %% ../../nbs/stats/11_labels.ipynb #55056818
 @dataclass(frozen=True)
@@ -30,7 +29,23 @@ class TrainedArm:
     texts: int  # rows without one, in the first run
     runs: tuple[dict, ...]  # by seed
 
+    @property
+    def mean(self) -> float:
+        "The mean of the primary metric over the runs."
+        return float(np.mean([r['primary']['value'] for r in self.runs]))
 
+    @property
+    def n_parameters(self) -> int | None:
+        "The size of the network."
+        return self.runs[0].get('params_total')
+
+    @property
+    def start(self) -> tuple:  # where it starts, hash of its first weights, number of parameters
+        "What the model began as."
+        weights = (self.runs[0].get('initial') or {}).get('weights_sha256')
+        return self.runs[0]['factors'].get('init'), weights, self.n_parameters
+
+# %% ../../nbs/stats/11_labels.ipynb #ed3867a8
 def trained_arms(
     arms: dict[str, list[dict]],  # of `plotting.arms_of`
 ) -> list[TrainedArm]:  # by labels; []: the records are older, or have no value
@@ -49,7 +64,7 @@ def trained_arms(
         known.append(TrainedArm(arm, role, labels, rows.get('unlabelled', 0), tuple(runs)))
     return sorted(known, key=lambda arm: arm.labels or 0)
 
-
+# %% ../../nbs/stats/11_labels.ipynb #5cad6dee
 def values_of(
     wanted: Sequence[TrainedArm],
     units: pd.DataFrame | None,  # of `Evidence`
@@ -65,10 +80,6 @@ def values_of(
     return [sign * np.array([r['primary']['value'] for r in arm_runs]) for arm_runs in runs]
 
 # %% ../../nbs/stats/11_labels.ipynb #27c4918f
-def _mean(values: np.ndarray) -> Interval:
-    return crossed_interval(values) if values.ndim == 2 else mean_interval(values)
-
-
 def _edge(above: Callable[[float], float], inside: float, step: float) -> float:
     "Where a limit that is below 0 at `inside` reaches 0, going by `step`."
     outside = inside + step
@@ -77,7 +88,7 @@ def _edge(above: Callable[[float], float], inside: float, step: float) -> float:
         outside += step
     return brentq(above, *sorted((inside, outside)))
 
-
+# %% ../../nbs/stats/11_labels.ipynb #679196ce
 def gap_closed(
     alone: np.ndarray,  # of `values_of`, without distillation
     taught: np.ndarray,  # with it
@@ -85,12 +96,12 @@ def gap_closed(
 ) -> Interval | None:  # None: the teacher is not better than the student, as far as the interval tells
     "The share of the gap between a student without distillation and its teacher that distillation closes."
     gained, gap = taught - alone, teacher - alone
-    whole = _mean(gap)
+    whole = values_interval(gap)
     if whole.low is None or whole.low <= 0:
         return None
     share = float(gained.mean() / gap.mean())
-    low = _edge(lambda r: _mean(gained - r * gap).low, share, -0.1)
-    high = _edge(lambda r: -_mean(gained - r * gap).high, share, 0.1)
+    low = _edge(lambda r: values_interval(gained - r * gap).low, share, -0.1)
+    high = _edge(lambda r: -values_interval(gained - r * gap).high, share, 0.1)
     n, units = (*gap.shape, None)[:2]
     return Interval(share, low, high, n, LEVEL, 'ratio of means, by inverted intervals', units=units)
 
@@ -114,7 +125,7 @@ class EquivalentLabels:
         "Is anything known? Not if the interval reaches from fewer labels than were tried to more."
         return not (self.low == BEFORE and self.high == BEYOND)
 
-
+# %% ../../nbs/stats/11_labels.ipynb #d29b3dcf
 def _line(curve: Sequence[tuple[int, np.ndarray]]) -> list[tuple[float, np.ndarray]]:
     "Scores at many numbers of labels, straight in their logarithm between those that were tried."
     points = []
@@ -123,7 +134,7 @@ def _line(curve: Sequence[tuple[int, np.ndarray]]) -> list[tuple[float, np.ndarr
             points.append((few * (more / few) ** w, (1 - w) * below + w * above))
     return [*points, curve[-1]]
 
-
+# %% ../../nbs/stats/11_labels.ipynb #416927fe
 def equivalent_labels(
     taught: np.ndarray,  # of `values_of`
     curve: Sequence[tuple[int, np.ndarray]],  # at least two numbers of labels, ascending, and their values
@@ -131,7 +142,7 @@ def equivalent_labels(
     "The fewest labels with which a student without distillation scores as the distilled one."
     if len(taught) < 2:
         return None
-    line = [(n, _mean(taught - values)) for n, values in _line(curve)]
+    line = [(n, values_interval(taught - values)) for n, values in _line(curve)]
     fewest = line[0][0]
 
     def first(behind: Callable[[Interval], float]) -> float:
@@ -161,24 +172,9 @@ class LabelEfficiency:
     @property
     def other_start(self) -> bool:
         "Does the arm without distillation start from other weights?"
-        return start_of(self.alone) != start_of(self.taught)
+        return self.alone.start != self.taught.start
 
-
-def start_of(arm: TrainedArm) -> tuple:  # where it starts, hash of its first weights, number of parameters
-    "What a student begins as."
-    first = arm.runs[0]
-    return (
-        first['factors'].get('init'),
-        (first.get('initial') or {}).get('weights_sha256'),
-        first.get('params_total'),
-    )
-
-
-def mean_value(arm: TrainedArm) -> float:
-    "The mean of the primary metric over an arm's runs."
-    return float(np.mean([r['primary']['value'] for r in arm.runs]))
-
-
+# %% ../../nbs/stats/11_labels.ipynb #7f2c5a12
 def best_alone(known: Iterable[TrainedArm]) -> dict[int, TrainedArm]:
     "Of each number of labels the best student without distillation."
     best: dict[int, TrainedArm] = {}
@@ -186,16 +182,11 @@ def best_alone(known: Iterable[TrainedArm]) -> dict[int, TrainedArm]:
         if arm.role != 'alone':
             continue
         sign = 1 if arm.runs[0]['primary']['higher_is_better'] else -1
-        if arm.labels not in best or sign * (mean_value(arm) - mean_value(best[arm.labels])) > 0:
+        if arm.labels not in best or sign * (arm.mean - best[arm.labels].mean) > 0:
             best[arm.labels] = arm
     return best
 
-
-def size_of(arm: TrainedArm) -> int | None:  # parameters
-    "The size of an arm's network."
-    return arm.runs[0].get('params_total')
-
-
+# %% ../../nbs/stats/11_labels.ipynb #8e2c9f23
 def _rivals(taught: TrainedArm, known: Sequence[TrainedArm]) -> list[TrainedArm]:
     "Those without distillation that have a network of the same size and all of its seeds."
     seeds = {r['seed'] for r in taught.runs}
@@ -203,10 +194,10 @@ def _rivals(taught: TrainedArm, known: Sequence[TrainedArm]) -> list[TrainedArm]
     return [
         arm
         for arm in shared
-        if arm.role == 'alone' and len(arm.runs) == len(seeds) and size_of(arm) == size_of(taught)
+        if arm.role == 'alone' and len(arm.runs) == len(seeds) and arm.n_parameters == taught.n_parameters
     ]
 
-
+# %% ../../nbs/stats/11_labels.ipynb #b9ab284a
 def numbers_of_labels(known: Sequence[TrainedArm]) -> list[int]:  # ascending
     "How many labels the arms of a study have."
     return sorted({arm.labels for arm in known if arm.labels is not None})
@@ -222,7 +213,7 @@ def _teacher_of(taught: TrainedArm, known: Sequence[TrainedArm]) -> TrainedArm |
             return replace(arm, runs=tuple(runs))
     return None
 
-
+# %% ../../nbs/stats/11_labels.ipynb #63fe7c31
 def label_efficiency(
     e: Evidence,  # of one study
 ) -> list[
@@ -239,7 +230,7 @@ def label_efficiency(
         if taught.labels not in best:
             continue
         alone = best[taught.labels]
-        alike = best_alone(arm for arm in rivals if start_of(arm) == start_of(taught))
+        alike = best_alone(arm for arm in rivals if arm.start == taught.start)
         teacher = _teacher_of(taught, known)
         closed = equivalent = None
         why = (

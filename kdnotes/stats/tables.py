@@ -33,12 +33,12 @@ def over_seeds(
     values = [v for r in runs if (v := r['metrics'].get(where, {}).get(name)) is not None]
     return mean_interval(values) if values else None
 
-
+# %% ../../nbs/stats/10_tables.ipynb #9c8465f7
 def sets_of(runs: Sequence[dict]) -> list[str]:  # in the order of the records
     "The evaluation sets of runs."
     return list(dict.fromkeys(where for r in runs for where in r['metrics']))
 
-
+# %% ../../nbs/stats/10_tables.ipynb #df722097
 def judged_by(
     runs: Sequence[dict],
     where: str,  # an evaluation set
@@ -53,7 +53,7 @@ def judged_by(
         for r in runs
     ]
 
-
+# %% ../../nbs/stats/10_tables.ipynb #3a829890
 def set_interval(
     e: Evidence,
     runs: Sequence[dict],  # of one arm
@@ -80,7 +80,7 @@ def why_none(
     why = sorted({r['reasons'].get(f'{place}.{key}', 'no reason recorded') for r in without})
     return reason('no_quantity', title=title, why=tuple(why), notes=times.notes)
 
-
+# %% ../../nbs/stats/10_tables.ipynb #f709bfaa
 def energy_note(
     records: Sequence[dict],  # of one study
 ) -> Reason | None:  # None: no energy is shown
@@ -132,7 +132,7 @@ def score_kind(
     "What the scores of a study's predictions are, by its task."
     return task_info(records[0]['task']).score_kind(records[0]['settings'])
 
-
+# %% ../../nbs/stats/10_tables.ipynb #187ca59c
 def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
     "run_id -> predictions."
     if score_kind(e.records) in NOT_CALIBRATED:
@@ -143,7 +143,7 @@ def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
         raise NotDrawn(reason('no_predictions')) from None
     return dict(list(table.assign(score=[float(f'{s:.5g}') for s in table['score']]).groupby('run_id')))
 
-
+# %% ../../nbs/stats/10_tables.ipynb #e5416778
 @dataclass(frozen=True)
 class DistilledPair:
     "An arm that was taught beside the arm that differs from it in that alone, seed by seed."
@@ -152,7 +152,7 @@ class DistilledPair:
     control: str
     runs: tuple[tuple[dict, dict], ...]  # (taught, control) of each seed
 
-
+# %% ../../nbs/stats/10_tables.ipynb #43b7c03b
 def distilled_pairs(e: Evidence) -> list[DistilledPair]:  # in the order of the comparisons
     "The arms of a study that tell distillation from everything else."
     pairs = {}
@@ -165,7 +165,7 @@ def distilled_pairs(e: Evidence) -> list[DistilledPair]:  # in the order of the 
         pairs[arm, control] = DistilledPair(arm, control, tuple((taught[s], others[s]) for s in seeds))
     return list(pairs.values())
 
-
+# %% ../../nbs/stats/10_tables.ipynb #51ec02d4
 def agreement_table(
     e: Evidence,
     # as `fidelity_figure` takes it; arms that have a teacher among the runs, and their controls
@@ -204,7 +204,7 @@ def agreement_table(
                 rows.append(row | dict(control=not e.arms[arm][0]['factors']['kd']))
     return pd.DataFrame(rows, columns=['arm', 'measure', 'estimate', 'low', 'high', 'control'])
 
-
+# %% ../../nbs/stats/10_tables.ipynb #a0ef63d8
 def reliability_table(e: Evidence) -> pd.DataFrame:  # as `reliability_figure` takes it
     "Ten bins of equal width an arm, all its runs together."
     scored = _scored(e)
@@ -233,7 +233,7 @@ class TeacherAgreement:
     gain: TauGain
     p_holm: float | None  # of no difference, corrected over the arms of the study that were taught
 
-
+# %% ../../nbs/stats/10_tables.ipynb #26400ab4
 def teacher_agreement(
     e: Evidence,
     # a member a pair of `distilled_pairs`; []: items are not ranked, or predictions are not there

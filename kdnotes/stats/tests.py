@@ -43,7 +43,7 @@ class PValue:
     units: int | None = None  # units per run
     reason: Reason | None = None  # why p is None
 
-
+# %% ../../nbs/stats/02_tests.ipynb #dbbb1772
 ROUNDING = 1e-12  # a spread below this share of the values is what rounding leaves of none
 
 
@@ -72,7 +72,7 @@ def tail_probability(
         return float(np.exp(low if excess(low) <= 0 else high))
     return float(np.exp(brentq(excess, low, high, xtol=1e-13)))
 
-
+# %% ../../nbs/stats/02_tests.ipynb #07c6f6f3
 def interval_test(
     interval: Interval,  # with a standard error
     null: float = 0.0,  # of the estimate
@@ -90,7 +90,7 @@ def interval_test(
     p = 2 * tail_probability(float(abs(away) / i.se), i)
     return PValue(min(p, 1.0), float(away / i.se), i.method, i.n, i.units)
 
-
+# %% ../../nbs/stats/02_tests.ipynb #a8332402
 def crossed_test(
     matrix,  # (seeds, units) of differences
     null: float = 0.0,  # the mean under the null hypothesis
@@ -117,7 +117,7 @@ def flips(
         raise StatsError(f'{n} values have too many flips to count all; give a random generator')
     return rng.integers(0, 2, (n_draws, n)) * 2.0 - 1
 
-
+# %% ../../nbs/stats/02_tests.ipynb #fae7e0f9
 def flip_p(
     values: np.ndarray,  # (n,) or many rows of n
     signs: np.ndarray,  # (flips, n) of `flips`
@@ -129,7 +129,7 @@ def flip_p(
     as_far = (abs(x @ signs.T) >= least[..., None]).sum(-1)
     return as_far / len(signs) if x.shape[-1] <= EXACT else (as_far + 1) / (len(signs) + 1)
 
-
+# %% ../../nbs/stats/02_tests.ipynb #45a720ce
 def permutation_test(
     matrix,  # (seeds, units) of differences
     rng: np.random.Generator | None,  # None will do for few units
@@ -176,7 +176,7 @@ class Family:
         if len(set(self.members)) < len(self.members) or not self.members:
             raise StatsError(f'family {self.name!r} must have members, each once')
 
-
+# %% ../../nbs/stats/02_tests.ipynb #d3c50cab
 def holm(
     p: dict[str, float | None],  # member -> p; None: could not be tested
     family: Family,
@@ -213,7 +213,7 @@ def effect_size(
     limits = (_noncentrality(t, n - 1, q) / np.sqrt(n) for q in ((1 + LEVEL) / 2, (1 - LEVEL) / 2))
     return Interval(float(x.mean() / sd), *limits, n, LEVEL, words, df=float(n - 1))
 
-
+# %% ../../nbs/stats/02_tests.ipynb #dff54eef
 # a tenth of a second each, and the report, the figures and the thesis ask for the same ones
 @lru_cache(maxsize=4096)
 def _noncentrality(t: float, df: float, q: float) -> float:
@@ -221,7 +221,7 @@ def _noncentrality(t: float, df: float, q: float) -> float:
     width = 10 + 2 * abs(t)
     return float(brentq(lambda nc: _nct_cdf(t, df, nc) - q, t - width, t + width))
 
-
+# %% ../../nbs/stats/02_tests.ipynb #b0d3503b
 # points and weights of a mean over a standard normal number, by the trapezoidal rule
 _NORMAL_POINTS = np.linspace(-10, 10, 8001)
 _NORMAL_WEIGHTS = distributions.norm.pdf(_NORMAL_POINTS)
@@ -262,7 +262,7 @@ class Equivalence:
         "Are a and b shown to differ by less than the margin? None: not tested."
         return None if self.p_equivalent is None else self.p_equivalent < ALPHA
 
-
+# %% ../../nbs/stats/02_tests.ipynb #c7f98d2e
 def corrected_margins(
     equivalences: dict[str, Equivalence],  # comparison -> of one margin
     name: str,  # of what is corrected together
@@ -280,7 +280,7 @@ def corrected_margins(
         for member, e in equivalences.items()
     }
 
-
+# %% ../../nbs/stats/02_tests.ipynb #f97060ac
 def _check_margin(margin: float) -> None:
     "Refuse a margin that no difference lies within."
     if not margin > 0:
@@ -313,7 +313,7 @@ def _bounded_p(
         return 0.5
     return 1 - most if limit(most) > 0 else float(1 - brentq(limit, 0.5, most, xtol=1e-12))
 
-
+# %% ../../nbs/stats/02_tests.ipynb #ca821406
 def bounded_test(
     mean: BoundedMean,  # of differences
 ) -> PValue:
@@ -324,7 +324,7 @@ def bounded_test(
     p = 2 * min(_bounded_p(mean.low), _bounded_p(lambda level: -mean.high(level)))
     return PValue(min(p, 1.0), mean.estimate, i.method, i.n, i.units)
 
-
+# %% ../../nbs/stats/02_tests.ipynb #da95fb3b
 def difference_and_test(
     matrix,  # (seeds, units) of differences
     rng: np.random.Generator | None,  # of the draws where few units differ; with `bound`
@@ -336,7 +336,7 @@ def difference_and_test(
     mean = bounded_mean(matrix, rng, bound)
     return bounded_interval(mean), bounded_test(mean)
 
-
+# %% ../../nbs/stats/02_tests.ipynb #c8056016
 def bounded_equivalence(
     mean: BoundedMean,  # of b - a
     margin: float,  # > 0
@@ -384,7 +384,7 @@ class Effect:
     p_holm: float | None = None  # of an interaction: corrected over `INTERACTIONS`
     excluded: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds that not all arms have
 
-
+# %% ../../nbs/stats/02_tests.ipynb #b62400f8
 def contrast(
     name: str,  # of the effect
     weights: dict[str, float],  # arm -> weight; they add up to 0
