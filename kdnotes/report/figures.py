@@ -51,7 +51,7 @@ def _rows_of_arms(
     baselines: Mapping[str, float],  # in the first panel
     bold: Iterable[str] = (),  # arms
 ) -> tuple[Figure, dict[str, Axes]]:
-    "A row an arm that has all of these values and then a row a trivial baseline, single runs as points."
+    "One row per arm that has all of these values, then one per trivial baseline; single runs are points."
     arms = {arm: runs for arm, runs in arms_of(records).items() if panels.keys() <= values[arm].keys()}
     names = {arm: f'{arm} ({len(runs)})' for arm, runs in arms.items()}
     rows = [
@@ -85,7 +85,7 @@ def accuracy_figure(
     cost: str = 'train_s',  # of COSTS
     baselines: Mapping[str, float] | None = None,  # trivial baseline -> its primary metric
 ) -> Figure:
-    "The primary metric and what it costs, a row an arm, the Pareto front in bold."
+    "The primary metric and what it costs, one row per arm, the Pareto front in bold."
     p = records[0]['primary']
     higher = p['higher_is_better']
     front = pareto_front(values, cost, higher)
@@ -105,7 +105,7 @@ def throughput_figure(
     records: Sequence[dict],  # of one study
     values: dict[str, dict[str, Interval]],  # of `arm_values`
 ) -> Figure:
-    "Training examples per second, a row an arm and a point a run."
+    "Training examples per second, one row per arm and one point per run."
     key = 'examples_per_s'
     runs = [r for r in timed(records).runs if key in values[r['arm']]]
     if not runs:
@@ -117,7 +117,7 @@ def throughput_figure(
 def curves_figure(
     records: Sequence[dict],  # of one study
 ) -> Figure:
-    "Training loss and the metric on the way against optimizer steps, a row an arm among all others."
+    "Training loss and the metric during training against optimizer steps, one row per arm."
     arms = arms_of(records)
     curve_rows = [(r['arm'], p['step'], p['loss'], p['value']) for r in records for p in curve_of(r)]
     points = pd.DataFrame(curve_rows, columns=['arm', 'x', 'loss', 'value'])
@@ -140,7 +140,7 @@ def curves_figure(
 
 # %% ../../nbs/report/03_figures.ipynb #669df4ca
 def smoothed(losses: Sequence[float]) -> np.ndarray:  # as many
-    "The mean of a loss and its neighbours, a fifth of all of them together: its course without its noise."
+    "The mean of a loss and its neighbours, a fifth of all of them together: the trend without the noise."
     width = max(3, len(losses) // 5)
     return pd.Series(losses, dtype=float).rolling(width, center=True, min_periods=1).mean().to_numpy()
 
@@ -183,7 +183,7 @@ def _effect_rows(
     e: Evidence,
     panels: Mapping[str, str],  # 'difference' and perhaps 'train_s' -> what is below the panel
 ) -> list[dict]:  # of `interval_rows`
-    "A title a group, its comparisons below it, and what is drawn of each."
+    "One title per group, the comparisons of the group, and what is drawn of each."
     rows = []
     for kind, title in _GROUPS.items():
         comparisons = [c for k, c in e.comparisons if k == kind]
@@ -338,10 +338,10 @@ def gradients_figure(e: Evidence) -> Figure:
 # %% ../../nbs/report/03_figures.ipynb #fd853eb1
 @pt.drawing
 def fidelity_figure(
-    table: pd.DataFrame,  # arm, measure, estimate, low, high (None: unknown), control; a row each
+    table: pd.DataFrame,  # arm, measure, estimate, low, high (None: unknown), control
     arms: dict[str, list[dict]],  # of `arms_of`
 ) -> Figure:
-    "How well students agree with their teachers, a row an arm and a panel a measure."
+    "How well students agree with their teachers, one row per arm and one panel per measure."
     order = [arm for arm in arms if (table['arm'] == arm).any()]
     if not order:
         raise pt.NotDrawn(reason('no_teacher_predictions'))
@@ -355,10 +355,10 @@ def fidelity_figure(
 # %% ../../nbs/report/03_figures.ipynb #580acfb2
 @pt.drawing
 def reliability_figure(
-    bins: pd.DataFrame,  # arm, confidence, accuracy, low, high (0 to 1; None: unknown), n: a row a bin
+    bins: pd.DataFrame,  # arm, confidence, accuracy, low, high (0 to 1; None: unknown), n: one row per bin
     arms: dict[str, list[dict]],  # of `arms_of`
 ) -> Figure:
-    "How often predictions of a given probability are right, a panel an arm."
+    "How often predictions of a given probability are right, one panel per arm."
     shown = [arm for arm in arms if arm in set(bins['arm'])]
     if not shown:
         raise pt.NotDrawn(reason('no_predictions'))

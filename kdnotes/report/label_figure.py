@@ -24,7 +24,7 @@ _BASELINE_DASHES = ((0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 3)))
 # %% ../../nbs/report/02_label_figure.ipynb #476bee61
 @pt.drawing
 def labels_figure(e: Evidence) -> Figure:
-    "The primary metric against the number of labels, beside the trivial models that are not below all arms."
+    "The primary metric against the number of labels, with the trivial baselines that are not below all arms."
     known = trained_arms(e.arms)
     if len(numbers_of_labels(known)) < 2:
         raise pt.NotDrawn(reason('labels_not_varied'))

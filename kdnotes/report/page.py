@@ -160,7 +160,7 @@ def as_pdf(page: Page) -> bytes:
 # %% ../../nbs/report/05_page.ipynb #147af53e
 @dataclass(frozen=True)
 class SavedReport:
-    "Where a study's report lies."
+    "The files of a study's report."
 
     page: Page
     html: Path

@@ -174,7 +174,7 @@ def interval_rows(
     runs: Iterable[tuple[str, str, float]] = (),  # row, panel, value: small points
     height: float = 0.3,  # inches a row
 ) -> tuple[Figure, dict[str, Axes]]:  # panel -> its axes
-    "A row a name, a panel a quantity, an interval in each."
+    "One row per name, one panel per quantity, an interval in each."
     places = {row: y for y, row in enumerate(dict.fromkeys(row['row'] for row in rows))}
     names = dict.fromkeys(row['panel'] for row in rows if 'panel' in row)
     figure = Figure(figsize=(WIDTH, 0.85 + height * len(places)))
@@ -213,7 +213,7 @@ BAND = dict(errorbar=('pi', 100), err_kws=dict(alpha=0.18, linewidth=0))  # from
 
 
 def grid(
-    names: Sequence[str],  # a panel each
+    names: Sequence[str],  # one panel each
     columns: int,  # at most
     height: float,  # inches a panel
     below: str = '',  # what the horizontal axis is, where each column says it
@@ -240,7 +240,7 @@ def course_grid(
     height: float,  # inches a row
     below: str,  # what the common horizontal axis is
 ) -> tuple[Figure, dict[tuple[str, str], Axes]]:  # (arm, quantity) -> its axes
-    "A row an arm, a column a quantity, all of a column on the same axes."
+    "One row per arm, one column per quantity, all of a column on the same axes."
     figure = Figure(figsize=(WIDTH, 0.7 + height * len(arms)))
     panels = figure.subplots(len(arms), len(quantities), sharex=True, sharey='col', squeeze=False)
     for arm, axes in zip(arms, panels[:, 0]):
@@ -344,7 +344,7 @@ def stacked_bars(
     colours: Mapping[str, str],  # of the parts, in their order from the left
     below: str,  # what the horizontal axis is
 ) -> tuple[Figure, Axes]:
-    "A bar a row, of parts one after the other."
+    "One bar per row, of parts one after the other."
     rows = list(frame['row'].unique())
     parts = [part for part in colours if (frame['part'] == part).any()]
     figure = Figure(figsize=(WIDTH, 1.1 + 0.28 * len(rows)))

@@ -41,7 +41,7 @@ COLUMNS = (
     'verdict',  # of `compare.VERDICTS`; None: nothing is claimed of this row
     'reason',  # code: why there is no verdict, interval or value
 )
-# quantities that are compared as a ratio beside the times
+# quantities that are compared as a ratio, in addition to the times
 RATIOS = ('peak_device_mib', 'peak_host_mib', 'device_j', 'above_rest_j', 'batch_1_ms')
 
 # %% ../../nbs/stats/14_comparison_table.ipynb #f6cfbecb
@@ -74,7 +74,7 @@ def tested_rows(
     kind: str,  # of `compare.study_comparisons`
     c: Comparison,
 ) -> Iterator[dict]:
-    "What a comparison knows by itself."
+    "The rows of a comparison itself, without costs."
     x = c.attribution
     about = dict(kind=kind, a=c.a, b=c.b, factor=x and x.factor, attribution=x and x.code)
     yield from (_tested(c, about, name) for name in ('primary', *TIMES))
@@ -88,7 +88,7 @@ def tested_rows(
         yield _row(about, 'effect_size', 'seeds', c.effect_size_seeds)
     for e in c.equivalences:
         corrected = dict(reason=e.reason, family=e.corrected_over and 'margins of precision')
-        # of a margin that is corrected, the p that is kept is the corrected one
+        # of a margin that is corrected, the p of the comparison is the corrected one
         key = 'p_corrected' if e.corrected_over else 'p'
         yield _row(about, 'noninferiority', f'margin {e.margin:g}', **{key: e.p_noninferior}, **corrected)
         yield _row(about, 'equivalence', f'margin {e.margin:g}', **{key: e.p_equivalent}, **corrected)

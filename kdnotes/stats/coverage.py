@@ -41,7 +41,7 @@ class Setting:
     rest: float  # of a seed with a unit
     ease: float | None = None  # of the ease that both arms share; None: normal data, without a metric
     shift: float = 0.0  # of arm b: the difference itself; latent where there is an ease
-    edge: bool = False  # a rare case, reported apart from the others
+    edge: bool = False  # a rare case, reported separately
 
     def truth(self) -> float:
         "The mean difference over all seeds and units there could be."

@@ -78,7 +78,7 @@ def share_interval(
     student,  # (seeds, units) or (seeds,) values of the primary metric
     teacher,  # of its teachers, in the same order; their mean is > 0
 ) -> Interval:  # of the student's mean over the teacher's
-    "How much of its teacher a student keeps, over seeds and units where there are units."
+    "The share of its teacher that a student recovers, over seeds and units where there are units."
     ndim = np.ndim(student)
     s = checked_numbers(student, ndim, 'student')
     t = checked_numbers(teacher, ndim, 'teacher')
@@ -111,7 +111,7 @@ class GapRecovered:
     # of SHARE_CODES: why there is no share, or that there is one
     code: str
     baseline: TrivialBaseline | None = None  # None: none was measured
-    teacher: Interval | None = None  # how much better than the floor; None: there is no value, or no floor
+    teacher: Interval | None = None  # how much better than the baseline; None: no value, or no baseline
     student: Interval | None = None
     share: Interval | None = None  # of the gain
 
@@ -127,7 +127,7 @@ def gap_recovered(
     gained: Callable[[Sequence[dict]], np.ndarray | None],  # runs -> of `compare.gain`
     interval: Callable[[np.ndarray], Interval],  # of such a gain
 ) -> GapRecovered:
-    "How much of their teachers' gain some runs keep, or why nobody can say."
+    "How much of their teachers' gain some runs recover, or why that is not known."
     if any(r['primary']['value'] is None for pair in pairs for r in pair):
         return GapRecovered('no_value', baseline)
     if baseline is None:
@@ -149,7 +149,7 @@ def gap_recovered(
 # %% ../../nbs/stats/12_deployment.ipynb #f38b9ec1
 @dataclass(frozen=True)
 class Deployment:
-    "The students of a study beside their teachers."
+    "The students of a study and their teachers."
 
     evidence: Evidence
     teacher: str | None  # of the student in the headline; None: no run is of the teacher's architecture
@@ -203,12 +203,12 @@ class Deployment:
         return is_above(interval_of_gain(x - y, e.records, e.units))
 
     def baseline(self, arm: str) -> TrivialBaseline | None:
-        "The best trivial baseline beside an arm; None: none was measured."
+        "The best trivial baseline to compare an arm with; None: none was measured."
         return next(iter(baselines_for(self.evidence.baselines, self.evidence.arms[arm])), None)
 
     @property
     def shares(self) -> dict[str, Interval | None]:
-        "Arm -> the share of its teacher's gain that it keeps; None: there is none."
+        "Arm -> the share of its teacher's gain that it recovers; None: there is none."
         return {arm: recovered and recovered.share for arm, recovered in self.recovered.items()}
 
 # %% ../../nbs/stats/12_deployment.ipynb #eb461c77
@@ -224,7 +224,7 @@ def _teachers(e: Evidence) -> dict[str, str | None]:  # arm -> arm; None: no run
 
 # %% ../../nbs/stats/12_deployment.ipynb #eb7406cc
 def deployment(e: Evidence) -> Deployment:
-    "Pair the runs of a study, and compute what each arm keeps."
+    "Pair the runs of a study, and compute what each arm recovers."
     teachers = _teachers(e)
     student = student_arm(e.records)
     teacher = teachers[student] if student else teacher_arm(e.records)
@@ -349,7 +349,7 @@ def effect_of_kd(
     e: Evidence,
     student: str,  # an arm
 ) -> Comparison | None:  # None: none of the study's comparisons does
-    "The comparison that tells distillation from everything else, of this student if there is one."
+    "The comparison that isolates distillation, of this student if there is one."
     comparisons = [
         c for _, c in e.comparisons if c.attribution and c.attribution.factor == 'kd' and c.difference
     ]
@@ -358,10 +358,10 @@ def effect_of_kd(
 # %% ../../nbs/stats/12_deployment.ipynb #b1c5c133
 @dataclass(frozen=True)
 class NoEffect:
-    "Why a study does not tell what distillation itself adds."
+    "Why a study does not show what distillation itself adds."
 
     code: str  # add_arm | not_compared | no_difference | several_factors
-    arm: str  # that would tell it, by its mode
+    arm: str  # that would show it, by its mode
     taught: bool  # is the student the distilled one?
     there: tuple[str, ...] = ()  # arms of that mode
     comparison: Comparison | None = None
@@ -371,7 +371,7 @@ def why_no_effect(
     e: Evidence,
     student: str,  # an arm
 ) -> NoEffect:
-    "What is missing where nothing tells distillation from everything else."
+    "What is missing where no comparison isolates distillation."
     factors = e.arms[student][0]['factors']
     taught = bool(factors['kd'])
     precision = 'full' if factors['precision'] == 'fp32' else 'mixed'
@@ -394,7 +394,7 @@ class Summary:
     no_value: Reason | None  # why its score, or its teacher's, is not known
     savings: Savings | None  # None: it has no teacher among the runs
     tokens: int | None  # of the one example whose forward was timed
-    effect: Comparison | None  # that tells distillation from everything else
+    effect: Comparison | None  # that isolates distillation
     no_effect: NoEffect | None  # why there is none
     unconverged: UnconvergedTeachers | None  # its teachers, or itself, where it is a teacher
 

@@ -62,7 +62,7 @@ def exceeds_noise(
 # %% ../../nbs/stats/17_energy.ipynb #ff46db4e
 def energy_table(
     modes: dict[str, dict],  # of `measured_modes`
-) -> pd.DataFrame:  # a row a mode, text
+) -> pd.DataFrame:  # one row per mode, text
     "The board's energy of each mode, with the power at rest and above it."
     return pd.DataFrame(
         [
@@ -87,7 +87,7 @@ def energy_values(
     # table; rest: share of the power; twice: a, b, ratios and differences of one configuration measured
     # twice; steps: a, b, format, ratios, told; untold: by quantity; of each quantity the range of the steps
 ) -> dict:
-    "What may be said of energy and speed, a measurement a mode."
+    "Energy and speed of the modes, each measured once, and which differences exceed chance."
     modes = measured_modes(table)
 
     def ratios(a: str, b: str) -> dict[str, float]:

@@ -162,8 +162,8 @@ def known_baselines(
     study: str,
     records: Sequence[dict],  # of it
 ) -> pd.DataFrame | None:  # None: not measured
-    "What the trivial baselines of a study score on its sets, kept by the study or by one of its runs'."
-    tables_of: dict[str, pd.DataFrame] = {}  # study -> all that it keeps
+    "What the trivial baselines of a study score on its sets, stored by it or by the study of a run."
+    tables_of: dict[str, pd.DataFrame] = {}  # study -> all that it stores
     by_key: dict[str, pd.DataFrame] = {}
     for key, about in _baselines(records).items():
         for home in dict.fromkeys([study, *about.pop('homes')]):
@@ -178,7 +178,7 @@ def known_baselines(
 
 # %% ../../nbs/stats/08_evidence.ipynb #ea56bb0c
 def _baselines(records: Sequence[dict]) -> dict[str, dict]:  # key -> labels, weights and homes
-    "The tables of baselines that some runs may stand beside."
+    "The tables of baselines that some runs can be compared with."
     wanted: dict[str, dict] = {}
     for r, encoders in zip(records, _encoders(records)):
         info = task_info(r['task'])
@@ -243,7 +243,7 @@ def unscored_starts(
     records: Sequence[dict],
     table: pd.DataFrame | None,  # of `known_baselines`
 ) -> list[str]:  # what weights are called
-    "The pretrained weights of some runs whose frozen encoder was not scored beside them."
+    "The pretrained weights of some runs whose frozen encoder was not scored."
     scored = set() if table is None else set(table['key'])
     names = (name for encoders in _encoders(records) for name, key in encoders.items() if key not in scored)
     return list(dict.fromkeys(names))
@@ -289,7 +289,7 @@ def difference_table(
 
 # %% ../../nbs/stats/08_evidence.ipynb #ba3405f1
 def curve_points(record: dict) -> list[dict]:  # step and loss, or step, set and value
-    "All that a record says of its run on the way."
+    "What a record holds of the training curve."
     return record.get('curve') or []
 
 # %% ../../nbs/stats/08_evidence.ipynb #7cdd42b4

@@ -217,7 +217,7 @@ def evidence_records() -> list[dict]:
         try:
             runs += records(study)
         except RecordError:
-            pass  # whoever needs it is told
+            pass  # a command that reads this study reports it
     return runs
 
 # %% ../../nbs/stats/16_hardware.ipynb #5c03c845

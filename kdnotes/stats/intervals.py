@@ -76,7 +76,7 @@ def no_interval(
     why: Reason,  # why no more is known
     units: int | None = None,  # per run
 ) -> Interval:
-    "An estimate of which nobody can say how sure it is."
+    "An estimate without an interval."
     return Interval(float(estimate), None, None, n, LEVEL, method, units=units, reason=why)
 
 # %% ../../nbs/stats/01_intervals.ipynb #2bf6ca9f
@@ -138,7 +138,7 @@ def _t_interval(estimate, variance, df, level, df_rest=None, df_share=1.0, **mor
 
 # %% ../../nbs/stats/01_intervals.ipynb #7cf536ae
 def mean_interval(
-    values,  # (n,) one number a run
+    values,  # (n,) one number per run
     level: float = LEVEL,  # confidence level
 ) -> Interval:  # of the mean
     "Student's t interval of a mean (needs about normal values)."
@@ -296,7 +296,7 @@ def values_interval(
 
 # %% ../../nbs/stats/01_intervals.ipynb #14e144b9
 FEW_DIFFER = 15  # with fewer units that differ in any seed the crossed interval is too short
-SAME = 1e-9  # values that are less apart are equal: what rounding leaves
+SAME = 1e-9  # values that differ by less are equal: the rest is rounding
 
 
 def differing_units(

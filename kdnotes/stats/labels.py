@@ -188,7 +188,7 @@ def best_alone(known: Iterable[TrainedArm]) -> dict[int, TrainedArm]:
 
 # %% ../../nbs/stats/11_labels.ipynb #8e2c9f23
 def _rivals(taught: TrainedArm, known: Sequence[TrainedArm]) -> list[TrainedArm]:
-    "Those without distillation that have a network of the same size and all of its seeds."
+    "Arms without distillation that have a network of the same size and all of the seeds."
     seeds = {r['seed'] for r in taught.runs}
     shared = [replace(arm, runs=tuple(r for r in arm.runs if r['seed'] in seeds)) for arm in known]
     return [
@@ -204,7 +204,7 @@ def numbers_of_labels(known: Sequence[TrainedArm]) -> list[int]:  # ascending
 
 
 def _teacher_of(taught: TrainedArm, known: Sequence[TrainedArm]) -> TrainedArm | None:
-    "The arm that taught it, a run for each of its seeds: one that taught several stands there several times."
+    "The arm that taught it, one run per seed of the student; a run that taught several is repeated."
     ids = {r['teacher_run_id'] for r in taught.runs}
     for arm in known:
         by_id = {r['run_id']: r for r in arm.runs}
@@ -218,7 +218,7 @@ def label_efficiency(
     e: Evidence,  # of one study
 ) -> list[
     LabelEfficiency
-]:  # by labels; []: all runs have the same rows, or no distilled arm has one to be held against
+]:  # by labels; []: all runs have the same rows, or no distilled arm has one to compare with
     "What distillation did for each arm that has one without it of as many labels and the same size."
     known = trained_arms(e.arms)
     if len(numbers_of_labels(known)) < 2 and not any(arm.texts for arm in known):

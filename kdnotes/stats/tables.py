@@ -146,7 +146,7 @@ def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
 # %% ../../nbs/stats/10_tables.ipynb #e5416778
 @dataclass(frozen=True)
 class DistilledPair:
-    "An arm that was taught beside the arm that differs from it in that alone, seed by seed."
+    "A distilled arm and the arm that differs from it in distillation alone, seed by seed."
 
     arm: str
     control: str
@@ -154,7 +154,7 @@ class DistilledPair:
 
 # %% ../../nbs/stats/10_tables.ipynb #43b7c03b
 def distilled_pairs(e: Evidence) -> list[DistilledPair]:  # in the order of the comparisons
-    "The arms of a study that tell distillation from everything else."
+    "The pairs of arms that isolate distillation."
     pairs = {}
     for _, c in e.comparisons:
         if not c.attribution or c.attribution.factor != 'kd':
@@ -206,7 +206,7 @@ def agreement_table(
 
 # %% ../../nbs/stats/10_tables.ipynb #a0ef63d8
 def reliability_table(e: Evidence) -> pd.DataFrame:  # as `reliability_figure` takes it
-    "Ten bins of equal width an arm, all its runs together."
+    "Ten bins of equal width per arm, all runs together."
     scored = _scored(e)
     tables = []
     for arm, runs in e.arms.items():
@@ -236,9 +236,9 @@ class TeacherAgreement:
 # %% ../../nbs/stats/10_tables.ipynb #26400ab4
 def teacher_agreement(
     e: Evidence,
-    # a member a pair of `distilled_pairs`; []: items are not ranked, or predictions are not there
+    # one per pair of `distilled_pairs`; []: items are not ranked, or predictions are not there
 ) -> list[TeacherAgreement]:
-    "The manipulation check of distillation: Kendall's tau with the teacher, with and without its lessons."
+    "The manipulation check of distillation: Kendall's tau with the teacher, with and without distillation."
     if score_kind(e.records) != 'log_odds' or not (pairs := distilled_pairs(e)):
         return []
     try:

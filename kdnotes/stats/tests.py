@@ -47,7 +47,7 @@ class PValue:
 ROUNDING = 1e-12  # a spread below this share of the values is what rounding leaves of none
 
 
-_SMALLEST = 1e-300  # chances below this are not told apart
+_SMALLEST = 1e-300  # smaller chances are not distinguished
 
 
 def tail_probability(
@@ -121,7 +121,7 @@ def flips(
 def flip_p(
     values: np.ndarray,  # (n,) or many rows of n
     signs: np.ndarray,  # (flips, n) of `flips`
-) -> np.ndarray:  # (): or one a row
+) -> np.ndarray:  # (): or one per row
     "Two-sided p of a sum under flipped signs."
     x = np.asarray(values)
     # a sum is as far out as itself, whatever rounding leaves of it
@@ -151,7 +151,7 @@ LEAST_SEEDS = 8  # tests over seeds alone need so many
 
 
 def seed_test(
-    values,  # (n,) one difference a seed
+    values,  # (n,) one difference per seed
     rng: np.random.Generator | None = None,  # needed with more than 16 seeds
 ) -> PValue:  # statistic: the mean
     "Flips of the seeds' signs: units fixed, seeds random; refused below 8 seeds."
@@ -199,7 +199,7 @@ def holm(
 
 # %% ../../nbs/stats/02_tests.ipynb #b1cbd2fb
 def effect_size(
-    values,  # (n,) differences, one a unit or one a seed
+    values,  # (n,) differences, one per unit or one per seed
 ) -> Interval:  # of mean / standard deviation; NaN where there is no spread, see `reason`
     "Cohen's d_z with its noncentral t interval."
     x = checked_numbers(values, 1, 'values')
