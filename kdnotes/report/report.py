@@ -264,11 +264,11 @@ def report_of(
 ) -> Report:
     "Sentences and tables of what has been read already."
     use = deployment(e)
-    pays = label_efficiency(e)
+    efficiencies = label_efficiency(e)
     arms = arms_table(e.records, e.values)
     nearer = teacher_agreement(e)
     units = task_info(e.records[0]['task']).unit_name
-    labels = sentences('headline.jinja', 'labels', pays)
+    labels = sentences('headline.jinja', 'labels', efficiencies)
     return Report(
         study=e.study,
         about=_about(e),
@@ -288,7 +288,7 @@ def report_of(
         notes=_notes(e, arms),
         figures=figures,
         values=e.values,
-        numbers=all_comparisons(e, use, pays),
+        numbers=all_comparisons(e, use, efficiencies),
         results=results_table(e.records, comparable=e.times.has),
         setting=_setting(e),
         scored_baselines={baseline.name: baseline.record['metrics'] for baseline in e.baselines},

@@ -21,14 +21,14 @@ from kdnotes.stats.intervals import (
 )
 
 # %% auto #0
-__all__ = ['COLUMNS', 'KINDS', 'NOT_CALIBRATED', 'aligned', 'Judged', 'judged', 'bin_of', 'reliability', 'agreement_values',
-           'agreement', 'TauGain', 'tau_gain']
+__all__ = ['COLUMNS', 'KINDS', 'NOT_CALIBRATED', 'align_predictions', 'PredictedProbabilities', 'predicted_probabilities',
+           'bin_of', 'reliability', 'agreement_values', 'agreement', 'TauGain', 'tau_gain']
 
 # %% ../../nbs/stats/07_calibration.ipynb #87ad518f
 COLUMNS = ('split', 'unit', 'item', 'label', 'score')
 
 
-def aligned(
+def align_predictions(
     runs: Sequence[pd.DataFrame],  # predictions, one frame per run
     split: str,
     kind: str = 'log_odds',  # of KINDS; where items are the runs' own, units are set side by side
@@ -101,7 +101,7 @@ def _by_class(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
 
 # %% ../../nbs/stats/07_calibration.ipynb #d9b347b5
 @dataclass(frozen=True)
-class Judged:
+class PredictedProbabilities:
     "Predictions as probabilities, and whether they are right."
 
     probability: np.ndarray  # (runs, n) of each prediction
@@ -110,23 +110,23 @@ class Judged:
     n_units: int
 
 # %% ../../nbs/stats/07_calibration.ipynb #ac4c2aba
-def judged(
+def predicted_probabilities(
     runs: Sequence[pd.DataFrame],  # predictions, one frame per run
     split: str = 'test',
     kind: str = 'log_odds',  # of KINDS
-) -> Judged:
+) -> PredictedProbabilities:
     "What a model predicts, and how surely: each item by itself; of classes, the most probable one."
     _check_kind(kind)
-    table = aligned(runs, split, kind)
+    table = align_predictions(runs, split, kind)
     if kind == 'logits':
         scores, label = _by_class(table)
         predicted = scores.argmax(-1)
         right = np.take_along_axis(label[None], predicted[..., None], -1)[..., 0]
-        return Judged(softmax(scores, -1).max(-1), right, np.arange(len(label)), len(label))
+        return PredictedProbabilities(softmax(scores, -1).max(-1), right, np.arange(len(label)), len(label))
     units, names = pd.factorize(table['unit'])
     scores = table[list(range(len(runs)))].to_numpy(float).T
     label = table['label'].to_numpy(int)
-    return Judged(expit(scores), np.broadcast_to(label, scores.shape), units, len(names))
+    return PredictedProbabilities(expit(scores), np.broadcast_to(label, scores.shape), units, len(names))
 
 # %% ../../nbs/stats/07_calibration.ipynb #0a671a5f
 def bin_of(
@@ -156,7 +156,7 @@ def reliability(
     kind: str = 'log_odds',  # of KINDS
 ) -> pd.DataFrame:  # bin, n, probability, right, low, high; of bins that hold something
     "Mean probability and share of right predictions by bin, for a plot."
-    j = judged(runs, split, kind)
+    j = predicted_probabilities(runs, split, kind)
     p = j.probability
     which = bin_of(p.ravel(), bins, by).reshape(p.shape)
     seed_draws, unit_draws = draw_counts((len(p), j.n_units), rng, _DRAWS)
@@ -230,7 +230,7 @@ def agreement_values(
 ) -> pd.DataFrame:  # by unit: top_1, tau (NaN where it has none), kl, js; decisions, of log odds
     "Agreement of a student with its teacher, unit by unit."
     _check_kind(kind)
-    table = aligned([student, teacher], split, kind)
+    table = align_predictions([student, teacher], split, kind)
     groups = table.groupby('unit', sort=True)
     scores = table[[0, 1]].to_numpy(float)
 

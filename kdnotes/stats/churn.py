@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 import numpy as np
 import pandas as pd
-from .calibration import aligned
+from .calibration import align_predictions
 from .comparable import unit_matrix
 from .compare import matched_pairs
 from .intervals import Interval, StatsError, mean_interval, ratio_interval
@@ -61,7 +61,7 @@ def prediction_churn(
             names = ' and '.join(r['run_id'] for r in pair)
             raise StatsError(f'{names} have no units in common whose mean is the primary metric')
         changed.append(int((values.iloc[0] != values.iloc[1]).sum()))
-        scores = aligned([predictions[r['run_id']] for r in pair], split, kind)
+        scores = align_predictions([predictions[r['run_id']] for r in pair], split, kind)
         moved.append(float((scores[0] - scores[1]).abs().mean()))
     arms = (runs[0]['arm'] for runs in (records_a, records_b))
     return PredictionChurn(

@@ -17,10 +17,10 @@ from ..results.schema import HARDWARE, dropout_masks
 
 # %% auto #0
 __all__ = ['SEED', 'trained', 'Timed', 'timed', 'of_one_machine', 'recorded', 'differences', 'Attribution', 'attribute',
-           'check_arm', 'commits', 'mixed', 'refusal', 'matched', 'matched_pairs', 'missing_value', 'by_cluster',
-           'unit_matrix', 'units_alike', 'independent_name', 'TrivialBaseline', 'trivial_baselines', 'baselines_for',
-           'bound_of', 'gain', 'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells',
-           'neighbours']
+           'check_arm', 'commits', 'incompatible_kinds', 'refusal', 'matched', 'matched_pairs', 'missing_value',
+           'by_cluster', 'unit_matrix', 'units_alike', 'independent_name', 'TrivialBaseline', 'trivial_baselines',
+           'baselines_for', 'bound_of', 'gain', 'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes',
+           'alike_cells', 'neighbours']
 
 # %% ../../nbs/stats/04_comparable.ipynb #af490aa1
 def trained(record: dict) -> bool:
@@ -203,7 +203,7 @@ def commits(
     return sorted({short(r['environment'].get('git')) for r in records})
 
 # %% ../../nbs/stats/04_comparable.ipynb #715250e0
-def mixed(
+def incompatible_kinds(
     records: Sequence[dict],
 ) -> dict[str, list[str]]:  # kind -> its values, where there is more than one
     "In what runs differ that are never compared."
@@ -225,7 +225,7 @@ def refusal(
     b: Sequence[dict],  # of another
 ) -> Reason | None:  # None: they can be compared
     "Why two arms cannot be compared at all."
-    for kind, values in mixed([*a, *b]).items():
+    for kind, values in incompatible_kinds([*a, *b]).items():
         if kind == 'smoke':
             return reason('smoke_mixed')
         return reason('different', kind=kind, values=tuple(values))

@@ -14,7 +14,7 @@ from kdnotes.stats.comparable import (
     check_arm,
     trivial_baselines,
     independent_name,
-    mixed,
+    incompatible_kinds,
     timed,
     unit_matrix,
     units_alike,
@@ -55,7 +55,7 @@ def check_study(study: str, records: Sequence[dict]) -> None:
             f'it has no finished runs in {runs_path() / study} and none exported to {evidence_path()}; '
             'train some first, with nbs/run.ipynb or nbs/study.ipynb'
         )
-    for kind, seen in mixed(records).items():
+    for kind, seen in incompatible_kinds(records).items():
         if kind != 'schemas':
             text = f"it mixes {kind}: {' and '.join(seen)}"
             refuse(f'{text}; report them apart, by run_ids or in studies of their own')

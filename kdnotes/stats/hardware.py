@@ -358,7 +358,7 @@ def _energy(timed: Sequence[Timing], device: Device, workload: Workload) -> tupl
     return device.power_w * _mean(timed, lambda t: t.n_devices * workload.training_s(t)), ''
 
 # %% ../../nbs/stats/16_hardware.ipynb #84591e6d
-def _doubts(timed: Sequence[Timing], device: Device) -> tuple[Reason, ...]:
+def _caveats(timed: Sequence[Timing], device: Device) -> tuple[Reason, ...]:
     "What speaks against an estimate, or against a time that was measured."
     doubts = []
     if (jobs := max(t.jobs for t in timed)) > 1:
@@ -399,12 +399,12 @@ def _choice(ends: Ends, device: Device, workload: Workload) -> Choice:
         training_s=tuple(_mean(timed, workload.training_s) for timed in ends),
         joules=joules,
         reasons=reasons,
-        notes=_doubts(worst, device),
+        notes=_caveats(worst, device),
         **known,
     )
 
 # %% ../../nbs/stats/16_hardware.ipynb #46076186
-def _only(devices: dict[str, Device], names: Sequence[str]) -> dict[str, Device]:
+def _select_devices(devices: dict[str, Device], names: Sequence[str]) -> dict[str, Device]:
     "These devices alone; one that is not known is refused."
     for name in names:
         if name not in devices:
@@ -436,7 +436,7 @@ def choices(
     precisions = {t.precision for t in wanted}
     known = {name: Device(device=name) for name in measured} | devices
     options = []
-    for name, device in _only(known, only).items():
+    for name, device in _select_devices(known, only).items():
         if name in measured:
             options.append(_choice(_ends(measured[name], device, device), device, workload))
             continue

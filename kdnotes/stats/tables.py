@@ -249,9 +249,9 @@ def teacher_agreement(
     gains = {}
     for both in pairs:
         ids = [(t['run_id'], c['run_id'], t['teacher_run_id']) for t, c in both.runs]
-        held = [[scored[i] for i in three] for three in ids if scored.keys() >= set(three)]
-        if held:
-            gains[both.arm, both.control] = tau_gain(*zip(*held), np.random.default_rng(0), split)
+        scored_triples = [[scored[i] for i in three] for three in ids if scored.keys() >= set(three)]
+        if scored_triples:
+            gains[both.arm, both.control] = tau_gain(*zip(*scored_triples), np.random.default_rng(0), split)
     if not gains:
         return []
     names = {pair: ' against '.join(pair) for pair in gains}
