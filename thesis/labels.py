@@ -17,7 +17,7 @@ from kdnotes.stats.labels import (
     label_efficiency,
 )
 from .steps import verdict
-from .values import floor_values, shares_over, study_values
+from .values import beside_floor, floor_values, shares_over, study_values
 
 
 class Beside(NamedTuple):
