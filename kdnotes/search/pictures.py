@@ -51,12 +51,12 @@ def ended(result: SearchResult) -> list[Trial]:
     "The trials that are over, in the order in which they ended."
     return sorted((t for t in result.trials if t.ended_s is not None), key=lambda t: t.ended_s)
 
-
+# %% ../../nbs/search/05_pictures.ipynb #f6c68a26
 def in_printed_unit(
     result: SearchResult,
 ) -> tuple[SearchResult, Seeds]:
     "A result and its values over several seeds, with scores as they are printed: shares in percent."
-    several = any(len(of) > 1 for of in result.seeds.values())
+    several = any(len(run_ids) > 1 for run_ids in result.seeds.values())
     seeds = result.seed_values if several else {}
     score = result.objectives[0]
     if not score.in_percent:
@@ -68,8 +68,8 @@ def in_printed_unit(
 
     trials = tuple(replace(t, values=scaled(t.values)) for t in result.trials)
     threshold = result.threshold and replace(result.threshold, value=100 * result.threshold.value)
-    lists = {i: of | {score.name: [100 * value for value in of[score.name]]} for i, of in seeds.items()}
-    return replace(result, trials=trials, threshold=threshold), lists
+    in_percent = {i: v | {score.name: [100 * value for value in v[score.name]]} for i, v in seeds.items()}
+    return replace(result, trials=trials, threshold=threshold), in_percent
 
 # %% ../../nbs/search/05_pictures.ipynb #fcbb145b
 def _placed(result: SearchResult, cost: Objective) -> pd.DataFrame:  # of `trials_table`, with `kind`
@@ -81,7 +81,7 @@ def _placed(result: SearchResult, cost: Objective) -> pd.DataFrame:  # of `trial
     table = table.assign(kind=kinds).loc[order]
     return table[np.isfinite(table[[result.objectives[0].name, cost.name]]).all(axis=1)]
 
-
+# %% ../../nbs/search/05_pictures.ipynb #576614b2
 def _stairs(axes: Axes, best: Sequence[Trial], score: Objective, cost: Objective, **how: Any) -> None:
     "The border of what a front dominates."
     x = [t.values[cost.name] for t in best]
@@ -89,20 +89,20 @@ def _stairs(axes: Axes, best: Sequence[Trial], score: Objective, cost: Objective
     end = axes.get_xlim()[0 if cost.higher_is_better else 1]
     axes.plot([*x, end], [*y, y[-1]], drawstyle='steps-post', color=pt.BLUE, zorder=1.5, **how)
 
-
+# %% ../../nbs/search/05_pictures.ipynb #d4036af3
 def _put_whiskers(axes: Axes, means: list[Trial], seeds: Seeds, score: Objective, cost: Objective) -> None:
     "Means over seeds, from the lowest to the highest seed, in both directions."
     for along, shown, other in (('x', cost, score), ('y', score, cost)):
         each = {t.run_id: seeds[t.run_id].get(shown.name) for t in means}
         rows = [
-            dict(value=t.values[shown.name], low=min(of), high=max(of), at=t.values[other.name])
+            dict(value=t.values[shown.name], low=min(values), high=max(values), at=t.values[other.name])
             for t in means
-            if (of := each[t.run_id])
+            if (values := each[t.run_id])
         ]
-        of_front = dict(looks=LOOKS['front'], hollow=True)
-        pt.put_marks(axes, [row | of_front for row in rows], along, zorder=4)
+        looks = dict(looks=LOOKS['front'], hollow=True)
+        pt.put_marks(axes, [row | looks for row in rows], along, zorder=4)
 
-
+# %% ../../nbs/search/05_pictures.ipynb #d57be6b7
 def _panel(axes: Axes, result: SearchResult, seeds: Seeds, cost: Objective) -> None:
     "One panel of `front_figure`."
     score = result.objectives[0]
@@ -120,8 +120,8 @@ def _panel(axes: Axes, result: SearchResult, seeds: Seeds, cost: Objective) -> N
         axes.axhline(threshold, color=pt.LINE, linewidth=1, linestyle=':', zorder=1)
     means = with_means(ended(result), seeds)
     if len(result.objectives) == 2:
-        of_one_seed = dict(linestyle='--', linewidth=0.9) if means else {}
-        _stairs(axes, result.front, score, cost, **of_one_seed)
+        single_seed = dict(linestyle='--', linewidth=0.9) if means else {}
+        _stairs(axes, result.front, score, cost, **single_seed)
         if believed := pareto_with_seeds(ended(result), result.objectives, seeds, threshold):
             _stairs(axes, believed, score, cost)
     _put_whiskers(axes, means, seeds, score, cost)
@@ -175,7 +175,7 @@ def importances_of(
     tables = [importances(trials, o, result.space).assign(objective=o.name) for o in result.objectives]
     return pd.concat(tables, ignore_index=True)
 
-
+# %% ../../nbs/search/05_pictures.ipynb #502272d1
 @pt.drawing
 def importances_figure(
     result: SearchResult,
@@ -190,10 +190,10 @@ def importances_figure(
     looks = dict(palette={True: '#FFFFFF', False: pt.SKY}, edgecolor=pt.LINE, linewidth=0.8)
     panels = figure.subplots(1, len(result.objectives), sharey=True, squeeze=False)[0]
     for axes, o in zip(panels, result.objectives):
-        own = table[table['objective'] == o.name]
-        if len(own):
-            sns.barplot(own, ax=axes, **bars, **looks)
-            axes.set_title(f"{own['trials'].iloc[0]} trials")
+        rows = table[table['objective'] == o.name]
+        if len(rows):
+            sns.barplot(rows, ax=axes, **bars, **looks)
+            axes.set_title(f"{rows['trials'].iloc[0]} trials")
             axes.set_xlim(0, None)
         else:
             how = dict(
@@ -240,7 +240,7 @@ def _by_optuna(
                 axis.set_label_text(text[0].lower() + text[1:])
     return figure
 
-
+# %% ../../nbs/search/05_pictures.ipynb #a3d47acd
 def _study(result: SearchResult):  # of Optuna
     "The ended trials with their settings; `NotDrawn` if fewer than two are feasible."
     if sum(t.state == 'complete' for t in result.trials) < 2:
@@ -248,7 +248,7 @@ def _study(result: SearchResult):  # of Optuna
     result, _ = in_printed_unit(result)
     return study_of(ended(result), result.objectives, searched(result.space))
 
-
+# %% ../../nbs/search/05_pictures.ipynb #eb970809
 def _shown_parameters(result: SearchResult) -> list[str]:
     "The parameters that vary, the most important ones first."
     names = list(searched(result.space))
@@ -259,7 +259,7 @@ def _shown_parameters(result: SearchResult) -> list[str]:
         raise pt.NotDrawn(reason('no_score_or_parameter'))
     return names[:_MOST_PARAMETERS]
 
-
+# %% ../../nbs/search/05_pictures.ipynb #6a1638c2
 @pt.drawing
 def hypervolume_figure(
     result: SearchResult,
@@ -284,7 +284,14 @@ def hypervolume_figure(
     figure.axes[0].set_ylabel('hypervolume, share of the box')
     return figure
 
+# %% ../../nbs/search/05_pictures.ipynb #1a90e833
+def _settings_figure(result: SearchResult, plot: Callable, height: float) -> Figure:
+    "A plot of Optuna of the settings and their scores."
+    how = dict(params=_shown_parameters(result), target_name=result.objectives[0].label)
+    draw = partial(plot, target=lambda t: t.values[0], **how)
+    return _by_optuna(draw, _study(result), height)
 
+# %% ../../nbs/search/05_pictures.ipynb #d4d65a66
 @pt.drawing
 def parallel_figure(
     result: SearchResult,
@@ -292,9 +299,7 @@ def parallel_figure(
     "The settings of all trials, one line each, coloured by their score."
     from optuna.visualization.matplotlib import plot_parallel_coordinate
 
-    how = dict(params=_shown_parameters(result), target_name=result.objectives[0].label)
-    draw = partial(plot_parallel_coordinate, target=lambda t: t.values[0], **how)
-    return _by_optuna(draw, _study(result), 3.6)
+    return _settings_figure(result, plot_parallel_coordinate, 3.6)
 
 
 @pt.drawing
@@ -304,9 +309,7 @@ def slices_figure(
     "The score against each parameter."
     from optuna.visualization.matplotlib import plot_slice
 
-    how = dict(params=_shown_parameters(result), target_name=result.objectives[0].label)
-    draw = partial(plot_slice, target=lambda t: t.values[0], **how)
-    return _by_optuna(draw, _study(result), 2.6)
+    return _settings_figure(result, plot_slice, 2.6)
 
 # %% ../../nbs/search/05_pictures.ipynb #8790a02a
 def _front_caption(result: SearchResult) -> str:
@@ -316,6 +319,8 @@ def _front_caption(result: SearchResult) -> str:
 
 
 _caption = partial(partial, phrase, 'search.jinja')  # a macro's name -> a function from a result to a caption
+
+# %% ../../nbs/search/05_pictures.ipynb #9a44a05d
 PICTURES = {  # name of the file and of its caption's macro -> picture, in the order of the argument
     'search_front': pt.Picture(front_figure, _front_caption),
     'search_hypervolume': pt.Picture(hypervolume_figure, _caption('search_hypervolume')),
@@ -327,7 +332,7 @@ PICTURES = {  # name of the file and of its caption's macro -> picture, in the o
     'search_slices': pt.Picture(slices_figure, _caption('search_slices')),
 }
 
-
+# %% ../../nbs/search/05_pictures.ipynb #e6f4acaa
 def draw_result(
     result: SearchResult,
     folder: Path | None = None,  # None: runs/<study>/figures
