@@ -42,7 +42,7 @@ from kdnotes.stats.intervals import (
     mean_interval,
     ratio_interval,
 )
-from ..results.schema import OWN_MASKS, dropout_masks, made_on_cpu
+from ..results.schema import SEPARATE_MASKS, dropout_masks, ran_on_cpu
 from ..telemetry.summary import BUSY_SHARE, is_busy
 from kdnotes.stats.comparable import (
     SEED,
@@ -291,12 +291,12 @@ def _masks_apart(pairs: Sequence[tuple[dict, dict]]) -> Reason | None:
     apart = [
         pair
         for pair in pairs
-        if len({dropout_masks(r) for r in pair}) > 1 and not any(made_on_cpu(r) for r in pair)
+        if len({dropout_masks(r) for r in pair}) > 1 and not any(ran_on_cpu(r) for r in pair)
     ]
     if not apart:
         return None
-    old = tuple(r['run_id'] for pair in apart for r in pair if dropout_masks(r) == OWN_MASKS)
-    new = tuple(r['run_id'] for pair in apart for r in pair if dropout_masks(r) != OWN_MASKS)
+    old = tuple(r['run_id'] for pair in apart for r in pair if dropout_masks(r) == SEPARATE_MASKS)
+    new = tuple(r['run_id'] for pair in apart for r in pair if dropout_masks(r) != SEPARATE_MASKS)
     return reason('masks_differ', old=old, new=new)
 
 

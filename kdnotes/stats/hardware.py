@@ -24,7 +24,7 @@ from ..results.overview import evidence_studies, find_run, find_study, studies
 from ..core.render import Reason, reason
 from ..core.config import ConfigError, truncate_repr
 from ..core.tables import as_text, no_table, read_table
-from ..results.schema import RecordError, made_on_cpu
+from ..results.schema import RecordError, ran_on_cpu
 from ..results.store import records
 
 # %% auto #0
@@ -136,7 +136,7 @@ class Timing:
 
 def _timing(record: dict) -> Timing:
     epochs, time, cost = record['settings']['epochs'], record['time'], training_cost(record)
-    n_devices = 1 if made_on_cpu(record) else record['parallel']['ranks']
+    n_devices = 1 if ran_on_cpu(record) else record['parallel']['ranks']
     work = work_of(record).kind | dict(ranks=None, threads_per_rank=None, devices=n_devices)
     return Timing(
         device=record['environment']['device'],
