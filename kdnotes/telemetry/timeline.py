@@ -21,7 +21,7 @@ TRACE = {name: 'max' if m.over_time == 'max' else 'mean' for name, m in METERS.i
 def _short(value, digits: int) -> float | None:
     return None if pd.isna(value) else float(f'{value:.{digits}g}')
 
-
+# %% ../../nbs/telemetry/04_timeline.ipynb #9f9bd807
 def compact_timeline(
     samples: Iterable[dict],  # in order: elapsed_s, rank and some of TRACE; other keys are ignored
     # elapsed_s (the middle of a stretch) and the keys of TRACE, None where nothing was read; a stretch
