@@ -113,14 +113,14 @@ def studies() -> list[str]:  # sorted
 
 
 def evidence_studies() -> list[str]:  # sorted
-    "The studies whose finished runs are kept as evidence."
+    "The studies whose finished runs are in the evidence."
     return sorted(p.name.removesuffix('.records.jsonl') for p in evidence_path().glob('*.records.jsonl'))
 
 # %% ../../nbs/results/06_overview.ipynb #32bff51c
 def find_study(
     study: str,  # as it was named when it was made: smoke runs have a study of their own, NAME-smoke
 ) -> str:  # as its folder is called
-    "The study that a name means; one that nobody has is refused, and those that are there are named."
+    "The study of this name, or an error that lists the studies there are."
     known = sorted({*studies(), *evidence_studies()})
     for name in (study, f'{study}-smoke'):
         if name in known:
@@ -138,7 +138,7 @@ def find_study(
 def list_runs(
     study: str | None = None,  # None: all studies
 ) -> list[RunLine]:  # by study, the newest last
-    "The runs under `runs/`, begun or finished; of one study also those that are kept as evidence alone."
+    "The runs under `runs/`, begun or finished; for one study, also those that are only in the evidence."
     if study is not None:
         study = find_study(study)
     lines = [_line(folder) for name in ([study] if study else studies()) for folder in _folders(name)]
@@ -151,7 +151,7 @@ def list_runs(
 def find_run(
     name: str,  # a run_id, or a run's folder
 ) -> tuple[dict | None, RunFolder | None]:  # its record (None: not done), its folder (None: evidence alone)
-    "A run of this name; one that nobody has is refused."
+    "The run of this name, or an error with a similar name."
     path = Path(name).expanduser()
     run_id = path.resolve().name if path.is_dir() else name
     by_name: dict[str, RunFolder] = {}
@@ -185,7 +185,7 @@ def record_rows(
 # %% ../../nbs/results/06_overview.ipynb #a3122631
 def run_table(
     record: dict,
-) -> pd.DataFrame:  # group and name, value; without the settings, which whoever ran it has before them
+) -> pd.DataFrame:  # group and name, value; without the settings
     "A record for people, in a notebook."
     rows = {(group, name): value for group, name, value in record_rows(record, settings=False)}
     return pd.DataFrame({'': rows.values()}, index=pd.MultiIndex.from_tuples(rows, names=['', '']))

@@ -94,9 +94,7 @@ def read_rows(
 
 # %% ../../nbs/results/02_runs.ipynb #53719024
 class RowFollower:
-    """Reads the rows of a run while it writes them, each once: to read a whole file again and again costs
-    more the longer it gets. A run that is begun anew replaces its file; this one is read from its first row.
-    """
+    "Reads the rows of a run while it writes them, each once, also after the run has replaced its file."
 
     def __init__(
         self,
@@ -260,7 +258,7 @@ def drop_rows(
     self: RunFolder,
     first: int,  # that stays
 ) -> None:
-    "Forget the rows of an earlier attempt, which this one does not go on from."
+    "Drop the rows of an earlier attempt that this one does not continue."
     path = self.path / 'rows.jsonl'
     with _locked_for_writing(path):
         rows = read_rows(path)
@@ -288,7 +286,7 @@ def config(self: RunFolder) -> dict | None:
 # %% ../../nbs/results/02_runs.ipynb #e85977e8
 @patch
 def write_state(self: RunFolder, status: str, **more: Any) -> None:
-    "Say how far the run is: one of STATUSES, with whatever explains it; one that is done is bound by it."
+    "Write the status of the run, one of STATUSES, with details; when it is done, the record's sha256 too."
     if status not in STATUSES:
         raise RecordError(f"there is no status {status!r}; a run is {', '.join(STATUSES)}")
     if status == 'done' and self.done:
@@ -362,7 +360,7 @@ def write_record(self: RunFolder, record: dict) -> None:
 # %% ../../nbs/results/02_runs.ipynb #d631accf
 @patch
 def record(self: RunFolder) -> dict | None:
-    "The record, which is the one that the run's state vouches for."
+    "The record, checked against the sha256 in the run's state."
     bound = (self.state() or {}).get('record_sha256')
     path = self.path / 'record.json'
     if bound and path.exists() and sha256_file(path) != bound:
@@ -373,7 +371,7 @@ def record(self: RunFolder) -> dict | None:
 # %% ../../nbs/results/02_runs.ipynb #78367722
 @patch
 def files(self: RunFolder) -> dict[str, bytes]:  # path in the folder -> content; {} when there is no folder
-    "The files of a run, to be copied into another study, without those that only help to resume it."
+    "The files of a run, for a copy in another study, without those that only help to resume it."
     paths = {path.relative_to(self.path): path for path in self.path.rglob('*') if path.is_file()}
     return {
         name.as_posix(): path.read_bytes()
@@ -387,10 +385,10 @@ def install(
     self: RunFolder,
     files: dict[str, bytes],  # of `files`
 ) -> None:
-    "Write the files of a run, whose lock is held, in the place of whatever an earlier attempt left."
+    "Replace what an earlier attempt left by these files of the run, whose lock the caller holds."
     whole = 'record.json' in files  # else a later attempt may go on from its checkpoints
     unchanged = {'.lock', 'state.json', *([] if whole else ['checkpoints'])}
-    (self.path / 'record.json').unlink(missing_ok=True)  # it vouches for what goes next
+    (self.path / 'record.json').unlink(missing_ok=True)  # a record without its files would be believed
     for path in self.path.iterdir():
         if path.is_dir() and path.name not in unchanged:
             shutil.rmtree(path)
@@ -408,7 +406,7 @@ def check(self: RunFolder) -> None:
 
 @patch
 def _check_files(self: RunFolder, prefix: str) -> None:
-    "Compare the files of a finished run, those whose path begins so, with what its record says of them."
+    "Compare the files of a finished run whose path begins with `prefix` with the record."
     known = (self.record() or {}).get('files', {})
     for name, expected in known.items():
         file = self.path / name
@@ -430,7 +428,7 @@ def _again(self: RunFolder) -> str:
 # %% ../../nbs/results/02_runs.ipynb #09997791
 @patch
 def _read(self: RunFolder, name: str, check: Callable = lambda obj, where: obj) -> dict | None:
-    "A file of a run. One that is torn is an error of this run: who looks through all passes over it."
+    "A file of a run; a damaged one is a `RecordError`, so that a listing can skip this run."
     path = self.path / name
     if not path.exists():
         return None
@@ -448,7 +446,7 @@ _READ = {'.json', '.txt', '.model', '.safetensors'}
 def saved_model(
     folder: Path,  # of a run, wherever it lies, or of the model in it
 ) -> tuple[Path, dict] | None:  # the model's folder, and the record; None: it is no finished run's
-    "A run's model by its folder: like that by its run_id it is what the run saved, or refused."
+    "The model of a finished run by its folder, checked against the record."
     at = folder.resolve()
     inside = at.name in ('model', 'pruned') and not (at / 'record.json').is_file()
     place = at.parent if inside else at
@@ -462,7 +460,7 @@ def _hashes(folder: Path) -> dict[str, str]:
     "Path in a run's folder -> sha256, of its tables and its model."
     files = [folder / f'{name}.csv.gz' for name in TABLES]
     for name in ('model', 'pruned'):  # the second where a student lost heads
-        # a model's card is made of the record, and may be made again
+        # a model's card is written from the record, and can be written again
         inside = (folder / name).glob('**/*')
         files += sorted(path for path in inside if path.is_file() and path.name != 'README.md')
     return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}

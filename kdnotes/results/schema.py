@@ -66,7 +66,7 @@ def _from_1(old: dict) -> dict:
 
 # %% ../../nbs/results/01_schema.ipynb #7d9bf2d3
 def _from_2(old: dict) -> dict:
-    "A record of schema 2, which said of what reads its weights no more than the bytes of some files."
+    "A record of schema 2, which has no hash of the configuration and tokenizer that read its weights."
     if isinstance(old.get('models'), dict):
         old = old | dict(models=dict(reading_sha256=None) | old['models'])
     return old | dict(schema=SCHEMA)
@@ -141,7 +141,7 @@ class Point(Part):
 
 # %% ../../nbs/results/01_schema.ipynb #2aeb8c9c
 def first_error(model: type[BaseModel], obj: Any) -> str:  # "'primary.value': input should be ..."; '': valid
-    "What pydantic says first of an object that a model cannot hold."
+    "The first validation error of an object."
     try:
         model.model_validate(obj)
     except ValidationError as e:
@@ -278,7 +278,7 @@ class Environment(Part):
 
 # %% ../../nbs/results/01_schema.ipynb #d5c4f012
 class Models(Part):
-    "What the run's pretrained weights are called, and what read them."
+    "The names of the run's pretrained weights, and the hash of what read them."
 
     reading_sha256: Name | None = None
 
@@ -383,7 +383,7 @@ class Gradients(Part):
 
 # %% ../../nbs/results/01_schema.ipynb #3bf55ff5
 class Tokenisation(Part, Explained):
-    "What the run's tokenizer made of its corpus, counts by split."
+    "Tokens and cuts of the run's corpus, counts by split."
 
     rows: Counts
     tokens: Counts  # of the texts, special ones left out
@@ -527,9 +527,9 @@ def check_record(
 def check_read(
     record: dict,
     where: str,  # the file (and line) it came from
-    **home: str,  # what its place says: study, run_id
+    **home: str,  # from its place: study, run_id
 ) -> dict:  # of this schema
-    "A record as read, or a `RecordError` that says why it cannot be believed."
+    "A record as read, or a `RecordError` with the reason why it is not valid."
     record = of_this_schema(record, where)
     if why := first_error(Record, record):
         raise RecordError(

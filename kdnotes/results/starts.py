@@ -51,9 +51,9 @@ def profile_start(name: str) -> str:
 # %% ../../nbs/results/05_starts.ipynb #9e17e382
 def record_starts(
     record: dict,
-    find: Callable[[str], dict | None],  # run_id -> the record of a run that others stand on
-) -> dict[str, str | None]:  # what the weights are called -> of `start_text`; None: nobody knows any more
-    "The pretrained weights that a finished run goes back to."
+    find: Callable[[str], dict | None],  # run_id -> the record of a run that others depend on
+) -> dict[str, str | None]:  # name of the weights -> as of `start_text`; None: no longer known
+    "The pretrained weights that a finished run started from."
     settings = record['settings']
     models = record.get('models')
     if not models:
@@ -75,7 +75,7 @@ def record_starts(
 
 # %% ../../nbs/results/05_starts.ipynb #894670bb
 def _network_start(record: dict) -> str | None:
-    "The weights that a run's network was made of."
+    "The weights that a run's network started from."
     initial = record['initial']
     if 'weights_sha256' not in initial:
         return None

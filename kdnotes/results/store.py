@@ -63,7 +63,7 @@ def _exported_lines(path: Path) -> list[tuple[str, dict]]:
 def exported_records(
     study: str,
 ) -> dict[str, dict]:  # run_id -> record, of this schema
-    "The runs of a study that are kept as evidence."
+    "The runs of a study that are in the evidence."
     path = _evidence(study)[0]
     if not path.exists():
         _check_nothing_lost(study)
@@ -220,7 +220,7 @@ def _checked_evidence(path: Path) -> Path:
 
 # %% ../../nbs/results/04_store.ipynb #47845273
 def _folders_named(run_id: str) -> list[RunFolder]:
-    "The folders of a finished run, which is meant by its name: a * in it stands for itself."
+    "The folders of a finished run of this name, which is no pattern."
     return run_folders('record.json', run_id=escape(run_id)) if Path(run_id).name == run_id else []
 
 
@@ -249,7 +249,7 @@ def find_run_model(
 def checked_run_model(
     run_id: str,
 ) -> Path | None:  # a folder for `from_pretrained`
-    "The weights of a finished run, which are those that it saved; one that has changed is refused."
+    "The weights of a finished run, checked against its record."
     folder = find_run_model(run_id)
     return RunFolder(folder.parent.parent.name, run_id).model() if folder else None
 
@@ -258,7 +258,7 @@ def _known(
     study: str,
     run_ids: Iterable[str] | None,  # None: all
 ) -> dict[str, tuple[dict, RunFolder | None]]:  # run_id -> record and folder; sorted by id
-    "Those of these runs that a study has; the others are not read, and may be damaged."
+    "The requested runs that a study has; others are not read, and may be damaged."
     known = {i: (record, None) for i, record in exported_records(study).items()} | {
         i: (folder.record(), folder)
         for i, folder in _folders(study).items()
@@ -344,7 +344,7 @@ def keep_floors(
     key: str,  # of `tasks.base.floors_key`
     table: pd.DataFrame,  # of `tasks.base.floor_table`
 ) -> Path:  # the file
-    "Keep what trivial baselines score beside a study's runs; what has the key already is replaced."
+    "Store the scores of trivial baselines in a study's folder, in the place of those with the same key."
     path = _floors_path(study)
     with lock(runs_path() / '.locks' / f'floors-{study}.lock', wait_s=60):
         known = _read_floors(path)
@@ -357,7 +357,7 @@ def floors(
     study: str,
     key: str | None = None,  # None: all that the study has
 ) -> pd.DataFrame:  # columns of FLOORS; empty: not measured
-    "What trivial baselines score on a study's corpus, from its folder or its evidence."
+    "The scores of trivial baselines on a study's corpus, from its folder or its evidence."
     in_folder = _read_floors(_floors_path(study))
     exported = _read_floors(_checked_evidence(_evidence(study)[3]))
     left = exported[~exported['key'].isin(in_folder['key'])]

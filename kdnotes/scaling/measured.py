@@ -75,7 +75,7 @@ class Predicted:
     machines: list[steptime.Machine]  # of these predictions
 
     @property
-    def errors(self) -> pd.Series:  # percent, of the steps that others tell
+    def errors(self) -> pd.Series:  # percent, of the steps that the others determine
         "How far each predicted step is off, without sign."
         return self.table['error_percent'].abs().dropna()
 
@@ -95,7 +95,7 @@ def _predicted(rows: list[dict]) -> Predicted:
         except ConfigError:
             if len(free) == 1:
                 raise
-        free = free[:-1]  # a few steps tell less together than each does for itself
+        free = free[:-1]  # without one of them, the steps determine fewer constants
 
 
 def predictions(results: dict) -> dict[str, Predicted]:  # task -> its model

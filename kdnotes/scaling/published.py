@@ -22,7 +22,7 @@ __all__ = ['GPUS_PER_MACHINE', 'ACCUMULATION', 'GRADIENT_BYTES', 'TABLE', 'CLAIM
 
 # %% ../../nbs/scaling/02_published.ipynb #822c8e1c
 GPUS_PER_MACHINE = 8
-ACCUMULATION = 50  # micro-steps of an update; said of row 1, assumed for the others
+ACCUMULATION = 50  # micro-steps of an update; published for row 1, assumed for the others
 GRADIENT_BYTES = 66e6 * 4  # of DistilBERT's parameters in fp32
 
 # %% ../../nbs/scaling/02_published.ipynb #cd93fa24

@@ -23,7 +23,7 @@ __all__ = ['FREE', 'Machine', 'Step', 'ring_all_reduce_s', 'hierarchical_all_red
 # %% ../../nbs/scaling/01_steptime.ipynb #9baef78f
 @dataclass(frozen=True)
 class Machine:
-    "What a device, its links and its programs take; what is not given costs nothing."
+    "The costs of a device, its links and its programs; one that is not given is 0."
 
     per_example_s: float = 0.0  # forward and backward of an example
     fixed_s: float = 0.0  # forward and backward of a micro-batch, however few examples it has
@@ -137,7 +137,7 @@ def exposed_s(
 
 # %% ../../nbs/scaling/01_steptime.ipynb #58a27484
 def step_s(step: Step, machine: Machine) -> dict[str, float]:  # seconds by part, which add up to the step
-    "What a step takes, by what it is spent on."
+    "The seconds of a step, by part."
     alone = (machine.fixed_s + machine.per_example_s * step.examples) / step.cores
     compute = alone * (1 + machine.crowding * step.busy_cores)
     late = math.sqrt(step.micro_batches * step.syncs) * expected_largest(step.ranks)
@@ -352,7 +352,7 @@ def curve(
 # %% ../../nbs/scaling/01_steptime.ipynb #49143998
 def gains(machine: Machine, base: Step) -> dict[str, float]:
     # bandwidth, devices, accumulation, delayed (gradients are summed once) -> times the examples per second
-    "What doubling each of these gains, the largest first."
+    "The gain from doubling each of these, the largest first."
     faster = {name: getattr(machine, name) / 2 for name in ('byte_s', 'ring_byte_s', 'link_byte_s')}
     more = _spread_out(base, 2 * base.ranks, 8, True)
     longer = replace(base, micro_batches=2 * base.micro_batches)

@@ -51,7 +51,7 @@ class SearchConfig(BaseModel):
     max_trial_minutes: float | None = Field(None, gt=0, allow_inf_nan=False)  # of one trial
     memory_mib: float | None = Field(None, gt=0, allow_inf_nan=False)  # of one trial; None: no limit
     front_seeds: int = Field(3, ge=0, le=1000)  # additional seeds for the trials on the front
-    storage: str = ''  # URL of a database; '': a journal file beside the runs
+    storage: str = ''  # URL of a database; '': a journal file in the study's folder
     ray_address: str = ''  # Ray cluster that runs the trials, 'local' starts one; '': this machine
 
     @field_validator('threshold')

@@ -138,21 +138,14 @@ def _store_failure(driver: Driver, trial, cause: str, error: KdnotesError, **fac
     driver.report('infeasible', trial.number, cause, error)
 
 # %% ../../nbs/search/08_driver.ipynb #6551d9a3
-def _interrupted(driver: Driver) -> list:  # trials of Optuna
-    "The trials that an earlier call began and did not end."
-    left = driver.store.running()
-    for trial in left:
+def _trials_to_run(driver: Driver, ends: float) -> Iterator[Any]:  # trials of Optuna
+    "The trials that an earlier call began, then new ones until their number or the time is used up."
+    interrupted = driver.store.running()
+    for trial in interrupted:
         driver.report('resumed', trial.number)
-    return left
-
-
-def _next_trial(driver: Driver, left: list, ends: float) -> Any:  # of Optuna; None: no other begins
-    "A trial that was interrupted, or else a new one while there are fewer than asked for and time is left."
-    if left:
-        return left.pop(0)
-    if len(driver.store.trials()) < driver.config.n_trials and time.monotonic() < ends:
-        return driver.store.ask()
-    return None
+    yield from interrupted
+    while len(driver.store.trials()) < driver.config.n_trials and time.monotonic() < ends:
+        yield driver.store.ask()
 
 # %% ../../nbs/search/08_driver.ipynb #180c6b67
 def _store_outcome(
@@ -180,14 +173,14 @@ def run_trials(
     # on a GPU, torch itself raises an error
     on_gpu = not config.ray_address and machine().device == 'cuda'
     limits = Limits(minutes=config.max_trial_minutes, memory_mib=None if on_gpu else config.memory_mib)
-    left = _interrupted(driver)
+    trials = _trials_to_run(driver, ends)
     going: dict[Future, tuple[Any, Plan, float, float]] = {}
     with ThreadPoolExecutor(config.workers) as pool:
         try:
             while True:
                 while len(going) < config.workers:
                     began = time.perf_counter()
-                    trial = _next_trial(driver, left, ends)
+                    trial = next(trials, None)
                     if trial is None:
                         break
                     try:

@@ -238,7 +238,7 @@ class NotRead(Exception):
 
 # %% ../../nbs/telemetry/01_meters.ipynb #d860d522
 class Meters:
-    "What is read of a device and of this process. What fails is None, and `reasons` says why."
+    "Readings of a device and of this process. What fails is None, with its reason in `reasons`."
 
     def __init__(
         self,
