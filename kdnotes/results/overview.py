@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from glob import escape
 from pathlib import Path
 
 import pandas as pd
@@ -25,12 +25,12 @@ from kdnotes.core.config import (
 )
 from ..core.files import evidence_path, runs_path
 from ..core.render import number, score, table
-from .runs import RunFolder
+from .runs import BEGUN, RunFolder, run_folders
 from .store import exported_records, find_record
 
 # %% auto #0
-__all__ = ['run_state', 'RunLine', 'studies', 'evidence_studies', 'find_study', 'list_runs', 'find_run', 'run_folders',
-           'record_rows', 'run_table']
+__all__ = ['run_state', 'RunLine', 'studies', 'evidence_studies', 'find_study', 'list_runs', 'find_run', 'record_rows',
+           'run_table']
 
 # %% ../../nbs/results/06_overview.ipynb #1d78e89d
 def run_state(
@@ -67,13 +67,6 @@ class RunLine:
     at_s: float | None = None  # unix time of its last change of state
 
 # %% ../../nbs/results/06_overview.ipynb #deee381c
-def _folders(study: str) -> list[RunFolder]:
-    "The runs of a study, begun or finished."
-    files = ('config.json', 'state.json', 'record.json')
-    names = {p.parent.name for file in files for p in (runs_path() / study).glob(f'[!.]*/{file}')}
-    return [RunFolder(study, name) for name in sorted(names)]
-
-
 def _line(folder: RunFolder) -> RunLine:
     "A run that has a folder."
     state = run_state(folder)
@@ -108,8 +101,7 @@ def _line_of(study: str, record: dict, state: str, at_s: float | None = None) ->
 # %% ../../nbs/results/06_overview.ipynb #7a86c769
 def studies() -> list[str]:  # sorted
     "The studies under `runs/` that have runs, begun or finished."
-    names = {p.parent.parent.name for p in runs_path().glob('[!.]*/[!.]*/*.json')}
-    return sorted(name for name in names if _folders(name))
+    return sorted({folder.study for folder in run_folders(*BEGUN)})
 
 
 def evidence_studies() -> list[str]:  # sorted
@@ -141,7 +133,7 @@ def list_runs(
     "The runs under `runs/`, begun or finished; for one study, also those that are only in the evidence."
     if study is not None:
         study = find_study(study)
-    lines = [_line(folder) for name in ([study] if study else studies()) for folder in _folders(name)]
+    lines = [_line(folder) for folder in run_folders(*BEGUN, study=escape(study) if study else '[!.]*')]
     there = {line.run_id for line in lines}
     exported = exported_records(study).values() if study in evidence_studies() else []
     lines += [_line_of(study, r, 'evidence') for r in exported if r['run_id'] not in there]
@@ -155,7 +147,7 @@ def find_run(
     path = Path(name).expanduser()
     run_id = path.resolve().name if path.is_dir() else name
     by_name: dict[str, RunFolder] = {}
-    for folder in run_folders():
+    for folder in run_folders(*BEGUN):
         if folder.run_id not in by_name or folder.done:
             by_name[folder.run_id] = folder
     if run_id in by_name:
@@ -165,12 +157,6 @@ def find_run(
     near = get_close_matches(run_id, by_name, 1)
     advice = f'is it {near[0]}?' if near else '`kdnotes list` names those that are'
     raise ConfigError(f'there is no run {truncate_repr(name)}; {advice}')
-
-# %% ../../nbs/results/06_overview.ipynb #43eebd92
-def run_folders() -> Iterator[RunFolder]:
-    "The runs of all studies, begun or finished."
-    for study in studies():
-        yield from _folders(study)
 
 # %% ../../nbs/results/06_overview.ipynb #57e7abf7
 def record_rows(

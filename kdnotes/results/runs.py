@@ -42,7 +42,7 @@ from kdnotes.results.schema import (
 )
 
 # %% auto #0
-__all__ = ['TABLES', 'STATUSES', 'append_row', 'read_rows', 'RowFollower', 'json_lines', 'without_repeats', 'write_csv',
+__all__ = ['TABLES', 'STATUSES', 'BEGUN', 'append_row', 'read_rows', 'RowFollower', 'json_lines', 'without_repeats', 'write_csv',
            'csv_bytes', 'read_csv', 'RunFolder', 'saved_model', 'run_folders', 'lock_run']
 
 # %% ../../nbs/results/02_runs.ipynb #860726f5
@@ -466,12 +466,16 @@ def _hashes(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
 
 # %% ../../nbs/results/02_runs.ipynb #8d341603
+BEGUN = ('config.json', 'state.json', 'record.json')  # a run that was begun has one of these
+
+
 def run_folders(
-    holding: str,  # a file, or a pattern of files
+    *files: str,  # names or patterns, of which a folder has at least one
+    study: str = '[!.]*',  # a pattern of names
     run_id: str = '[!.]*',  # a pattern of names
 ) -> list[RunFolder]:  # sorted by study and name
-    "The folders of runs that hold a file."
-    folders = {path.parent for path in runs_path().glob(f'[!.]*/{run_id}/{holding}')}
+    "The folders of runs that have one of these files."
+    folders = {path.parent for file in files for path in runs_path().glob(f'{study}/{run_id}/{file}')}
     return [RunFolder(path.parent.name, path.name) for path in sorted(folders)]
 
 

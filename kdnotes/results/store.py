@@ -86,8 +86,7 @@ def _check_nothing_lost(study: str) -> None:
 # %% ../../nbs/results/04_store.ipynb #7c74d481
 def _folders(study: str) -> dict[str, RunFolder]:
     "run_id -> folder, of the study's finished runs."
-    folders = (RunFolder(study, p.parent.name) for p in sorted((runs_path() / study).glob('*/record.json')))
-    return {folder.run_id: folder for folder in folders}
+    return {folder.run_id: folder for folder in run_folders('record.json', study=escape(study))}
 
 
 def export(
