@@ -37,7 +37,7 @@ from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import make_task
 from kdnotes.experiment.predict import load_reader
 from kdnotes.experiment.score import find_source
-from kdnotes.tasks.asked import Reader
+from kdnotes.tasks.inference import Reader
 from kdnotes.tasks.base import Task, TaskInfo, TaskView
 from kdnotes.tasks.batching import Batch
 from kdnotes.tasks.lm_scores import all_tokens, alone_nll, line_rows, single_mask

@@ -377,7 +377,7 @@ MUTANTS = [
     Mutant(
         'pools that do not begin with a step',
         'tasks.batching',
-        'step = (begin - _before_pool(begin, pools)) // batch_size',
+        'step = (begin - pool_begin) // batch_size',
         'step = begin // batch_size',
         'test_batching.py::test_steps_are_those_of_the_loop_over_groups',
     ),

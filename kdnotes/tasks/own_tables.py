@@ -311,7 +311,7 @@ def unlabelled_file(
         return str(file.absolute()) if file.is_file() else str(source)
     table = _frame(source, columns, schema, labelled=False)
     kept = [column for of in scores for column in of]
-    text = _json_lines(table, UNLABELLED, schema.of(UNLABELLED), kept)
+    text = _json_lines(table, UNLABELLED, schema.for_split(UNLABELLED), kept)
     path = cache_path() / 'data' / f'{sha256_text(task, UNLABELLED, text)[:16]}.jsonl'
     atomic_write(path, text)
     return str(path)

@@ -31,7 +31,7 @@ def normalised(
     bare = text.lower().translate(_PUNCTUATION)
     return ' '.join(_ARTICLES.sub(' ', bare).split())
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #09e1fb8f
 def word_f1(
     answer: str,  # '': there is none
     predicted: str,  # '': none is predicted
@@ -48,7 +48,7 @@ def word_f1(
     recall = common / len(right)
     return 2 * precision * recall / (precision + recall)
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #039371e4
 def answer_scores(
     answers: Sequence[str],  # that people gave; (): there is none
     predicted: str,  # '': none is predicted
@@ -66,7 +66,7 @@ def no_answer_probability(
     exact = np.asarray(log_odds, dtype=np.float32).astype(np.float64)
     return 1 / (1 + np.exp(np.clip(exact, -700, 700)))
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #bef0ebb2
 def withdrawn(
     scores: np.ndarray,  # (n,) of the predicted texts
     answered: np.ndarray,  # (n,) bool: has the question an answer?
@@ -75,7 +75,7 @@ def withdrawn(
     "The scores where texts are withdrawn."
     return np.where(none, 1.0 - answered, scores)
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #134ea096
 def answer_threshold(
     scores: np.ndarray,  # (n,) of the predicted texts
     answered: np.ndarray,  # (n,) bool: has the question an answer?
@@ -93,7 +93,7 @@ def answer_threshold(
     best = len(reached) - 1 - int(np.argmax(reached[::-1]))
     return float(sorted_odds[ends[best]]) if reached[best] >= 0 else float(sorted_odds[0] + 1)
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #b72a86c2
 def best_threshold(
     scores: np.ndarray,  # (n,) of the predicted texts
     answered: np.ndarray,  # (n,) bool: has the question an answer?
@@ -120,7 +120,7 @@ UNIT_METRICS = {
     'no_ans_f1': 'no_ans',
 }
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #42033bc4
 def span_scores(
     answers: Iterable[Sequence[str]],  # that people gave, of each question
     predicted: Iterable[str],  # '': none
@@ -128,7 +128,7 @@ def span_scores(
     "The scores of predicted texts, before any is withdrawn."
     return np.array(list(map(answer_scores, answers, predicted)), dtype=np.float64).reshape(-1, 2)
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #92016d33
 def unit_scores(
     exact: np.ndarray,  # (n,)
     f1: np.ndarray,  # (n,)
@@ -138,11 +138,11 @@ def unit_scores(
     members = dict(all=np.ones_like(answered), has_ans=answered, no_ans=~answered)
     index = {name: np.flatnonzero(chosen) for name, chosen in members.items()}
     return {
-        metric: (index[of], (exact if metric.endswith('exact') else f1)[index[of]])
-        for metric, of in UNIT_METRICS.items()
+        metric: (index[members_of], (exact if metric.endswith('exact') else f1)[index[members_of]])
+        for metric, members_of in UNIT_METRICS.items()
     }
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #4163a691
 def span_metrics(
     scores: np.ndarray,  # (n, 2) of `span_scores`
     answered: np.ndarray,  # (n,) bool
@@ -151,15 +151,15 @@ def span_metrics(
     none: np.ndarray,  # (n,) bool: which texts are withdrawn
 ) -> dict[str, float | None]:  # None: there is no question of the kind
     "All metrics of a set of questions."
-    kept = [withdrawn(scores[:, i], answered, none) for i in range(2)]
-    found: dict[str, float | None] = {
+    final = [withdrawn(scores[:, i], answered, none) for i in range(2)]
+    metrics: dict[str, float | None] = {
         name: float(np.mean(values)) if len(values) else None
-        for name, (_, values) in unit_scores(*kept, answered).items()
+        for name, (_, values) in unit_scores(*final, answered).items()
     }
     for i, name in enumerate(('exact', 'f1')):
         best, best_at = best_threshold(scores[:, i], answered, no_answer, predicted)
-        found |= {f'best_{name}': best, f'best_{name}_thresh': best_at}
-    return found | dict(always_unanswerable=float(np.mean(~answered)))
+        metrics |= {f'best_{name}': best, f'best_{name}_thresh': best_at}
+    return metrics | dict(always_unanswerable=float(np.mean(~answered)))
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #c4316474
 @dataclass(frozen=True)
@@ -188,11 +188,11 @@ class Predicted:
     def metrics(self, threshold: float | None) -> dict[str, float | None]:
         "All metrics, with a threshold that was chosen on dev."
         of_none = no_answer_probability(self.log_odds)
-        found = span_metrics(self.scored, self.answered, of_none, self.some, self.silent(threshold))
-        return found | dict(threshold=threshold)
+        metrics = span_metrics(self.scored, self.answered, of_none, self.some, self.silent(threshold))
+        return metrics | dict(threshold=threshold)
 
     @classmethod
-    def of(
+    def from_scores(
         cls,
         rows: Rows,
         spans: np.ndarray,  # (n, 2) characters of each context
@@ -205,21 +205,21 @@ class Predicted:
         answered = np.array(list(map(bool, places)))
         return cls(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #20a1c7f4
 EVEN = 0.0  # the log-odds from which on questions are answered where dev is not scored
 
 
 def answers_evaluated(
     rows: Mapping[str, Rows],  # by evaluation set
-    found: Mapping[str, Predicted],
+    predicted: Mapping[str, Predicted],
 ) -> Evaluation:  # the threshold needs dev among the sets
     "Metrics, units and predictions."
-    threshold = found['dev'].threshold() if 'dev' in found else EVEN
+    threshold = predicted['dev'].threshold() if 'dev' in predicted else EVEN
     return Evaluation.of(
-        {split: _evaluated(split, rows[split], of, threshold) for split, of in found.items()}
+        {split: _evaluated(split, rows[split], of_split, threshold) for split, of_split in predicted.items()}
     )
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #bce575a1
 def _evaluated(
     split: str, rows: Rows, predicted: Predicted, threshold: float | None
 ) -> tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]:
@@ -252,15 +252,15 @@ def near_phrase(
     context: str,
 ) -> tuple[int, int, float]:  # its first and last character; how much of the question its sentence has
     "A name or number of the sentence that has most of a question's words, else that sentence."
-    asked = set(lower_words(question))
+    question_words = set(lower_words(question))
     sentences = [(found.start(), found.end()) for found in _SENTENCE.finditer(context)] or [(0, len(context))]
-    shared = [len(asked.intersection(lower_words(context[slice(*at)]))) for at in sentences]
+    shared = [len(question_words.intersection(lower_words(context[slice(*at)]))) for at in sentences]
     begin, end = sentences[shared.index(max(shared))]
-    score = max(shared) / max(1, len(asked))
+    score = max(shared) / max(1, len(question_words))
     first = context[begin:end].split(maxsplit=1)[:1]
     for phrase in _PHRASE.finditer(context, begin, end):
         # one word at the beginning of a sentence has its capital from there
-        if [phrase[0]] != first and not asked.issuperset(lower_words(phrase[0])):
+        if [phrase[0]] != first and not question_words.issuperset(lower_words(phrase[0])):
             return phrase.start(), phrase.start() + len(phrase[0].rstrip('.,')), score
     inside = context[begin:end]
     return end - len(inside.lstrip()), begin + len(inside.rstrip()), score
