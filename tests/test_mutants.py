@@ -475,8 +475,8 @@ MUTANTS = [
     Mutant(
         'contradictions counted by labels',
         'tasks.sources',
-        'kinds = np.bincount(of[order][new != 0], minlength=len(n))',
-        'kinds = np.bincount(of, minlength=len(n))',
+        'kinds = np.bincount(text[order][new != 0], minlength=len(n))',
+        'kinds = np.bincount(text, minlength=len(n))',
         'test_corpus_errors.py::test_rows_that_are_scored_on_are_counted_and_learnt_from_nowhere_else',
     ),
     Mutant(

@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
+from fastcore.basics import patch
 import numpy as np
 from ..core.cached import Writer, cached
 from ..core.progress import stage
@@ -418,24 +419,30 @@ class EncodedPairs:
         splits = {split: (ids, begin) for split, (ids, begin, _) in encoded.items()}
         return cls(splits, tokenizer.pad_token_id or 0, counts)
 
-    def lengths(self, split: str) -> np.ndarray:  # (n,)
-        "Tokens of each example."
-        ids, _ = self.splits[split]
-        return ids.lengths
+# %% ../../nbs/tasks/01_batching.ipynb #885f9c08
+@patch
+def lengths(self: EncodedPairs, split: str) -> np.ndarray:  # (n,)
+    "Tokens of each example."
+    ids, _ = self.splits[split]
+    return ids.lengths
 
-    def token_ids(self, split: str) -> Iterator[np.ndarray]:
-        "Flat arrays that hold every token id of a split's batches."
-        ids, _ = self.splits[split]
-        return flat_ids(ids, self.pad_id)
 
-    def inputs(
-        self,
-        split: str,
-        index: np.ndarray,  # (k,) which examples
-        # input_ids, attention_mask, token_type_ids (k, longest row) int64; real tokens
-    ) -> tuple[dict[str, Tensor], int]:
-        "Examples as rectangular tensors, padded to the longest of them."
-        return pad_pairs(*self.splits[split], index, self.pad_id)
+@patch
+def token_ids(self: EncodedPairs, split: str) -> Iterator[np.ndarray]:
+    "Flat arrays that hold every token id of a split's batches."
+    ids, _ = self.splits[split]
+    return flat_ids(ids, self.pad_id)
+
+
+@patch
+def inputs(
+    self: EncodedPairs,
+    split: str,
+    index: np.ndarray,  # (k,) which examples
+    # input_ids, attention_mask, token_type_ids (k, longest row) int64; real tokens
+) -> tuple[dict[str, Tensor], int]:
+    "Examples as rectangular tensors, padded to the longest of them."
+    return pad_pairs(*self.splits[split], index, self.pad_id)
 
 # %% ../../nbs/tasks/01_batching.ipynb #3080d54f
 @lru_cache(maxsize=8)

@@ -74,7 +74,7 @@ def usual(
         values['task_settings'] = settings.model_copy(update=dict(stride=max(0, length // 3)))
     return values
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #28b2f2ab
 def check(
     config: RunConfig,
 ) -> None:
@@ -279,7 +279,7 @@ def losses(
     hard = [hard_target_ce(logits, batch.labels[:, i], 'sum') for i, logits in enumerate(student)]
     losses = {'hard': (hard[0] + hard[1]) / 2}
     if signal:
-        soft = [self.soft.loss(*of) for of in zip(student, self._teacher(signal, batch))]
+        soft = [self.soft.loss(*pair) for pair in zip(student, self._teacher(signal, batch))]
         losses['soft'] = (soft[0] + soft[1]) / 2
     return losses
 
@@ -299,7 +299,7 @@ def scores(
     "Of each window (n, 4): the score of no answer, that of the best span, its first and its last token."
     return window_scores(outputs, batch, self.settings.answer_length)
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #21febdec
 @patch
 def evaluate(self: ExtractiveQA, scores: dict[str, np.ndarray]) -> Evaluation:
     "Metrics, units and predictions of the evaluation sets given; the threshold needs dev among them."
@@ -308,7 +308,7 @@ def evaluate(self: ExtractiveQA, scores: dict[str, np.ndarray]) -> Evaluation:
     }
     return answers_evaluated(self.rows, merged)
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #940a49fa
 @patch
 def floors(self: ExtractiveQA) -> dict[str, Evaluation]:
     "Never answering; and a name or number near the question's words, from as many words in common on."
@@ -323,7 +323,7 @@ def floors(self: ExtractiveQA) -> dict[str, Evaluation]:
         for name, model in models.items()
     }
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #c6034d35
 @patch
 def head_flops(
     self: ExtractiveQA,
@@ -397,7 +397,7 @@ def worst(
             'passage': textwrap.shorten(known['context'], _SHOWN, placeholder=' …') if known else '',
         }
 
-    rows = [row(*of) for of in zip(chosen['unit'], chosen['item'], chosen['score'])]
+    rows = [row(*cells) for cells in zip(chosen['unit'], chosen['item'], chosen['score'])]
     columns = ['question', 'predicted', 'correct', 'log-odds of an answer', 'passage']
     return pd.DataFrame(rows, columns=columns)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TYPE_CHECKING
+from fastcore.basics import patch
 import numpy as np
 from ..core.config import KdnotesError
 from ..core.render import Reason, reason, render
@@ -50,32 +51,36 @@ class Reader:
     # of its run, on the set of its primary metric; {}: no run is known
     metrics: dict[str, float | None] = field(default_factory=dict)
 
-    def encode(
-        self,
-        first: list[str],  # (n)
-        second: list[str] | None,  # (n); None: there is one text an example
-    ) -> tuple[Ragged, np.ndarray, np.ndarray]:  # of `encode_pairs`; tokens of each example before any cut
-        "Texts as in training: of a pair that is too long, the longer text is cut."
-        whole, _ = encode_pairs(self.tokenizer, first, second, _UNCUT)
-        return *encode_pairs(self.tokenizer, first, second, self.max_length), whole.lengths
+# %% ../../nbs/tasks/07_inference.ipynb #69da39f5
+@patch
+def encode(
+    self: Reader,
+    first: list[str],  # (n)
+    second: list[str] | None,  # (n); None: there is one text an example
+) -> tuple[Ragged, np.ndarray, np.ndarray]:  # of `encode_pairs`; tokens of each example before any cut
+    "Texts as in training: of a pair that is too long, the longer text is cut."
+    whole, _ = encode_pairs(self.tokenizer, first, second, _UNCUT)
+    return *encode_pairs(self.tokenizer, first, second, self.max_length), whole.lengths
 
-    def outputs(
-        self,
-        ids: Ragged,
-        second: np.ndarray,  # (n,) where the second segment begins
-        positions: np.ndarray | None = None,  # (n, k), as of a `Batch`
-        most: int = _BATCH_TOKENS,  # tokens of a batch, padding included
-    ) -> Iterator[tuple[Batch, Any]]:  # batches on the device, and what the model gives for them
-        "Forwards over all rows, those of like length together."
-        import torch
 
-        pad_id = self.tokenizer.pad_token_id or 0
-        for index in micro_batches(np.arange(len(ids)), ids.lengths, most):
-            inputs, tokens = pad_pairs(ids, second, index, pad_id)
-            at = None if positions is None else torch.from_numpy(positions[index].astype(np.int64))
-            no_labels = torch.zeros(len(index), dtype=torch.int64)
-            batch = Batch(index, inputs, no_labels, tokens, positions=at).to(self.device)
-            yield batch, self.forward(batch)
+@patch
+def outputs(
+    self: Reader,
+    ids: Ragged,
+    second: np.ndarray,  # (n,) where the second segment begins
+    positions: np.ndarray | None = None,  # (n, k), as of a `Batch`
+    most: int = _BATCH_TOKENS,  # tokens of a batch, padding included
+) -> Iterator[tuple[Batch, Any]]:  # batches on the device, and what the model gives for them
+    "Forwards over all rows, those of like length together."
+    import torch
+
+    pad_id = self.tokenizer.pad_token_id or 0
+    for index in micro_batches(np.arange(len(ids)), ids.lengths, most):
+        inputs, tokens = pad_pairs(ids, second, index, pad_id)
+        at = None if positions is None else torch.from_numpy(positions[index].astype(np.int64))
+        no_labels = torch.zeros(len(index), dtype=torch.int64)
+        batch = Batch(index, inputs, no_labels, tokens, positions=at).to(self.device)
+        yield batch, self.forward(batch)
 
 # %% ../../nbs/tasks/07_inference.ipynb #d6bf39cc
 @dataclass(frozen=True)

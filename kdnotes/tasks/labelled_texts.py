@@ -82,7 +82,7 @@ SCHEMA = Schema(
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9e55702f
 _IMDB_FILES = ('test-10pct.jsonl', 'imdb.jsonl')
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #1f0e9a35
 def imdb_file(folder: Path) -> Path:  # one JSON object a line: id, text, label
     "The reviews of a local copy."
     return next(folder / name for name in _IMDB_FILES if (folder / name).exists())
@@ -109,7 +109,7 @@ def _imdb_hub(data) -> Splits:
     train = [row for i, row in enumerate(rows['train']) if i % 10]
     return dict(train=train, dev=rows['train'][::10], test=rows['test'])
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #e708dc12
 CORPORA = Corpora(
     SCHEMA,
     embedded_text_classification,

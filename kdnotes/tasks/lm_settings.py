@@ -32,7 +32,7 @@ RECIPES = {
 }
 COSINE_WEIGHTS = {'distilbert': 1.0, 'distilbert_equal': 0.33}
 
-
+# %% ../../nbs/tasks/13_lm_settings.ipynb #b6168ea1
 class MaskedLMSettings(TaskSettings):
     "What masked language modelling reads besides the settings of every task."
 
@@ -82,37 +82,33 @@ def usual(
 ) -> dict:
     "What a run takes by itself: an online teacher, AdamW as RoBERTa has it, the recipe's cosine."
     mode = MODES.get(given.get('mode', RunConfig.model_fields['mode'].default))
-    found: dict[str, Any] = dict(signal='online')
+    values: dict[str, Any] = dict(signal='online')
     if mode is None:
-        return found  # refused elsewhere, with the modes that there are
+        return values  # refused elsewhere, with the modes that there are
     if not (given.get('teacher_mode') == 'given' and mode.network == 'teacher'):
-        found |= dict(adam_beta2=0.98, adam_epsilon=1e-6)
-    return found | (_usual_cosine(given) if mode.kd else {})
+        values |= dict(adam_beta2=0.98, adam_epsilon=1e-6)
+    hidden = str(given.get('hidden_loss', 'cosine')).lower() != 'none'
+    if mode.kd and hidden and given.get('signal') != 'cached':  # a stored signal holds no hidden states
+        recipe = getattr(given.get('task_settings'), 'recipe', 'distilbert')
+        values |= dict(hidden_loss='cosine', hidden_layers=(-1,), hidden_weight=COSINE_WEIGHTS[recipe])
+    return values
 
-
-def _usual_cosine(given: dict) -> dict:
-    "The recipe's cosine of the last layer, which a stored signal does not hold."
-    if given.get('signal') == 'cached' or str(given.get('hidden_loss', 'cosine')).lower() == 'none':
-        return {}
-    recipe = getattr(given.get('task_settings'), 'recipe', 'distilbert')
-    return dict(hidden_loss='cosine', hidden_layers=(-1,), hidden_weight=COSINE_WEIGHTS[recipe])
-
-
+# %% ../../nbs/tasks/13_lm_settings.ipynb #970f46c4
 def check(
     config: RunConfig,
 ) -> None:
     "Refuse settings that cannot be meant."
-    own = config.task_settings
-    _check_sets(own.score_on)
-    if config.max_length - 2 <= n_masked(config.max_length, own.mask_share):
+    settings = config.task_settings
+    _check_sets(settings.score_on)
+    if config.max_length - 2 <= n_masked(config.max_length, settings.mask_share):
         raise ValueError(
-            f'mask_share={own.mask_share:g} hides all {config.max_length - 2} tokens of a block; use a '
+            f'mask_share={settings.mask_share:g} hides all {config.max_length - 2} tokens of a block; use a '
             'smaller one'
         )
     if not MODES[config.mode].kd:
         return
     check_free_weights(config)
-    if config.signal == 'cached' and (config.top_k is None or own.soft_on != 'masked'):
+    if config.signal == 'cached' and (config.top_k is None or settings.soft_on != 'masked'):
         raise ValueError(
             "signal='cached' keeps the likeliest pieces of hidden tokens, since the whole vocabulary for "
             'each token is too much; add top_k=8 soft_on=masked masks=static, or use signal=online'
@@ -123,7 +119,7 @@ def check(
             "signal='cached' keeps the top_k likeliest alone; leave it out, or use signal=online"
         )
 
-
+# %% ../../nbs/tasks/13_lm_settings.ipynb #1c36be83
 def _check_sets(score_on: tuple[str, ...]) -> None:
     "Refuse evaluation sets that there are not."
     known = ('test', *MORE_SETS)
@@ -137,7 +133,7 @@ def _check_sets(score_on: tuple[str, ...]) -> None:
     if len(set(score_on)) < len(score_on):
         raise ValueError(f'score_on={",".join(score_on)} names a text twice; name each once')
 
-
+# %% ../../nbs/tasks/13_lm_settings.ipynb #f7fba744
 def check_length(
     corpus: Corpus,
     config: RunConfig,  # resolved
@@ -151,7 +147,7 @@ def check_length(
                 f'max_length={config.max_length} tokens; give more text, or a smaller max_length'
             )
 
-
+# %% ../../nbs/tasks/13_lm_settings.ipynb #4c7cd654
 def blocks_of(
     split: str,
     stream: TokenStream,  # its text
@@ -165,7 +161,7 @@ def blocks_of(
     except TextError as e:
         raise TextError(f'{split}: {e}') from None
 
-
+# %% ../../nbs/tasks/13_lm_settings.ipynb #8c403a62
 # characters of a text that has a block of max_length tokens, times max_length; shorter ones are tokenised
 _ENOUGH = 100
 

@@ -166,7 +166,7 @@ def batch(self: MaskedLM, split: str, index: np.ndarray, epoch: int = 0) -> Batc
 def token_ids(self: MaskedLM, split: str) -> None:
     "None: which tokens a batch holds is known from its masks alone."
 
-
+# %% ../../nbs/tasks/20_masked_lm.ipynb #7904f719
 @patch
 def _masked(self: MaskedLM, index: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     "Training blocks with their masks."
@@ -206,7 +206,7 @@ def signal(
     bias = {} if open_.bias is None else dict(bias=open_.bias)
     return dict(features=open_.features, weight=open_.weight) | bias
 
-
+# %% ../../nbs/tasks/20_masked_lm.ipynb #d4eabeff
 @patch
 def _teacher(self: MaskedLM, signal: dict[str, Tensor]) -> Tensor | OpenLogits | TopK:
     "The teacher's logits of the rows of `_soft_rows`."
@@ -249,7 +249,7 @@ def signal_key(self: MaskedLM) -> str:
     ]
     return '-'.join(['smoke' if self.smoke else 'all', *map(str, parts)])
 
-
+# %% ../../nbs/tasks/20_masked_lm.ipynb #cb52fb90
 @patch
 def losses(
     self: MaskedLM,

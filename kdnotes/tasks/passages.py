@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from unicodedata import normalize
+from fastcore.basics import patch
 import numpy as np
 from ..core.cached import Writer, cached
 from ..core.config import pluralize, truncate_repr
@@ -307,43 +308,48 @@ class Windows:
     context: np.ndarray  # (n, 2) int32, the tokens of the context in it: from .. to (exclusive)
     places: np.ndarray  # (tokens of all contexts, 2) int32: characters of each token, window after window
 
-    @property
-    def first_place(self) -> np.ndarray:  # (n,)
-        "Where the places of each window begin."
-        sizes = np.diff(self.context, axis=1)[:, 0]
-        return np.cumsum(sizes) - sizes
+# %% ../../nbs/tasks/15_passages.ipynb #0cecbefb
+@patch(as_prop=True)
+def first_place(self: Windows) -> np.ndarray:  # (n,)
+    "Where the places of each window begin."
+    sizes = np.diff(self.context, axis=1)[:, 0]
+    return np.cumsum(sizes) - sizes
 
-    def characters(
-        self,
-        window: np.ndarray,  # (k,) which windows
-        begin: np.ndarray,  # (k,) first token of a span
-        end: np.ndarray,  # (k,) its last token
-    ) -> np.ndarray:  # (k, 2) characters of the context: from .. to (exclusive)
-        "Where a span of tokens stands."
-        shift = self.first_place[window] - self.context[window, 0]
-        return np.stack([self.places[shift + begin, 0], self.places[shift + end, 1]], axis=1)
 
-    def tokens(
-        self,
-        spans: Sequence[tuple[int, int] | None],  # of each question, in characters; None: no answer
-    ) -> np.ndarray:  # (n, 2) int64: first and last token; (0, 0) where the window does not hold the span
-        "Where a span of characters stands in each window."
-        tokens = np.zeros((len(self.row), 2), dtype=np.int64)
-        # at the edges of a context an answer may reach farther than its tokens do
-        opens = np.diff(self.row, prepend=-1) != 0
-        closes = np.diff(self.row, append=-1) != 0
-        for i, (row, start) in enumerate(zip(self.row.tolist(), self.first_place.tolist())):
-            if spans[row] is None:
-                continue
-            low, high = self.context[i].tolist()
-            places = self.places[start : start + high - low]
-            begin, end = spans[row]
-            whole = (opens[i] or places[0, 0] <= begin) and (closes[i] or end <= places[-1, 1])
-            first = int(np.searchsorted(places[:, 1], begin, side='right'))
-            last = int(np.searchsorted(places[:, 0], end, side='left')) - 1
-            if whole and first <= last:
-                tokens[i] = (low + first, low + last)
-        return tokens
+@patch
+def characters(
+    self: Windows,
+    window: np.ndarray,  # (k,) which windows
+    begin: np.ndarray,  # (k,) first token of a span
+    end: np.ndarray,  # (k,) its last token
+) -> np.ndarray:  # (k, 2) characters of the context: from .. to (exclusive)
+    "Where a span of tokens stands."
+    shift = self.first_place[window] - self.context[window, 0]
+    return np.stack([self.places[shift + begin, 0], self.places[shift + end, 1]], axis=1)
+
+# %% ../../nbs/tasks/15_passages.ipynb #5c636c02
+@patch
+def tokens(
+    self: Windows,
+    spans: Sequence[tuple[int, int] | None],  # of each question, in characters; None: no answer
+) -> np.ndarray:  # (n, 2) int64: first and last token; (0, 0) where the window does not hold the span
+    "Where a span of characters stands in each window."
+    tokens = np.zeros((len(self.row), 2), dtype=np.int64)
+    # at the edges of a context an answer may reach farther than its tokens do
+    opens = np.diff(self.row, prepend=-1) != 0
+    closes = np.diff(self.row, append=-1) != 0
+    for i, (row, start) in enumerate(zip(self.row.tolist(), self.first_place.tolist())):
+        if spans[row] is None:
+            continue
+        low, high = self.context[i].tolist()
+        places = self.places[start : start + high - low]
+        begin, end = spans[row]
+        whole = (opens[i] or places[0, 0] <= begin) and (closes[i] or end <= places[-1, 1])
+        first = int(np.searchsorted(places[:, 1], begin, side='right'))
+        last = int(np.searchsorted(places[:, 0], end, side='left')) - 1
+        if whole and first <= last:
+            tokens[i] = (low + first, low + last)
+    return tokens
 
 # %% ../../nbs/tasks/15_passages.ipynb #36898bbc
 def room_for_questions(
@@ -419,7 +425,7 @@ def check_answers(
 _AT_ONCE = 500  # questions that are kept together
 _CHARACTERS = 1 << 20  # that are tokenised together: offsets are Python's own numbers at first
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #407cd298
 def encode_windows(
     tokenizer,  # a fast Hugging Face tokenizer
     rows: Rows,
@@ -462,7 +468,7 @@ def _as_windows(arrays: dict[str, np.ndarray]) -> Windows:
     ids = Ragged(arrays['values'], arrays['offsets'])
     return Windows(ids, *(arrays[name] for name in ('second', 'row', 'context', 'places')))
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #0a8c3c3a
 def _windows_of(
     tokenizer,
     rows: Rows,

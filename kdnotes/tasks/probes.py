@@ -28,7 +28,7 @@ def embedded(
     v = embed(second)
     return np.concatenate([u, v, np.abs(u - v), u * v], axis=1)
 
-
+# %% ../../nbs/tasks/11_probes.ipynb #ebcb9edb
 # C of the logistic regression, the strongest penalty first: those of scikit-learn's LogisticRegressionCV
 # without the four largest, under which the penalty hardly counts
 _STRENGTHS = np.logspace(-4, 4, 10)[:6]
@@ -57,11 +57,13 @@ def probe(
     x = standardised(trained)
     if classes is None:
         ridge = RidgeCV(_ALPHAS).fit(x, labels)
-        return {split: ridge.predict(standardised(of))[:, None] for split, of in sets.items()}
+        return {split: ridge.predict(standardised(rows))[:, None] for split, rows in sets.items()}
     strength = _chosen_strength(x, labels)
-    return {split: _log_shares(x, labels, strength, standardised(of), classes) for split, of in sets.items()}
+    return {
+        split: _log_shares(x, labels, strength, standardised(rows), classes) for split, rows in sets.items()
+    }
 
-
+# %% ../../nbs/tasks/11_probes.ipynb #858690a8
 def _chosen_strength(x: np.ndarray, labels: np.ndarray) -> float:
     "The C that gives the labels of training rows that were left out the largest likelihood."
     n = len(labels)
@@ -71,24 +73,25 @@ def _chosen_strength(x: np.ndarray, labels: np.ndarray) -> float:
     fold[order[np.argsort(labels[order], kind='stable')]] = np.arange(n) % min(_FOLDS, n)
     likelihood = np.zeros(len(_STRENGTHS))
     for out in range(min(_FOLDS, n)):
-        own, others = fold != out, fold == out
+        fitted = fold != out
+        others = ~fitted
         for i, strength in enumerate(_STRENGTHS):
-            said = _log_shares(x[own], labels[own], strength, x[others], classes)
-            likelihood[i] += said[np.arange(len(said)), labels[others]].sum()
+            log_p = _log_shares(x[fitted], labels[fitted], strength, x[others], classes)
+            likelihood[i] += log_p[np.arange(len(log_p)), labels[others]].sum()
     return float(_STRENGTHS[likelihood.argmax()])
 
-
+# %% ../../nbs/tasks/11_probes.ipynb #d04dfd21
 def _log_shares(x, labels, strength: float, others: np.ndarray, classes: int) -> np.ndarray:
     "Log-probabilities by a logistic regression; a class without a row here is as rare as one row."
     from sklearn.linear_model import LogisticRegression
 
     known = np.unique(labels)
-    found = np.full((len(others), classes), -np.log(len(labels) + classes))
-    found[:, known] = 0.0
+    log_p = np.full((len(others), classes), -np.log(len(labels) + classes))
+    log_p[:, known] = 0.0
     if len(known) > 1:
         with warnings.catch_warnings(action='ignore'):  # where it stops, it is as good as it needs to be
             model = LogisticRegression(C=strength, max_iter=300).fit(x, labels)
         # a probability that is too small to be written is no certainty
         shares = np.maximum(model.predict_proba(others), np.finfo(np.float64).tiny)
-        found[:, known] = np.log(shares)
-    return found
+        log_p[:, known] = np.log(shares)
+    return log_p

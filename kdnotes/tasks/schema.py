@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from fastcore.basics import patch
 import numpy as np
 from ..core.cached import Writer
 from ..core.columns import Columns, Json, Strings, codes, earliest, hashes, ranks
@@ -107,39 +108,47 @@ class Schema:
         "The keys of the columns of some kinds."
         return [key for key, column in self.columns.items() if column.kind in kinds]
 
-    def for_split(self, split: str) -> Schema:
-        "The schema of a split: rows without a label need no column of one."
-        if split != UNLABELLED:
-            return self
-        label, *others = self.no_label.columns
-        columns = {key: column for key, column in self.columns.items() if key not in others}
-        columns[label] = replace(columns[label], kind='no label', optional=True, blank=True, instead='')
-        return replace(self, columns=columns)
+# %% ../../nbs/tasks/00_schema.ipynb #6f28d508
+@patch
+def for_split(self: Schema, split: str) -> Schema:
+    "The schema of a split: rows without a label need no column of one."
+    if split != UNLABELLED:
+        return self
+    label, *others = self.no_label.columns
+    columns = {key: column for key, column in self.columns.items() if key not in others}
+    columns[label] = replace(columns[label], kind='no label', optional=True, blank=True, instead='')
+    return replace(self, columns=columns)
 
-    def check(self, split: str, rows: Rows, where: str) -> None:
-        "Refuse a split without a row, and one that cannot be trained or scored on."
-        if not len(rows):
-            raise CorpusError(f'{where}: there is no row; a split needs at least one')
-        if split != UNLABELLED and (why := self.unusable(split, rows)):
-            raise CorpusError(f'{where}: {why}')
 
-    def fingerprint(
-        self,
-        splits: Mapping[str, Rows],  # checked rows
-    ) -> str:  # 64 hex digits
-        "The sha256 of all that can change a number in the three splits, or in another one that is alone."
-        names = [split for split in SPLITS if split in splits] or splits
-        rows = ((split, *row) for split in names for row in zip(*self._content(splits[split])))
-        return sha256_texts(chain.from_iterable(rows))
+@patch
+def check(self: Schema, split: str, rows: Rows, where: str) -> None:
+    "Refuse a split without a row, and one that cannot be trained or scored on."
+    if not len(rows):
+        raise CorpusError(f'{where}: there is no row; a split needs at least one')
+    if split != UNLABELLED and (why := self.unusable(split, rows)):
+        raise CorpusError(f'{where}: {why}')
 
-    def _content(self, rows: Rows) -> Iterator[Iterable[str]]:
-        for key in self.content:
-            if not isinstance(key, str):
-                yield map(str, ranks(*(rows[part] for part in key)).tolist())
-            elif self.columns[key].kind == 'group':
-                yield map(str, codes(rows[key])[0].tolist())
-            else:
-                yield map(json.dumps if self.columns[key].kind == 'json' else str, rows[key])
+# %% ../../nbs/tasks/00_schema.ipynb #b62e9bc5
+@patch
+def fingerprint(
+    self: Schema,
+    splits: Mapping[str, Rows],  # checked rows
+) -> str:  # 64 hex digits
+    "The sha256 of all that can change a number in the three splits, or in another one that is alone."
+    names = [split for split in SPLITS if split in splits] or splits
+    rows = ((split, *row) for split in names for row in zip(*self._content(splits[split])))
+    return sha256_texts(chain.from_iterable(rows))
+
+
+@patch
+def _content(self: Schema, rows: Rows) -> Iterator[Iterable[str]]:
+    for key in self.content:
+        if not isinstance(key, str):
+            yield map(str, ranks(*(rows[part] for part in key)).tolist())
+        elif self.columns[key].kind == 'group':
+            yield map(str, codes(rows[key])[0].tolist())
+        else:
+            yield map(json.dumps if self.columns[key].kind == 'json' else str, rows[key])
 
 # %% ../../nbs/tasks/00_schema.ipynb #0b554f1a
 @dataclass(frozen=True)
@@ -230,7 +239,7 @@ def _teacher_columns(named: str) -> tuple[tuple[str, ...], ...]:  # 'neg+pos;oth
         )
     return tuple(map(tuple, parts))
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #d0bd2e82
 def score_columns(
     columns: str | Mapping[str, Any] | None,  # of `column_names`
 ) -> tuple[tuple[str, ...], ...]:  # of each teacher; (): none is named
@@ -323,7 +332,7 @@ def check_layout(
 _NUMBERS = ('class', 'score', 'binary', 'place')  # whole numbers of a column with a gap come as floats
 _SCORES = Column('', 'scores', blank=True)  # of a teacher
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #5c292d3d
 def _whole_number(cell: str) -> str:
     "A whole number without the `.0` of a float."
     whole = cell.endswith('.0') and re.fullmatch(r'-?(0|[1-9]\d*)\.0', cell, re.ASCII)

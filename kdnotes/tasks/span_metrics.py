@@ -9,6 +9,7 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from .base import Evaluation, unit_table, lower_words
@@ -172,38 +173,46 @@ class Predicted:
     scored: np.ndarray  # (n, 2) exact and f1 of the best spans, before any is withdrawn
     answered: np.ndarray  # (n,) bool: has the question an answer?
 
-    @property
-    def some(self) -> np.ndarray:  # (n,) bool
-        "Is the best span a text? A token may stand for no character."
-        return self.spans[:, 1] > self.spans[:, 0]
+# %% ../../nbs/tasks/14_span_metrics.ipynb #b2ca7bfe
+@patch(as_prop=True)
+def some(self: Predicted) -> np.ndarray:  # (n,) bool
+    "Is the best span a text? A token may stand for no character."
+    return self.spans[:, 1] > self.spans[:, 0]
 
-    def threshold(self) -> float | None:
-        "The log-odds from which on it is best for `exact` to answer; None: always."
-        return answer_threshold(self.scored[:, 0], self.answered, self.log_odds, self.some)
 
-    def silent(self, threshold: float | None) -> np.ndarray:  # (n,) bool
-        "Which answers are withdrawn; None: there is no threshold."
-        return self.log_odds < (-np.inf if threshold is None else threshold)
+@patch
+def threshold(self: Predicted) -> float | None:
+    "The log-odds from which on it is best for `exact` to answer; None: always."
+    return answer_threshold(self.scored[:, 0], self.answered, self.log_odds, self.some)
 
-    def metrics(self, threshold: float | None) -> dict[str, float | None]:
-        "All metrics, with a threshold that was chosen on dev."
-        of_none = no_answer_probability(self.log_odds)
-        metrics = span_metrics(self.scored, self.answered, of_none, self.some, self.silent(threshold))
-        return metrics | dict(threshold=threshold)
 
-    @classmethod
-    def from_scores(
-        cls,
-        rows: Rows,
-        spans: np.ndarray,  # (n, 2) characters of each context
-        log_odds: np.ndarray,  # (n,) that there is an answer
-    ) -> Predicted:
-        "Spans and how sure they are, with their scores."
-        places = rows['answers'].tolist()
-        answers = ([text[low:high] for low, high in of] for text, of in zip(rows['context'], places))
-        texts = (text[low:high] for text, (low, high) in zip(rows['context'], spans.tolist()))
-        answered = np.array(list(map(bool, places)))
-        return cls(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
+@patch
+def silent(self: Predicted, threshold: float | None) -> np.ndarray:  # (n,) bool
+    "Which answers are withdrawn; None: there is no threshold."
+    return self.log_odds < (-np.inf if threshold is None else threshold)
+
+
+@patch
+def metrics(self: Predicted, threshold: float | None) -> dict[str, float | None]:
+    "All metrics, with a threshold that was chosen on dev."
+    of_none = no_answer_probability(self.log_odds)
+    metrics = span_metrics(self.scored, self.answered, of_none, self.some, self.silent(threshold))
+    return metrics | dict(threshold=threshold)
+
+# %% ../../nbs/tasks/14_span_metrics.ipynb #980541b4
+@patch(cls_method=True)
+def from_scores(
+    cls: Predicted,
+    rows: Rows,
+    spans: np.ndarray,  # (n, 2) characters of each context
+    log_odds: np.ndarray,  # (n,) that there is an answer
+) -> Predicted:
+    "Spans and how sure they are, with their scores."
+    places = rows['answers'].tolist()
+    answers = ([text[low:high] for low, high in marked] for text, marked in zip(rows['context'], places))
+    texts = (text[low:high] for text, (low, high) in zip(rows['context'], spans.tolist()))
+    answered = np.array(list(map(bool, places)))
+    return cls(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #20a1c7f4
 EVEN = 0.0  # the log-odds from which on questions are answered where dev is not scored
@@ -253,7 +262,7 @@ def near_phrase(
 ) -> tuple[int, int, float]:  # its first and last character; how much of the question its sentence has
     "A name or number of the sentence that has most of a question's words, else that sentence."
     question_words = set(lower_words(question))
-    sentences = [(found.start(), found.end()) for found in _SENTENCE.finditer(context)] or [(0, len(context))]
+    sentences = [match.span() for match in _SENTENCE.finditer(context)] or [(0, len(context))]
     shared = [len(question_words.intersection(lower_words(context[slice(*at)]))) for at in sentences]
     begin, end = sentences[shared.index(max(shared))]
     score = max(shared) / max(1, len(question_words))
@@ -265,10 +274,10 @@ def near_phrase(
     inside = context[begin:end]
     return end - len(inside.lstrip()), begin + len(inside.rstrip()), score
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #848c0fe7
 def near_phrases(
     rows: Rows,
 ) -> tuple[np.ndarray, np.ndarray]:  # (n, 2) characters of each context; (n,) scores, 0 to 1
     "The same of each question."
-    found = list(map(near_phrase, rows['question'], rows['context']))
-    return np.array([of[:2] for of in found]), np.array([of[2] for of in found])
+    phrases = np.array(list(map(near_phrase, rows['question'], rows['context']))).reshape(-1, 3)
+    return phrases[:, :2].astype(np.int64), phrases[:, 2]

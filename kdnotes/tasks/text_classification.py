@@ -110,7 +110,7 @@ def floors(self: LabelledTexts) -> dict[str, Evaluation]:
         baselines['shared_words'] = self._by_group(shared_tenths(rows), train[index], shared)
     return baselines
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #8fb97b47
 @patch
 def encoder_floor(self: LabelledTexts, embed: base.Embed) -> Evaluation:
     "A linear model of the embeddings, fitted to the training rows that have a label."
@@ -361,7 +361,7 @@ def _make(
     kind = TextRegression if config.task_settings.target == 'number' else TextClassification
     return kind.made(corpus, config)
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #a9c8f4ad
 TASK = base.TaskInfo(
     name='text_classification',
     settings=TextClassificationSettings,
