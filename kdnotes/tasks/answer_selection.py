@@ -174,7 +174,7 @@ def texts_of(self: AnswerSelection, rows: Rows) -> tuple[Strings, Strings | Join
         return rows['question'], Joined(' : ', rows['document_title'], rows['sentence'])
     return rows['question'], rows['sentence']
 
-
+# %% ../../nbs/tasks/18_answer_selection.ipynb #d87c9fec
 @patch
 def groups(self: AnswerSelection, split: str) -> np.ndarray:
     "The candidates of a question, where a loss compares them."
@@ -222,7 +222,7 @@ def losses(
         losses['ranking'] = self._ranking(outputs, batch, signal)
     return losses
 
-
+# %% ../../nbs/tasks/18_answer_selection.ipynb #6b51b6b6
 @patch
 def _ranking(self: AnswerSelection, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> Tensor:
     "The sum over pairs of a right and a wrong candidate of a training batch."
@@ -286,7 +286,7 @@ def encoder_floor(self: AnswerSelection, embed: base.Embed) -> Evaluation:
     "Candidates by the cosine of their embedding and the question's."
     return self._ranked_by(partial(base.cosines, embed))
 
-
+# %% ../../nbs/tasks/18_answer_selection.ipynb #b4dc1b51
 @patch
 def _ranked_by(
     self: AnswerSelection, scored: Callable[..., np.ndarray]

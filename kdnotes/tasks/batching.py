@@ -433,7 +433,7 @@ def token_ids(self: EncodedPairs, split: str) -> Iterator[np.ndarray]:
     ids, _ = self.splits[split]
     return flat_ids(ids, self.pad_id)
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #adc3154c
 @patch
 def inputs(
     self: EncodedPairs,

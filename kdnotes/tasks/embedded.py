@@ -33,7 +33,7 @@ def _table() -> dict:
     "The packaged table as read."
     return json.loads(files('kdnotes').joinpath('assets', 'facts.json').read_text(encoding='utf-8'))
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #8241212d
 @cache
 def _facts() -> dict[str, dict[str, list[_Fact]]]:
     "Kind -> entity -> its facts, in the order of the table."
@@ -80,14 +80,14 @@ def _split(
 _NAMED = 0.3
 _CONTRASTED = 0.1
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #61091a5a
 def _upper(
     text: str,
 ) -> str:
     "The text with a capital first letter, the rest as it is."
     return text[0].upper() + text[1:]
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #52bc40d0
 def _state(
     fact: _Fact,
     other: _Fact | None,  # the same attribute of another entity, to compare with
@@ -126,7 +126,7 @@ def _distractors(
         if f.entity != fact.entity and f.value != fact.value and _bare(fact.entity) not in f.value
     ]
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #f06be8b4
 def _bare(
     name: str,
 ) -> str:  # 'the Nile' -> 'Nile'
@@ -267,7 +267,7 @@ _PROSE_NAMED = 0.4
 _PROSE_CONTRASTED = 0.3
 _PEERS = 6  # sentences about others of its kind
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #c61d87f4
 @dataclass(frozen=True)
 class _Sentence:
     "A fact said in a certain way."
@@ -371,7 +371,7 @@ def _passage(
         text = f'{text} {sentence}'
     return text, answers
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #4beaa03c
 def _place(value: str, sentence: str) -> int:
     "Where a sentence says a value; as its first word it has a capital letter."
     [match] = re.finditer(rf'(?<!\w){re.escape(value)}(?!\w)', sentence, re.IGNORECASE)
@@ -441,7 +441,7 @@ def _pair_rows(split: str) -> list[dict]:
         )
     return rows
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #4f468584
 def embedded_sentence_pairs(
     # split ('train', 'dev', 'test') -> rows: id, text, second, label ('0' to '5'), cluster (an entity)
 ) -> dict[str, list[dict]]:

@@ -225,7 +225,7 @@ def token_rows(self: ExtractiveQA, split: str) -> Ragged:
     first = np.searchsorted(windows.row, np.arange(len(self.rows[split]) + 1))
     return Ragged(windows.ids.values, windows.ids.offsets[first])
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #2e790128
 @patch
 def batch(self: ExtractiveQA, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
     "Windows of a split, with the ends of their contexts."
@@ -248,7 +248,7 @@ def signal(
     both = torch.stack([outputs.start_logits, outputs.end_logits], dim=-1).detach().float()
     return {'logits': both[batch.inputs['attention_mask'].bool()]}
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #d7be8327
 @patch
 def _teacher(
     self: ExtractiveQA, signal: dict[str, Tensor], batch: Batch
@@ -283,7 +283,7 @@ def losses(
         losses['soft'] = (soft[0] + soft[1]) / 2
     return losses
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #ee4b761d
 @patch
 def loss_weights(self: ExtractiveQA, kd: bool) -> dict[str, float]:
     "Weights of `hard` and `soft`."
@@ -344,7 +344,7 @@ def _smoke_rows(rows: Rows) -> Rows:
     chosen = [np.flatnonzero(answered)[:most], np.flatnonzero(~answered)[:most]]
     return rows[np.sort(np.concatenate(chosen))]
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #d7879c39
 def _merged(
     rows: Rows,
     windows: Windows,

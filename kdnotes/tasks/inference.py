@@ -62,7 +62,7 @@ def encode(
     whole, _ = encode_pairs(self.tokenizer, first, second, _UNCUT)
     return *encode_pairs(self.tokenizer, first, second, self.max_length), whole.lengths
 
-
+# %% ../../nbs/tasks/07_inference.ipynb #232f3cb5
 @patch
 def outputs(
     self: Reader,

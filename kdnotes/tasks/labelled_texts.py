@@ -178,7 +178,7 @@ def _no_label(corpus: Corpus, split: str, i: int, labels: list[str]) -> CorpusEr
         f'{pluralize(n, "row")} of {split}; {drop}; a class needs a name of another kind'
     )
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #0a117912
 def labels_of(corpus: Corpus) -> Iterator[tuple[str, int, str]]:
     "The splits, the rows' numbers and the labels of a corpus."
     for split in SPLITS:
@@ -262,7 +262,7 @@ def _parts_of(name: str) -> list[str]:  # [the name itself]: it is one
     parts = [part.strip(' \'"') for part in re.split(marks, inner[1:-1] if listed else inner)]
     return [part for part in parts if part] or [name]
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #cf10d578
 def _combined(names: list[str]) -> list[str]:  # the label and its parts; []: there is none
     "A label that seems to be made of several labels, and is a class of its own."
     parts = {name: _parts_of(name) for name in names}

@@ -48,7 +48,7 @@ def text_set(
     words = int(blocks.stream.words.sum())
     return TextSet(name, blocks, chosen, clusters, int(blocks.stream.pieces.sum()) / max(1, words))
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #cdcd14ed
 def _number(name: str) -> int:
     "A name as a key of a random stream."
     return zlib.crc32(name.encode())
@@ -77,7 +77,7 @@ def masked_batch(
     places = torch.from_numpy(positions)
     return Batch(index, inputs, torch.from_numpy(labels), tokens.numel(), positions=places)
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #6082ec1b
 def scored_batch(
     text: TextSet,
     index: np.ndarray,  # (n,) positions in `text.chosen`
@@ -226,7 +226,7 @@ def alone_nll(
 # tokens that are asked for between two writings
 PART = 2048
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #ec2ccc88
 def resumable_nll(
     forward: Forward,  # of one rank
     rows: Rows,
@@ -266,7 +266,7 @@ def sample_positions(
     drawn.sort()
     return Positions(text.chosen[rows[drawn]], positions[drawn])
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #01834f7a
 def sampled_scores(
     forward: Forward,
     text: TextSet,
@@ -316,7 +316,7 @@ def score_metrics(
 # %% ../../nbs/tasks/12_lm_scores.ipynb #53817639
 _AT_ONCE = 1024  # blocks
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #aae9fcf2
 def unigram_scores(
     text: TextSet,
     # positions in `text.chosen` -> a batch with its hidden tokens' positions and labels

@@ -67,7 +67,7 @@ def take(self: MaskedLM, corpus: Corpus) -> None:
         shape = (self.masked if settings.soft_on == 'masked' else self.max_length, self.soft.top_k)
         self.signal_spec = dict(index=SignalSpec(shape, integer=True), logits=SignalSpec(shape))
 
-
+# %% ../../nbs/tasks/20_masked_lm.ipynb #839b05f4
 @patch(as_prop=True)
 def likeliest_alone(self: MaskedLM) -> bool:
     "Are the teacher's `top_k` logits all that is needed? How likely a piece is depends on all of them."
@@ -119,7 +119,7 @@ def token_counts(self: MaskedLM) -> dict[str, TokenCounts]:
         counts[split] = TokenCounts(n, tokens, tokens - int(text.pieces.sum()), empty=empty)
     return counts
 
-
+# %% ../../nbs/tasks/20_masked_lm.ipynb #050edaed
 @patch
 def token_rows(self: MaskedLM, split: str) -> Ragged:
     "The token ids of each document."
@@ -135,7 +135,7 @@ def _n_trained(self: MaskedLM) -> int:
         n = min(n, max(1, self.settings.train_tokens // (self.max_length - 2)))
     return min(n, 64) if self.smoke else n
 
-
+# %% ../../nbs/tasks/20_masked_lm.ipynb #6b2bbdf4
 @patch
 def _counts(self: MaskedLM, vocabulary: int) -> np.ndarray:  # (vocabulary,)
     "How often each piece occurs in the blocks that are trained on."
@@ -315,7 +315,7 @@ def _sampled(self: MaskedLM, name: str) -> int:
     "How many positions of a set are hidden by themselves."
     return 0 if name == 'dev' else 16 if self.smoke else self.settings.pseudo_sample
 
-
+# %% ../../nbs/tasks/20_masked_lm.ipynb #650d9a18
 @patch
 def _evaluation(self: MaskedLM, scored: dict[str, tuple[Hidden, Sampled | None]]) -> Evaluation:
     "Scores of texts as metrics, units and predictions."
@@ -447,6 +447,8 @@ _SNIPPET = """from transformers import pipeline
 fill = pipeline('fill-mask', model='{folder}')
 for guess in fill(f'Iron {{fill.tokenizer.mask_token}} in moist air.'):
     print(guess['token_str'], guess['score'])"""
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #869a550f
 USE = Use(
     takes=('text',),
     answers=filled,

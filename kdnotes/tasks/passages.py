@@ -86,7 +86,7 @@ def _answers(
     begin = _begin(context, answer, start, where, names)
     return ((begin, begin + len(answer)),)
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #89efbeb4
 def _occurs_at(context: str, answer: str, start: str) -> bool:
     "Is an answer at this character of its context?"
     number = start.isascii() and start.isdigit() and len(start) < 10
@@ -201,7 +201,7 @@ def _squad2(dev: Iterable[Paragraph], train: Iterable[Paragraph] | None) -> Spli
     dev_rows = splits['train'] + splits['dev']
     return dict(train=question_rows(train), dev=dev_rows, test=splits['test'])
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #370527f5
 def _squad2_folder(folder: Path) -> Splits:
     "Those of a local copy."
     train = _first(folder, 'train-v2.0.json')
@@ -315,7 +315,7 @@ def first_place(self: Windows) -> np.ndarray:  # (n,)
     sizes = np.diff(self.context, axis=1)[:, 0]
     return np.cumsum(sizes) - sizes
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #c1f6be4e
 @patch
 def characters(
     self: Windows,

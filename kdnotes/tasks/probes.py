@@ -35,7 +35,7 @@ _STRENGTHS = np.logspace(-4, 4, 10)[:6]
 _ALPHAS = 10.0 ** np.arange(-1, 6)  # of the ridge regression
 _FOLDS = 5
 
-
+# %% ../../nbs/tasks/11_probes.ipynb #0030e5b8
 def probe(
     trained: np.ndarray,  # (n, d) features of the training rows
     labels: np.ndarray,  # (n,) of these: numbers of classes, or standardised numbers

@@ -119,7 +119,7 @@ def for_split(self: Schema, split: str) -> Schema:
     columns[label] = replace(columns[label], kind='no label', optional=True, blank=True, instead='')
     return replace(self, columns=columns)
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #f7e8a19d
 @patch
 def check(self: Schema, split: str, rows: Rows, where: str) -> None:
     "Refuse a split without a row, and one that cannot be trained or scored on."
@@ -139,7 +139,7 @@ def fingerprint(
     rows = ((split, *row) for split in names for row in zip(*self._content(splits[split])))
     return sha256_texts(chain.from_iterable(rows))
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #fbf188bc
 @patch
 def _content(self: Schema, rows: Rows) -> Iterator[Iterable[str]]:
     for key in self.content:
@@ -228,7 +228,7 @@ def score_key(
     "Where a row has what stands in such a column."
     return f'{column} as scores'
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #6230dab2
 def _teacher_columns(named: str) -> tuple[tuple[str, ...], ...]:  # 'neg+pos;other'
     "The columns of each teacher."
     parts = [[column.strip() for column in columns.split('+')] for columns in str(named).split(';')]
@@ -403,7 +403,7 @@ def _check_cells(cells: Cells, schema: Schema, place: Callable[[int], str], name
 # %% ../../nbs/tasks/00_schema.ipynb #d02ae0e0
 _AS_COLUMN = dict(binary=lambda cells: np.array(list(map(int, cells)), dtype=np.int64), json=Json.of)
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #693b34f1
 def checked_parts(
     tables: Iterable[Table],  # parts of a source
     schema: Schema,  # of its split

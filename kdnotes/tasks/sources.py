@@ -179,7 +179,7 @@ def _check_unlabelled_name(folder: Path) -> None:
                 'rename it, or move it away'
             )
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #76b55c57
 def place_of(
     corpus: Corpus,
     split: str,  # 'train' | 'dev' | 'test'
@@ -212,7 +212,7 @@ def read_folder(
         'another folder'
     )
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #d09e469c
 def _files_of(corpora: Corpora) -> str:
     "What a folder of a corpus may hold, for errors."
     published_files = [f"{corpora.names[0]}'s own {', '.join(corpora.files)}"] * bool(corpora.files)
@@ -358,7 +358,7 @@ def load_corpus(
         return _embedded_corpus(task)
     return _read(task, name, columns, score_on)
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #2cccb988
 @functools.cache
 def _embedded_corpus(task: str) -> Corpus:
     "The project's own corpus: it is the same in every call, and takes a tenth of a second."

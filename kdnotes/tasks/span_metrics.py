@@ -185,7 +185,7 @@ def threshold(self: Predicted) -> float | None:
     "The log-odds from which on it is best for `exact` to answer; None: always."
     return answer_threshold(self.scored[:, 0], self.answered, self.log_odds, self.some)
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #f25e58b4
 @patch
 def silent(self: Predicted, threshold: float | None) -> np.ndarray:  # (n,) bool
     "Which answers are withdrawn; None: there is no threshold."

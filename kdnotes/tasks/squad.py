@@ -28,7 +28,7 @@ class Question:
     # (begin, end) of each answer in the context, in characters; (): the context does not answer it
     answers: tuple[tuple[int, int], ...]
 
-
+# %% ../../nbs/tasks/02_squad.ipynb #ee81485d
 @dataclass(frozen=True)
 class Paragraph:
     "A context and what is asked about it."

@@ -54,7 +54,7 @@ def _pieces(documents: Sequence[str]) -> Iterator[_Piece]:
                 break
             start = end
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #02372b5a
 def _cut(text: str, start: int) -> int:
     "Where the piece that begins at `start` ends."
     end = start + PIECE
@@ -86,7 +86,7 @@ class _Tokens(NamedTuple):
     starts: np.ndarray  # (n,) bool: does a word begin here?
     unknown_words: int  # what stands between blanks and has no piece that the tokenizer knows
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #e0ed3ce8
 def _unknown_words(text: str, encoding, special: np.ndarray) -> int:
     "How many words of a text, by its blanks, have unknown pieces and no others."
     unknown = np.isin(encoding.ids, special)
@@ -155,7 +155,7 @@ def check_tokenizer(
                 'such as BERT or RoBERTa'
             )
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #59215e6f
 def _separator(tokenizer) -> int:
     return tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
 
@@ -311,7 +311,7 @@ def ids(
     "The tokens of some rows."
     return self._between(self.stream.tokens, np.asarray(index), self.ends).astype(np.int64)
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #187fab0b
 @patch
 def maskable(
     self: Rows,
@@ -393,7 +393,7 @@ class Masking:
     whole_words: bool = False  # all pieces of a word together
     rare_power: float = 0.0  # the chance of a token is its count to minus this power
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #5ee6d7cf
 def n_masked(
     length: int,  # of a block, the special tokens at its ends included
     share: float,

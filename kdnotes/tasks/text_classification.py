@@ -46,7 +46,7 @@ class TextClassificationSettings(TaskSettings):
     # type of the labels: names of classes (classes), or numbers (number, for regression)
     target: Literal['classes', 'number'] = parameter('classes', shared=True)
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #c336c200
 DEFAULTS = {('*', '*'): setting(3, 5e-5), ('embedded', '*'): setting(5, 3e-4)}
 # settings of soft targets, which a number has none of
 ONLY_CLASSES = dict(temperature=2.0, top_k=None, min_probability=None, dialect='canonical')
@@ -123,7 +123,7 @@ def encoder_floor(self: LabelledTexts, embed: base.Embed) -> Evaluation:
     classes = len(self.head_labels) or None
     return self.evaluate(probe(trained, self.labels['train'][index], sets, classes))
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #d45beb7c
 @patch
 def _by_group(
     self: LabelledTexts, group: np.ndarray, labels: np.ndarray, groups: dict[str, np.ndarray]
@@ -325,7 +325,7 @@ def predicted_columns(
     of_each = {f'probability_{row["label"]}': row['probability'] for row in values['labels']}
     return [dict(predicted=first['label'], probability=first['probability']) | dict(sorted(of_each.items()))]
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #604c71aa
 _SNIPPET = """import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
