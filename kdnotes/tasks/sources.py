@@ -481,8 +481,8 @@ def load_by_rules(
     elif folder:
         splits = read_folder(folder, corpora, columns, into)
     else:
-        if hub_id:  # a published corpus may be named by its id
-            published = next((p for p in corpora.published.values() if p.hub_id == hub_id), published)
+        # a published corpus may be named by its id
+        published = next((p for p in corpora.published.values() if hub_id and p.hub_id == hub_id), published)
         hub_schema = replace(schema, complete=published.complete) if published.complete else schema
         splits = _from_hub(corpora, name, lambda: read_hub(hub_id, hub_schema, columns))
     sha256 = schema.fingerprint(splits)
