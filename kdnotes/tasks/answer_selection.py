@@ -140,7 +140,7 @@ class AnswerSelection(Task):
     head_config = base.labels_config(('no answer', 'answer'))
     primary = base.Primary('test', 'map', higher_is_better=True)
     signal_spec = {'logits': base.SignalSpec(shape=(2,))}
-    settings = AnswerSelectionSettings(train_questions='all')  # nothing says auto
+    settings = AnswerSelectionSettings(train_questions='all')  # there is no corpus to resolve auto
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #09b77535
 @patch
@@ -216,7 +216,7 @@ def losses(
     batch: Batch,
     signal: dict[str, Tensor] | None,
 ) -> dict[str, Tensor]:
-    "Those of labels and logits, and `ranking` between candidates where it is asked for."
+    "`hard` and `soft`, and `ranking` between candidates if there is a ranking loss."
     losses = Task.losses(self, outputs, batch, signal)
     if self.compares:
         losses['ranking'] = self._ranking(outputs, batch, signal)
@@ -247,7 +247,7 @@ def loss_counts(self: AnswerSelection, split: str, index: np.ndarray, epoch: int
 
 @patch
 def loss_weights(self: AnswerSelection, kd: bool) -> dict[str, float]:
-    "Weights of `hard` and `soft`, and of `ranking` where it is asked for."
+    "Weights of `hard` and `soft`, and of `ranking` if there is a ranking loss."
     ranking = {'ranking': self.settings.ranking_weight} if self.compares else {}
     return self.soft.weights(kd, classes=2) | ranking
 
@@ -316,7 +316,7 @@ def worst(
     record: dict,
     units: pd.DataFrame,  # of the run
     predictions: pd.DataFrame,  # of the run: split, unit, item, label, score
-    # the one the run was evaluated on; None: it is not at hand, and ids stand for texts
+    # the one the run was evaluated on; None: not available; ids are shown in place of texts
     corpus: Corpus | None,
     n: int = 10,  # questions
 ) -> pd.DataFrame:  # the primary metric, question, put first, correct; worst first

@@ -109,7 +109,7 @@ class Batch:
 # %% ../../nbs/tasks/01_batching.ipynb #a8385ff4
 ROWS_AT_ONCE = 10_000  # that are tokenised together
 _CHARACTERS = 1 << 21  # that are tokenised together: each takes some hundred bytes for a moment
-_SAMPLE = 1000  # rows by which the size of a map is foreseen
+_SAMPLE = 1000  # rows from which the size of a map is estimated
 
 # %% ../../nbs/tasks/01_batching.ipynb #985ddf62
 def encode_pairs(
@@ -163,7 +163,7 @@ def tokenizer_rules(
     if not tokenizer.is_fast:
         return json.dumps([type(tokenizer).__name__, tokenizer.get_vocab(), repr(tokenizer.init_kwargs)])
     rules = json.loads(tokenizer.backend_tokenizer.to_str()) | dict(truncation=None, padding=None)
-    if tokenizer.truncation_side != 'right':  # which end of a long text is cut is said beside the rules
+    if tokenizer.truncation_side != 'right':  # the cut end of a long text is not among the rules
         rules['truncation_side'] = tokenizer.truncation_side
     return json.dumps(rules, sort_keys=True)
 
@@ -171,7 +171,7 @@ def tokenizer_rules(
 def unknown_id(
     backend,  # a `tokenizers.Tokenizer`
 ) -> int | None:  # None: it has none, as tokenizers of bytes
-    "The token that stands for what a tokenizer does not know."
+    "The token for what a tokenizer does not know."
     model = json.loads(backend.to_str())['model']
     if 'unk_id' in model:
         return model['unk_id']
@@ -223,7 +223,7 @@ def _encode_pairs(tokenizer, first, second, max_length, advance=lambda rows: Non
             None if second is None else second[rows],
             truncation='longest_first',
             max_length=max_length,
-            split_special_tokens=True,  # a '[SEP]' that stands in a text is letters
+            split_special_tokens=True,  # a '[SEP]' in a text is letters
             return_token_type_ids=True,
             return_attention_mask=False,
         )
@@ -261,7 +261,7 @@ def _cut_and_empty(tokenizer, encoded, max_length: int, n_texts: int) -> tuple[i
 def token_dtype(
     tokenizer,  # of transformers
 ) -> type:  # int32, or uint16 where all of them fit
-    "What the ids of a tokenizer are kept as."
+    "The integer type in which token ids are stored."
     return np.uint16 if tokenizer.is_fast and max(tokenizer.get_vocab().values()) < 2**16 else np.int32
 
 # %% ../../nbs/tasks/01_batching.ipynb #5838f2b2
@@ -474,7 +474,7 @@ def epoch_steps(
     pool_begin = begin[np.searchsorted(pools, pools)]  # examples before the pool of each group
     step = (begin - pool_begin) // batch_size
     borders = np.flatnonzero(np.diff(pools) | np.diff(step)) + 1
-    # where the groups' members stand, one after another
+    # the places of the groups' members, one after another
     places = np.repeat(first[order] - begin, sizes[order]) + np.arange(len(members))
     examples = members[places]
     cuts = [0, *begin[borders].tolist(), len(examples)] if len(sizes) else [0]
@@ -482,7 +482,7 @@ def epoch_steps(
 
 # %% ../../nbs/tasks/01_batching.ipynb #2f7808d0
 def _before(sizes: np.ndarray) -> np.ndarray:
-    "How much stands before each of several things."
+    "The sum of the sizes before each one."
     return np.cumsum(sizes) - sizes
 
 # %% ../../nbs/tasks/01_batching.ipynb #23bf6457

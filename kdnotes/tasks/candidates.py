@@ -24,7 +24,7 @@ def complete(
     missing: set[str],  # keys that the source has no column for
     published: bool = False,  # is it WikiQA without its ids? Then they are made as they were
 ) -> Iterator[Cells]:  # the same parts
-    """Ids from the order of the rows for questions and documents, which are told apart by text and title;
+    """Ids from the order of the rows for questions and documents, which are identified by text and title;
     for sentences from what a row says, so that ties do not depend on the order.
     """
     questions: dict[str, int] = {}
@@ -44,7 +44,7 @@ def complete(
             names = cells['document_id'] if published else map(_content_id, texts_of_rows)
             cells['sentence_id'] = []
             for name, question in zip(names, cells['question_id']):
-                # the place tells equal rows apart, whose order does not matter
+                # the place distinguishes equal rows, whose order does not matter
                 place = sizes.get(question, 0)
                 sizes[question] = place + 1
                 cells['sentence_id'].append(f'{name}-{place}')

@@ -185,7 +185,7 @@ def articles(
     lines = ['', *text.split('\n'), '']
     sections: list[list[str]] = []
     for before, line, after in zip(lines, lines[1:], lines[2:]):
-        # a formula may stand between equals signs, too
+        # a formula may be between equals signs, too
         title = _TITLE.match(line) and not (before.strip() or after.strip())
         if title or not sections:
             sections.append([])

@@ -238,7 +238,7 @@ def embedded_text_classification(
         split: [
             dict(
                 id=f'{split}-{i}',
-                # what can be said of several subjects names its own
+                # a sentence that fits several subjects names its subject
                 text=text if times[text] == 1 else _sentence(fact, split, fact.entity),
                 second='',
                 label=fact.kind,
@@ -270,7 +270,7 @@ _PEERS = 6  # sentences about others of its kind
 # %% ../../nbs/tasks/03_embedded.ipynb #c61d87f4
 @dataclass(frozen=True)
 class _Sentence:
-    "A fact said in a certain way."
+    "A fact in one of its wordings."
 
     fact: _Fact
     way: str  # one of the phrasing's, with places for subject and value
@@ -288,7 +288,7 @@ class _Sentence:
 
 # %% ../../nbs/tasks/03_embedded.ipynb #70c4f169
 def _ways(fact: _Fact) -> list[str]:
-    "The ways in which a fact can be said."
+    "The wordings of a fact."
     return _table()['phrasings'][fact.phrasing]['say']
 
 
@@ -360,7 +360,7 @@ _PASSAGE_SHARES = {'train': 0.6, 'dev': 0.15, 'test': 0.25}  # of the entities o
 # %% ../../nbs/tasks/03_embedded.ipynb #88e0c434
 def _passage(
     article: _Article,
-) -> tuple[str, dict[_Fact, tuple[int, int]]]:  # the text; where it says what of its own entity
+) -> tuple[str, dict[_Fact, tuple[int, int]]]:  # the text; where it states each fact of its entity
     "An article as one text."
     text = f'{_upper(_bare(article.entity))}.'
     answers = {}
@@ -373,7 +373,7 @@ def _passage(
 
 # %% ../../nbs/tasks/03_embedded.ipynb #4beaa03c
 def _place(value: str, sentence: str) -> int:
-    "Where a sentence says a value; as its first word it has a capital letter."
+    "Where the value is in a sentence; as its first word it has a capital letter."
     [match] = re.finditer(rf'(?<!\w){re.escape(value)}(?!\w)', sentence, re.IGNORECASE)
     return match.start()
 
@@ -420,7 +420,7 @@ _ALIKE = ('kind', 'entity', 'attribute', 'value')
 
 # %% ../../nbs/tasks/03_embedded.ipynb #ddd0c1fc
 def _pair_rows(split: str) -> list[dict]:
-    "Each fact beside one that shares something with it, or nothing."
+    "Each fact paired with one that shares something with it, or nothing."
     of_kinds = _split(split, tuple(_PASSAGE_SHARES.items())).values()
     facts = [fact for of_kind in of_kinds for entity_facts in of_kind.values() for fact in entity_facts]
     sharing: dict[tuple, list[_Fact]] = {}

@@ -93,7 +93,7 @@ def check_tokens(
     config: RunConfig,  # resolved
     tokenizer: Callable[[], Any],  # loads it
 ) -> None:
-    "Refuse tokenizers that do not say where tokens stand, and questions that no window has room for."
+    "Refuse tokenizers without character offsets, and questions that no window has room for."
     pieces = tokenizer()
     if not pieces.is_fast:
         raise CorpusError(
@@ -158,7 +158,7 @@ def window_scores(
     batch: Batch,
     longest: int,  # tokens of an answer
 ) -> Tensor:  # (n, 4) float32: the score of no answer, that of the best span, its first and its last token
-    "What is kept of each window."
+    "The four numbers that a window contributes."
     import torch
 
     start, end = span_logits(outputs, batch)
@@ -180,7 +180,7 @@ class ExtractiveQA(Task):
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #fb9853ff
 @patch
 def take(self: ExtractiveQA, corpus: Corpus) -> None:
-    "Questions; those without a label stand behind the others."
+    "Questions; those without a label come last."
     self.rows = {split: corpus.splits[split] for split in SPLITS}
     if self.smoke:
         self.rows = {split: _smoke_rows(rows) for split, rows in self.rows.items()}
@@ -369,7 +369,7 @@ def worst(
     record: dict,
     units: pd.DataFrame,  # of the run
     predictions: pd.DataFrame,  # of the run
-    # the one the run was evaluated on; None: it is not at hand, and ids and places stand for texts
+    # the one the run was evaluated on; None: not available; ids and places are shown in place of texts
     corpus: Corpus | None,
     n: int = 10,
 ) -> pd.DataFrame:  # question, predicted, correct, log-odds of an answer, passage; the surest first
@@ -457,7 +457,7 @@ def _answer(
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #dc1471b2
 def _check_questions(reader: Reader, questions: list[str], stride: int) -> None:
-    "Refuse a question beside which no window has room for a passage."
+    "Refuse a question that leaves no room for a passage in a window."
     room = room_for_questions(reader.tokenizer, reader.max_length, stride)
     of_each = reader.tokenizer(questions, add_special_tokens=False, verbose=False)['input_ids']
     for i, tokens in enumerate(map(len, of_each)):

@@ -149,7 +149,7 @@ def _label_of(corpus: Corpus, split: str, i: int) -> str:
     return f"{place_of(corpus, split, i, CORPORA)}: label {truncate_repr(corpus.splits[split][i]['label'])}"
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #e6d37c0d
-# beside names of classes; 'none' is one of them in many corpora
+# among names of classes; 'none' is a class in many corpora
 _NO_LABEL = {'nan', 'null', 'na', 'n/a', '<na>', '?', '-'}
 
 
@@ -157,7 +157,7 @@ def _is_no_label(
     label: str,
     classes: set[str],  # labels of the training split
 ) -> bool:
-    "Does a label say that nobody has given one? -1 does, beside names or numbers that are no scale with it."
+    "Does a label mean that nobody has given one? -1 does among names, or numbers that are no scale with it."
     if label != '-1':
         return label.casefold() in _NO_LABEL
     others = classes - {label}
@@ -187,7 +187,7 @@ def labels_of(corpus: Corpus) -> Iterator[tuple[str, int, str]]:
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #6ec028a1
 def _check_numbers(corpus: Corpus) -> None:
-    "Refuse labels that float32 cannot hold, as they stand or in units of the training split's deviation."
+    "Refuse labels that float32 cannot hold, as they are or in units of the training split's deviation."
     for split, i, label in labels_of(corpus):
         if number_of(label) is None:
             raise CorpusError(
@@ -278,7 +278,7 @@ def _combined(names: list[str]) -> list[str]:  # the label and its parts; []: th
 def _check_classes(
     corpus: Corpus,
     names: list[str],  # of the training split
-    drawn: int | None,  # how many labels were drawn for it; None: it has all
+    drawn: int | None,  # how many labels were sampled for it; None: it has all
 ) -> None:
     "Refuse rows without a label, and classes that are not learnt."
     classes = set(names)

@@ -40,7 +40,7 @@ def text_set(
     clusters: list[str],  # of its documents
     most: int | None = None,  # blocks; None: all
 ) -> TextSet:
-    "The blocks of a text that are scored: all, or some that are drawn once and for all."
+    "The blocks of a text that are scored: all, or a fixed sample."
     n = len(blocks)
     chosen = np.arange(n)
     if most is not None and most < n:
@@ -55,7 +55,7 @@ def _number(name: str) -> int:
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #953784eb
 class Hidden(NamedTuple):
-    "What a model says of the hidden tokens of a text, and of those it sees."
+    "A model's scores of the hidden tokens of a text, and of all tokens."
 
     positions: np.ndarray  # (n, k) int64
     labels: np.ndarray  # (n, k) int64, the true tokens
@@ -160,7 +160,7 @@ def line_rows(
 def all_tokens(
     rows: Rows,
 ) -> Positions:
-    "Every token that can be asked for, those of the longest rows first."
+    "Every token that can be hidden, those of the longest rows first."
     order = np.argsort(-rows.lengths(), kind='stable')
     positions = [np.flatnonzero(rows.maskable([row])) for row in order]
     if not positions:
@@ -173,7 +173,7 @@ def drawn_tokens(
     n: int,
     rng: np.random.Generator,
 ) -> Positions:  # all of them where there are no more than n
-    "Tokens drawn from a whole text, each with the same chance."
+    "Tokens sampled from a whole text, each with the same chance."
     every = all_tokens(rows)
     if len(every.rows) <= n:
         return every
@@ -184,7 +184,7 @@ def single_mask(
     rows: Rows,
     targets: Positions,
     mask_id: int,
-) -> Batch:  # a row for each token that is asked for; `positions` and `labels` are (n, 1)
+) -> Batch:  # a row for each hidden token; `positions` and `labels` are (n, 1)
     "Rows of one length with one hidden token each."
     ids = rows.ids(targets.rows)
     places = targets.positions[:, None]
@@ -223,7 +223,7 @@ def alone_nll(
     return forward.sum(nll)
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #2462d752
-# tokens that are asked for between two writings
+# tokens that are scored between two writes
 PART = 2048
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #ec2ccc88
@@ -232,7 +232,7 @@ def resumable_nll(
     rows: Rows,
     targets: Positions,
     mask_id: int,
-    folder: Path,  # of what is done; its name stands for the model, the text and all that changes a number
+    folder: Path,  # of what is done; its name identifies the model, the text and all that changes a number
     tokens: int = 8192,  # of a batch, padding included
     on_part: Callable[[int], None] = lambda done: None,  # gets how many tokens are done
 ) -> np.ndarray:  # (n,) float64 nats
@@ -250,7 +250,7 @@ def resumable_nll(
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #48f90651
 class Sampled(NamedTuple):
-    "What a model says of single hidden tokens."
+    "A model's scores of single hidden tokens."
 
     targets: Positions  # of the text's blocks
     nll: np.ndarray  # (n,) nats
@@ -260,7 +260,7 @@ def sample_positions(
     text: TextSet,
     n: int,
 ) -> Positions:  # (n,) or fewer where the text is short
-    "Tokens of the chosen blocks, drawn once for all models."
+    "Tokens of the chosen blocks, the same sample for all models."
     rows, positions = np.nonzero(text.blocks.maskable(text.chosen))
     drawn = stream(0, 'sample', _number(text.name), 1).permutation(len(rows))[:n]
     drawn.sort()
@@ -300,7 +300,7 @@ def _both(prefix: str, nll: float, pieces_a_word: float) -> dict[str, float | No
 def score_metrics(
     text: TextSet,
     hidden: Hidden,
-    sampled: Sampled | None,  # None: no position was drawn
+    sampled: Sampled | None,  # None: no position was sampled
     unigram: np.ndarray,  # (vocabulary,) shares of the training text, > 0 of each that is asked for
 ) -> dict[str, float | None]:
     "All scores of a text; `unigram` is what knowing how frequent a piece is gives."
@@ -324,7 +324,7 @@ def unigram_scores(
     n: int,  # positions that are hidden by themselves; 0: none
     unigram: np.ndarray,  # (vocabulary,) shares of the training text, > 0 of each that is asked for
 ) -> tuple[Hidden, Sampled | None]:
-    "What knowing how frequent each piece is says of the tokens that models must guess."
+    "The scores of a unigram model, for the tokens that models must guess."
     nats = -np.log(np.where(unigram > 0, unigram, 1.0))
     parts = []
     for start in range(0, len(text.chosen), _AT_ONCE):

@@ -45,7 +45,7 @@ class MaskedLM(Task):
 
     @classmethod
     def made(cls, corpus: Corpus, config: RunConfig) -> Self:
-        "The task a configuration names; masks are drawn from its seed."
+        "The task a configuration names; masks are sampled with its seed."
         settings, soft = config.task_settings, base.soft_targets(config)
         if not MODES[config.mode].kd:  # none are learnt, and the output layer is not needed elsewhere
             settings, soft = settings.model_copy(update=dict(soft_on='masked')), SoftTargets()
@@ -101,7 +101,7 @@ def encode(
     self.label_prior = (counts + 1) / (counts + 1).sum()
     special = set(tokenizer.all_special_ids)
     self.vocabulary = np.array([i for i in ids if i not in special])
-    # a unigram model knows, as all do, that neither a special token nor an unknown one is asked for
+    # a unigram model knows, as all do, that neither a special token nor an unknown one is hidden
     self.unigram = self.label_prior / self.label_prior[self.vocabulary].sum()
     power = self.settings.rare_power
     self.weights = rare_token_weights(counts, power) if power else None
@@ -188,7 +188,7 @@ def signal(
     outputs,  # of a language model's head, its output layer maybe still open
     batch: Batch,
 ) -> dict[str, Tensor]:
-    """What the teacher says of the tokens whose soft targets are learnt:
+    """The teacher's signal for the tokens whose soft targets are learnt:
     its likeliest pieces where they are enough, else the two sides of its output layer.
     """
     from torch import Tensor
@@ -332,7 +332,7 @@ def head_flops(
     config,  # the model's
     lengths: np.ndarray,  # (n,) tokens
 ) -> float:
-    "One dense layer on every token, and the output layer on those that are asked for."
+    "One dense layer on every token, and the output layer on those that are predicted."
     width = config.hidden_size
     narrow = getattr(config, 'embedding_size', width)
     tokens = int(np.sum(lengths))
@@ -353,7 +353,7 @@ def worst(
     record: dict,
     units: pd.DataFrame,  # of the run
     predictions: pd.DataFrame,  # of the run
-    # the one the run was evaluated on; None: it is not at hand, and names of documents stand for texts
+    # the one the run was evaluated on; None: not available; names of documents are shown in place of texts
     corpus: Corpus | None,
     n: int = 10,
 ) -> pd.DataFrame:  # text, block, positions, nll; worst first
@@ -516,7 +516,7 @@ TASK = base.TaskInfo(
         'pseudo_perplexity_word',
     ),
     floors={'unigram': 'a unigram model'},
-    # which pieces are asked for, and in what text they are counted; `rare_power` hides others in training
+    # which pieces are hidden, and in what text they are counted; `rare_power` hides others in training
     floor_settings=(
         'max_length',
         'score_on',

@@ -101,7 +101,7 @@ def table_of_file(
     columns: Mapping[str, str],  # of `named_columns`
     scores: Sequence[Sequence[str]],  # columns with the scores of each teacher
 ) -> tuple[pd.DataFrame, Mapping[str, str]]:  # and what its columns are called
-    "The rows of one file: with a column `split` as they stand there, else checked as those of a split."
+    "The rows of one file: with a column `split` as they are, else checked as those of a split."
     if words := no_table(path):
         raise ConfigError(words)
     schema = task_info(task).corpora.schema
@@ -141,12 +141,12 @@ _TOGETHER = (
     'context',
     'question',
     'id',
-)  # the first of these that a table has is dealt out whole
+)  # rows that share the first of these that a table has stay together
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #cfdcd85f
 def _split_at_random(
     table: pd.DataFrame, shares: Sequence[float], seed: int
-) -> tuple[dict[str, pd.DataFrame], str]:  # and a sentence that says so
+) -> tuple[dict[str, pd.DataFrame], str]:  # and a sentence about it
     "One table split at random; rows that belong together stay in one part."
     numbers = isinstance(shares, Sequence) and len(shares) == 3
     numbers = numbers and all(isinstance(s, (int, float)) and s > 0 for s in shares)
@@ -210,7 +210,7 @@ def _split_names(names: Sequence[Any], schema: Schema) -> dict[Any, str]:  # nam
 def _tables(
     source: Any, columns: Mapping[str, str], shares: Sequence[float], seed: int, schema: Schema
 ) -> tuple[dict[str, pd.DataFrame], str]:
-    "The splits of whatever holds tables, and how they were dealt out; '': they were given."
+    "The splits of whatever holds tables, and how one table was split; '': the splits were given."
     if isinstance(source, Mapping):
         splits = _split_names(list(source), schema)
         return {
@@ -272,7 +272,7 @@ def write_corpus(
     task: str,  # of `config.TASKS`
     columns: Mapping[str, str],  # of `named_columns`
     scores: Sequence[Sequence[str]],  # columns with the scores of each teacher
-    shares: Sequence[float],  # of train, dev and test, where nothing says so
+    shares: Sequence[float],  # of train, dev and test, where nothing else decides
     seed: int,  # of that dealing
 ) -> tuple[Path, str | None, str]:
     """Tables as the three files of a corpus, in a folder named by their content; the file of rows without a
@@ -299,7 +299,7 @@ def unlabelled_file(
     columns: Mapping[str, str],  # of `named_columns`
     scores: Sequence[Sequence[str]],  # columns with the scores of each teacher
 ) -> str:  # of a run's parameter `unlabelled`
-    "Rows without a label, as a run is told where they are; a table is written to a file."
+    "The value of `unlabelled` for these rows; a table is written to a file."
     schema = task_info(task).corpora.schema
     if schema.no_label is None:
         raise ConfigError(

@@ -54,7 +54,7 @@ def complete(
 # %% ../../nbs/tasks/15_passages.ipynb #72ba4892
 def labelled(
     cells: Cells,  # checked: with `answer` and `answer_start`, or with `answers`
-    place: Callable[[int], str],  # says where row i is
+    place: Callable[[int], str],  # the place of row i, for messages
     names: dict[str, str],  # what the source calls a key
 ) -> Cells:  # with `answers`: the places of each answer in the context
     "Find the answers of questions."
@@ -74,7 +74,7 @@ def _answers(
 ) -> tuple[tuple[int, int], ...]:
     "The answer of a table's row."
     start = start.strip()
-    # blanks at its edges are a part of it where they stand in the context, too
+    # blanks at its edges are a part of it if the context has them too
     answer = given if _occurs_at(context, given, start) else given.strip()
     if not answer.strip():
         if start:
@@ -323,7 +323,7 @@ def characters(
     begin: np.ndarray,  # (k,) first token of a span
     end: np.ndarray,  # (k,) its last token
 ) -> np.ndarray:  # (k, 2) characters of the context: from .. to (exclusive)
-    "Where a span of tokens stands."
+    "The characters of a span of tokens."
     shift = self.first_place[window] - self.context[window, 0]
     return np.stack([self.places[shift + begin, 0], self.places[shift + end, 1]], axis=1)
 
@@ -333,7 +333,7 @@ def tokens(
     self: Windows,
     spans: Sequence[tuple[int, int] | None],  # of each question, in characters; None: no answer
 ) -> np.ndarray:  # (n, 2) int64: first and last token; (0, 0) where the window does not hold the span
-    "Where a span of characters stands in each window."
+    "The tokens of a span of characters, in each window."
     tokens = np.zeros((len(self.row), 2), dtype=np.int64)
     # at the edges of a context an answer may reach farther than its tokens do
     opens = np.diff(self.row, prepend=-1) != 0
@@ -357,7 +357,7 @@ def room_for_questions(
     max_length: int,  # tokens of a window
     stride: int,  # tokens that neighbours share
 ) -> int:
-    "Most tokens of a question beside which a window goes on."
+    "The most tokens of a question with which a window can move on."
     return max_length - stride - 1 - tokenizer.num_special_tokens_to_add(pair=True)
 
 # %% ../../nbs/tasks/15_passages.ipynb #b6540869
@@ -422,7 +422,7 @@ def check_answers(
         )
 
 # %% ../../nbs/tasks/15_passages.ipynb #dd0da98b
-_AT_ONCE = 500  # questions that are kept together
+_AT_ONCE = 500  # questions of a part
 _CHARACTERS = 1 << 20  # that are tokenised together: offsets are Python's own numbers at first
 
 # %% ../../nbs/tasks/15_passages.ipynb #407cd298
@@ -496,7 +496,7 @@ def _windows_of(
             return_offsets_mapping=True,
             return_token_type_ids=True,
             return_attention_mask=False,
-            split_special_tokens=True,  # a '[SEP]' that stands in a text is letters
+            split_special_tokens=True,  # a '[SEP]' in a text is letters
         )
         ids.append(Ragged.from_rows(encoded['input_ids']))
         for i, row in enumerate(encoded['overflow_to_sample_mapping']):

@@ -116,7 +116,7 @@ def in_any_order(
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #0b33718d
 @dataclass(frozen=True)
 class _Ties:
-    "Candidates in their order, in groups that nothing tells apart."
+    "Candidates in their order, in groups of equal score and name."
 
     group: np.ndarray  # (n,) the group of each candidate
     first: np.ndarray  # (g,) where each group begins
@@ -167,7 +167,7 @@ def ranking_metrics(
 
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #be5c280e
 def _first_right(
-    sizes: np.ndarray,  # (q,) candidates that nothing tells apart
+    sizes: np.ndarray,  # (q,) candidates of equal score and name
     right: np.ndarray,  # (q,) right ones, at least one
     rank: np.ndarray,  # (q,) of the first of these candidates
 ) -> np.ndarray:  # (q,)
@@ -208,7 +208,7 @@ class BM25:
         self.texts_with = Counter(word for words in counted for word in set(words))
 
     def weight(self, word: str) -> float:
-        "How much a word tells: the rarer, the more."
+        "The weight of a word: the rarer, the larger."
         have = self.texts_with[word]
         return float(np.log1p((self.n - have + 0.5) / (have + 0.5)))
 

@@ -46,7 +46,7 @@ __all__ = ['Rows', 'Cells', 'SPLITS', 'UNLABELLED', 'TEACHER', 'Column', 'NoLabe
 Rows = Columns  # of one split, in the source's order
 Cells = dict[str, list]  # key -> the cells of a column, of some rows
 SPLITS = ('train', 'dev', 'test')
-UNLABELLED = 'unlabelled'  # beside them, where there are such rows
+UNLABELLED = 'unlabelled'  # a fourth split, if there are such rows
 
 # %% ../../nbs/tasks/00_schema.ipynb #1e361889
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Corpus:
     # which rows without a label there are: '20000-3f2a1bc09e11', their number and the beginning of their
     # sha256; '': there are none
     unlabelled_id: str = ''
-    # how many rows without a label were left out, since their texts stand in dev or test
+    # how many rows without a label were left out, since their texts are in dev or test
     left_out: int = 0
 
     def __post_init__(self):
@@ -225,7 +225,7 @@ TEACHER = 'teacher'
 def score_key(
     column: str,  # that a map gives to TEACHER
 ) -> str:  # of a row, whose texts are a teacher's scores
-    "Where a row has what stands in such a column."
+    "The key of a row for the scores of such a column."
     return f'{column} as scores'
 
 # %% ../../nbs/tasks/00_schema.ipynb #6230dab2
@@ -357,12 +357,12 @@ def _texts(table: Table, name: str, column: Column) -> list:
     return list(map(_whole_number, texts)) if column.kind in _NUMBERS or column.kind == 'no label' else texts
 
 # %% ../../nbs/tasks/00_schema.ipynb #d5198d92
-# kinds of names: tables print them, and rows are told apart by them
+# kinds of names: tables print them, and rows are identified by them
 _NAMES = ('id', 'group', 'class', 'score')
 
 
 def _faults(column: Column, longest: int | None) -> Iterator[tuple[Callable[[str], Any], str]]:
-    "What a cell of a column may not be, and the sentence that says so."
+    "What a cell of a column must not be, and the sentence about it."
     if longest:
         most = f'{{name}} has more than {longest:,} characters; cut it, and keep the part that counts'
         yield lambda text: len(text) > longest, most
@@ -439,7 +439,7 @@ def _alike(name: str) -> str:
 
 # %% ../../nbs/tasks/00_schema.ipynb #f7cfdd2d
 def _clashes(rows: Rows, schema: Schema) -> Iterator[tuple[tuple[str, ...], np.ndarray, np.ndarray, str]]:
-    "Keys, for each row an earlier one, whether the two clash, and the sentence that says so."
+    "Keys, for each row an earlier one, whether the two clash, and the sentence about it."
     if schema.unique:
         twin = earliest(hashes(*(rows[key] for key in schema.unique)))
         yield schema.unique, twin, twin != np.arange(len(rows)), 'occurs twice; give each row its own'
@@ -463,7 +463,7 @@ def _clashes(rows: Rows, schema: Schema) -> Iterator[tuple[tuple[str, ...], np.n
 # %% ../../nbs/tasks/00_schema.ipynb #9d083ee8
 def check_together(
     rows: Rows,
-    place: Callable[[int], str],  # says where row i is
+    place: Callable[[int], str],  # the place of row i, for messages
     schema: Schema,
     names: dict[str, str],  # what the source calls a key
 ) -> None:
@@ -479,7 +479,7 @@ def check_together(
 # %% ../../nbs/tasks/00_schema.ipynb #2f1d23a6
 def checked(
     tables: Iterable[Table],  # parts of a source
-    where: Table,  # that says what the source is called, and what its rows are
+    where: Table,  # names the source and its rows
     split: str,  # what it is used for
     schema: Schema,
     names: dict[str, str],  # what the source calls a key, of those that are there

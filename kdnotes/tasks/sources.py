@@ -234,7 +234,7 @@ def hub_rows(
     known = {key: '' for key, column in schema.columns.items() if column.optional} | names
     there = getattr(table, 'column_names', None) or list(table)
     possible = [name for name in there if name in {*known, *known.values()}]
-    if hasattr(table, 'select_columns'):  # else each column would be read with all others beside it
+    if hasattr(table, 'select_columns'):  # else reading a column would read all others too
         table = table.select_columns(possible)
     cells = {name: list(table[name]) for name in possible}
     n = len(next(iter(cells.values()), ()))
@@ -282,7 +282,7 @@ def local_copy(
 
 # %% ../../nbs/tasks/04_sources.ipynb #1101d0f6
 def _is_file(name: str) -> bool:
-    "Does a name stand for a file? One that no path can have does not."
+    "Is a name that of a file? A name that no path can have is not."
     try:
         return Path(name).expanduser().is_file()
     except (OSError, RuntimeError, ValueError):
@@ -494,7 +494,7 @@ def load_by_rules(
 
 # %% ../../nbs/tasks/04_sources.ipynb #c8e276ec
 def _from_hub(corpora: Corpora, name: str, read: Callable[[], Any]) -> Any:
-    "What comes from the hub; where a published corpus does not, the error says where a copy was looked for."
+    "What comes from the hub; where a published corpus does not, the error lists where a copy was looked for."
     nowhere = f"no copy of {name} in {' or '.join(map(str, _places(name)))}"
     if not corpora.hub_source(name):
         raise CorpusError(f'{nowhere}; put its files there, or name a folder')
@@ -507,7 +507,7 @@ def _from_hub(corpora: Corpora, name: str, read: Callable[[], Any]) -> Any:
 
 # %% ../../nbs/tasks/04_sources.ipynb #77ca1285
 def _normalised(text: str) -> str:
-    "A text without what most tokenizers do not tell apart: case, accents and blanks."
+    "A text without what most tokenizers ignore: case, accents and blanks."
     if not text.isascii():
         text = ''.join(c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c))
     return ''.join(text.casefold().split())
@@ -548,7 +548,7 @@ def _all_left_out(corpus: Corpus, source: str) -> CorpusError:
 def _sample(
     rows: Rows,  # of a training split
     n: int,  # of them; more, where whole groups have more
-    key: str | None,  # the key that tells which rows belong together; None: each is alone
+    key: str | None,  # key of what rows belong together by; None: each is alone
     rng: np.random.Generator,
 ) -> tuple[Rows, Rows]:  # these, and the others
     "Some rows of a split, in its order."
@@ -641,11 +641,11 @@ def trained_on(
     return corpus
 
 # %% ../../nbs/tasks/04_sources.ipynb #b92f85e1
-LARGE = 1 << 25  # bytes of a corpus' files, from which on its columns are kept on disk
+LARGE = 1 << 25  # bytes of a corpus' files, from which on its columns are stored on disk
 
 
 def _large_files(corpora: Corpora, name: str, columns: str | None) -> dict[str, Path]:
-    "The files of a corpus whose columns are better kept on disk, by split; {}: there are none."
+    "The files of a corpus whose columns are better stored on disk, by split; {}: there are none."
     if name == 'embedded' or name in corpora.names and (columns or corpora.published[name].from_folder):
         return {}  # or refused
     folder = local_copy(name, corpora) if name in corpora.names else Path(name)
@@ -655,7 +655,7 @@ def _large_files(corpora: Corpora, name: str, columns: str | None) -> dict[str, 
         files = split_files(folder, corpora) or {}
         size = _size_of_all(files, corpora.schema, columns)
     except (CorpusError, OSError):
-        return {}  # who reads them says what is wrong
+        return {}  # reading them raises the error
     return files if size >= LARGE else {}
 
 # %% ../../nbs/tasks/04_sources.ipynb #2b98ad05
@@ -666,7 +666,7 @@ def _size_of_all(files: dict[str, Path], schema: Schema, columns: str | None) ->
 # %% ../../nbs/tasks/04_sources.ipynb #aced6aab
 @file_errors()
 def _cached_corpus(task: str, name: str, columns: str | None, files: dict[str, Path]) -> Corpus:
-    "A large corpus whose columns are kept, read by one process while the others wait for it."
+    "A large corpus with its columns on disk; one process reads the files, the others wait for it."
     for path in files.values():
         check_regular(path)
     before = _sums(files)

@@ -165,7 +165,7 @@ def span_metrics(
 # %% ../../nbs/tasks/14_span_metrics.ipynb #c4316474
 @dataclass(frozen=True)
 class Predicted:
-    "What a model says of the questions of a split."
+    "The predictions of a model for the questions of a split."
 
     spans: np.ndarray  # (n, 2) characters of each question's context: the best span
     # (n,) float32, as they are stored: the score of the best span less that of no answer
@@ -176,7 +176,7 @@ class Predicted:
 # %% ../../nbs/tasks/14_span_metrics.ipynb #b2ca7bfe
 @patch(as_prop=True)
 def some(self: Predicted) -> np.ndarray:  # (n,) bool
-    "Is the best span a text? A token may stand for no character."
+    "Is the best span a text? A token may have no character."
     return self.spans[:, 1] > self.spans[:, 0]
 
 

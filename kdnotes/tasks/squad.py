@@ -31,7 +31,7 @@ class Question:
 # %% ../../nbs/tasks/02_squad.ipynb #ee81485d
 @dataclass(frozen=True)
 class Paragraph:
-    "A context and what is asked about it."
+    "A context and its questions."
 
     title: str  # of its article
     context: str
@@ -77,7 +77,7 @@ def _check_impossible(where: str, id: str, answered: bool, question: dict) -> No
 
 # %% ../../nbs/tasks/02_squad.ipynb #4281ff48
 def _span(where: str, id: str, context: str, given: Any) -> tuple[int, int]:
-    "Where an answer stands."
+    "The place of an answer."
     try:
         begin = given['answer_start']
         answer = given['text']
@@ -144,7 +144,7 @@ def read_squad(
     return paragraphs
 
 # %% ../../nbs/tasks/02_squad.ipynb #f8e9f1ef
-# sha256 of the question with which the one context that stands next to its own copy begins again
+# sha256 of the question that begins the second copy of the one context that comes twice in a row
 _SECOND_COPY = '629df765b1980a5e'
 
 
@@ -175,7 +175,7 @@ def answer_spans(
     # {text: [...], answer_start: [...]}, or a list of {text, answer_start}; empty: there is none
     answers: Any,
 ) -> tuple[tuple[int, int], ...]:  # (begin, end) of each in the context, in characters
-    "Where the answers of a table's row stand."
+    "The places of the answers of a table's row."
     return tuple(_span(where, id, context, answer) for answer in _hub_answers(where, id, answers))
 
 # %% ../../nbs/tasks/02_squad.ipynb #c2aa0f28
@@ -243,7 +243,7 @@ def sentence_spans(
 # %% ../../nbs/tasks/02_squad.ipynb #2a23ec9c
 def answer_sentences(
     paragraphs: Iterable[Paragraph],
-    per_paragraph: int = 2,  # questions drawn of each paragraph
+    per_paragraph: int = 2,  # questions sampled from each paragraph
     held_out: int = 6,  # articles in `dev`, and as many in `test`
     seed: int = 0,  # of both draws: the pairs are the same everywhere
 ) -> dict[str, list[dict]]:  # 'train', 'dev', 'test' -> rows

@@ -31,7 +31,7 @@ class TextError(KdnotesError):
 
 # characters that are tokenised at a time
 PIECE = 1 << 20
-# what stands for an unknown word in a text
+# the mark of an unknown word in a text
 UNKNOWN = '<unk>'
 # up to the last border between words, or between lines
 _BORDERS = (re.compile(r'.*(?= \S)', re.S), re.compile(r'.*(?=\n\S)', re.S))
@@ -84,7 +84,7 @@ def _groups(documents: Sequence[str]) -> Iterator[list[_Piece]]:
 class _Tokens(NamedTuple):
     ids: np.ndarray  # (n,) int32
     starts: np.ndarray  # (n,) bool: does a word begin here?
-    unknown_words: int  # what stands between blanks and has no piece that the tokenizer knows
+    unknown_words: int  # words by blanks that have no piece that the tokenizer knows
 
 # %% ../../nbs/tasks/09_text_blocks.ipynb #e0ed3ce8
 def _unknown_words(text: str, encoding, special: np.ndarray) -> int:
@@ -105,7 +105,7 @@ def _tokenise(tokenizer, texts: Sequence[str]) -> list[_Tokens]:
     # byte-level tokenizers make a token of a blank that nothing follows
     parts = [[part.rstrip(' ') for part in row[:-1]] + row[-1:] for row in parts]
     backend = tokenizer.backend_tokenizer
-    # what an earlier call asked for, or the tokenizer's file
+    # set by an earlier call, or by the tokenizer's file
     backend.no_truncation()
     backend.no_padding()
     before = backend.encode_special_tokens
@@ -167,7 +167,7 @@ class TokenStream:
     tokens: np.ndarray  # (total,) int32, memory-mapped
     word_starts: np.ndarray  # (total,) bool, memory-mapped; separators are words of their own
     ends: np.ndarray  # (documents,) int64: where each ends, its separator included
-    # (documents,) int64: what stands between blanks, words without a known piece left out
+    # (documents,) int64: words by blanks, those without a known piece left out
     words: np.ndarray
     pieces: np.ndarray  # (documents,) int64: tokens that are neither special nor unknown
 
@@ -227,7 +227,7 @@ def token_stream(
 def token_roles(
     tokenizer,  # of transformers
 ) -> tuple:
-    "What a stream depends on besides the rules by which a tokenizer cuts texts: which tokens are special."
+    "What a stream depends on apart from the rules that cut texts: which tokens are special."
     return _separator(tokenizer), tokenizer.unk_token_id, sorted(tokenizer.all_special_ids)
 
 # %% ../../nbs/tasks/09_text_blocks.ipynb #fc7cac82
@@ -431,7 +431,7 @@ def masked_positions(
 
 # %% ../../nbs/tasks/09_text_blocks.ipynb #f7c242f8
 def _whole_words(
-    order: np.ndarray,  # (words,) int64, the word that is asked first at the head
+    order: np.ndarray,  # (words,) int64, in the order in which they are tried
     word: np.ndarray,  # (places,) int64, the word of each place
     n: int,
 ) -> np.ndarray:  # (places,) bool, n of them true

@@ -247,7 +247,7 @@ def worst(
     record: dict,
     units: pd.DataFrame,  # of the run
     predictions: pd.DataFrame,  # of the run
-    # the one the run was evaluated on; None: it is not at hand, and ids stand for texts
+    # the one the run was evaluated on; None: not available; ids are shown in place of texts
     corpus: Corpus | None,
     n: int = 10,
 ) -> pd.DataFrame:  # text, label, predicted, and how wrong that is; worst first
@@ -357,7 +357,7 @@ def _make(
     corpus: Corpus,
     config: RunConfig,  # resolved
 ) -> LabelledTexts:  # not yet encoded
-    "Classes or numbers, as the run's target says."
+    "The task for the target of the run: classes or numbers."
     kind = TextRegression if config.task_settings.target == 'number' else TextClassification
     return kind.made(corpus, config)
 
