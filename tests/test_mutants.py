@@ -312,8 +312,8 @@ MUTANTS = [
             ),
             (
                 'hidden states of one position',
-                'if not asked or looked_at:',
-                'if not asked:',
+                'if not requested or looked_at:',
+                'if not requested:',
                 'test_what_is_asked_for_is_whole',
             ),
         )
@@ -349,8 +349,8 @@ MUTANTS = [
     Mutant(
         'a teacher in fp32 that was asked in bf16',
         'distill.teacher_cache',
-        "    if forward_dtype == 'bf16':\n",
-        "    if forward_dtype == 'fp8':\n",
+        "enabled=forward_dtype == 'bf16'",
+        "enabled=forward_dtype == 'fp8'",
         'test_teacher_signal.py::test_a_teacher_in_bf16_is_itself_in_bf16',
     ),
     Mutant(
@@ -363,8 +363,8 @@ MUTANTS = [
     Mutant(
         "each shard's rows at the batch's beginning",
         'distill.teacher_cache',
-        'found[_rows_of(where, places)] =',
-        'found[: len(rows)] =',
+        'values[_rows_of(where, places)] =',
+        'values[: len(rows)] =',
         'test_teacher_signal.py::test_fewer_examples_than_ranks',
     ),
     Mutant(
