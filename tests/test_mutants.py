@@ -55,8 +55,8 @@ MUTANTS = [
     Mutant(
         'the worse of two models is kept',
         'train.state',
-        "value > kept['value'] if",
-        "value < kept['value'] if",
+        "value > best['value'] if",
+        "value < best['value'] if",
         'test_keep_best.py::test_the_best_is_that_step[falls again]',
     ),
     Mutant(
@@ -160,14 +160,14 @@ MUTANTS = [
             (
                 'moments forgotten',
                 'train.checkpoint',
-                'if found:\n            optimizer.state[p] =',
-                'if not found:\n            optimizer.state[p] =',
+                'if stored:\n            optimizer.state[p] =',
+                'if not stored:\n            optimizer.state[p] =',
             ),
             ('begun at the first step again', 'train.loop', 'done=done)[1]', 'done=0)[1]'),
             (
                 "untouched rows' decay forgotten",
                 'train.state',
-                "state.fast_path.decay = found.state['decay']",
+                "state.fast_path.decay = checkpoint.state['decay']",
                 'pass',
             ),
         )
@@ -189,8 +189,8 @@ MUTANTS = [
     Mutant(
         "every rank takes up rank 0's random state",
         'train.checkpoint',
-        "own = f'{rank}.'",
-        "own = '0.'",
+        "prefix = f'{rank}.'",
+        "prefix = '0.'",
         'test_resume.py::test_each_rank_takes_up_its_own_random_state',
     ),
     Mutant(

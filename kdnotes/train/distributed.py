@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..core.config import KdnotesError, RunConfig
 from ..core.processes import STORE
 from ..core.resolve import cpu_has_bf16, resolve_precision
-from .emulated_bf16 import widened_autocast
+from .emulated_bf16 import emulated_bf16_autocast
 from .precision import set_matmul_precision
 
 # %% auto #0
@@ -64,7 +64,7 @@ class Runtime:
         if self.dtype not in ('fp16', 'bf16'):
             return contextlib.nullcontext()
         if widened and self.widened:
-            return widened_autocast()
+            return emulated_bf16_autocast()
         dtype = torch.float16 if self.dtype == 'fp16' else torch.bfloat16
         return torch.autocast(self.device.type, dtype=dtype)
 
@@ -112,7 +112,7 @@ def _rounded_all_reduce(dtype, bucket):  # no annotations: torch compares them w
     future = dist.all_reduce(rounded, async_op=True).get_future()
     return future.then(lambda sent: bucket.buffer().copy_(sent.value()[0]))
 
-
+# %% ../../nbs/train/03_distributed.ipynb #d99bfc6a
 def wrap_ddp(
     trainable: nn.Module,  # on the runtime's device
     config: RunConfig,  # bucket_mib, gradient_dtype
@@ -143,9 +143,9 @@ def wrap_ddp(
 
 # %% ../../nbs/train/03_distributed.ipynb #6847294c
 class Agreement:
-    """The same yes-or-no questions at every step: a yes of any rank is everyone's yes.
+    """The same yes-or-no questions at every step: the answer is yes if any rank says yes.
 
-    Ranks learn the answer one step later; one rank alone has it at once."""
+    Ranks have the answer one step later; a single rank has it at once."""
 
     def __init__(self, runtime: Runtime):
         self._ranks = runtime.ranks
@@ -162,7 +162,7 @@ class Agreement:
         return answers
 
     def last(self) -> tuple[bool, ...] | None:
-        "Wait for the answer that is under way; None when nothing was asked."
+        "Wait for the pending answer; None when there is none."
         if self._pending is None:
             return None
         votes, work = self._pending
@@ -209,7 +209,7 @@ class Waits:
         return self.count()
 
     def _now(self) -> float | torch.cuda.Event:
-        "The time, or on a GPU, which works later than it is told, a mark in what it has been told so far."
+        "The time, or on a GPU, which works asynchronously, an event in its stream."
         if not self._on_gpu:
             return time.perf_counter()
         mark = torch.cuda.Event(enable_timing=True)
@@ -252,11 +252,11 @@ class DistributedEnv:
             time.sleep(0.02)
         return {self.store.get(key).decode() for key in keys}
 
-
+# %% ../../nbs/train/03_distributed.ipynb #178ed6d7
 def join(
     task: str = '',  # what this rank is about to do, the same for all
 ) -> DistributedEnv:
-    "Wait for the other ranks; environment variables tell each its place."
+    "Wait for the other ranks; environment variables give each its rank."
     rank = int(os.environ.get('RANK', 0))
     ranks = int(os.environ.get('WORLD_SIZE', 1))
     store = None
@@ -288,7 +288,7 @@ def _device(local: int, threads: int | None) -> torch.device:
         torch.set_num_threads(threads)
     return torch.device('cpu')
 
-
+# %% ../../nbs/train/03_distributed.ipynb #48e8f24d
 def _runtime(device: torch.device, dtype: str, **place) -> Runtime:
     "A rank on a device, with the number format set."
     cuda = device.type == 'cuda'
@@ -327,16 +327,16 @@ def start(
     place = dict(rank=env.rank, ranks=env.ranks, local_rank=local_rank, local_ranks=local_ranks)
     return _runtime(device, dtype, backend=backend, **place)
 
-
+# %% ../../nbs/train/03_distributed.ipynb #0f9726e8
 def alone(
     dtype: str = 'fp32',  # fp32 | fp16 | bf16
 ) -> Runtime:
-    "Set up this process to work by itself, on the first GPU or with all threads of the CPU."
+    "Set up this process as the only rank, on the first GPU or with all threads of the CPU."
     device = _device(0, None)
     precision = 'fp32' if dtype == 'fp32' else 'mixed'
     return _runtime(device, resolve_precision(precision, dtype, device.type)[0])
 
-
+# %% ../../nbs/train/03_distributed.ipynb #b4d568ed
 def stop(runtime: Runtime) -> None:
     "Leave the process group."
     if runtime.backend:
