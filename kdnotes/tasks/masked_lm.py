@@ -175,7 +175,7 @@ class MaskedLM(Task):
         n = len(batch.labels)
         if self.likeliest_alone:
             k = self.soft.top_k
-            likeliest = TopK.of(logits, k)
+            likeliest = TopK.from_logits(logits, k)
             return dict(index=likeliest.index.view(n, -1, k), logits=likeliest.logits.view(n, -1, k))
         if isinstance(logits, Tensor):
             return dict(logits=logits.detach())
