@@ -275,7 +275,7 @@ def _forward_names(cls: type) -> frozenset[str]:
 
 def model_inputs(
     model: nn.Module,  # maybe wrapped
-) -> set[str]:  # say {'input_ids', 'attention_mask', 'token_type_ids', ...}
+) -> set[str]:  # e.g. {'input_ids', 'attention_mask', 'token_type_ids', ...}
     "The names a model's forward takes, without token types where the model has fewer than two."
     model = unwrap(model)
     return inputs_of(type(model), getattr(model, 'config', None))

@@ -159,12 +159,6 @@ def _resize(
         module.num_attention_heads = len(heads)
         module.all_head_size = len(heads) * size
 
-
-def _head_numbers(model: nn.Module) -> list[list[int]]:
-    "The heads that each layer has, by their numbers in the architecture."
-    configured = getattr(model.config, 'kept_heads', None)
-    return configured or [list(range(attention.heads)) for attention in attentions(model)]
-
 # %% ../../nbs/distill/00_heads.ipynb #d66e15e8
 def set_heads(
     model: nn.Module,  # of `SHAPED`; changed in place
@@ -172,8 +166,12 @@ def set_heads(
     fill: Callable[..., Tensor] = torch.zeros,  # shape -> weights of new heads
 ) -> nn.Module:  # the same model
     "Keep these heads in each layer; in place."
+    layers = attentions(model)
+    present_heads = getattr(model.config, 'kept_heads', None) or [
+        list(range(layer.heads)) for layer in layers
+    ]
     kept_heads = []
-    for attention, numbers, chosen in zip(attentions(model), _head_numbers(model), heads, strict=True):
+    for attention, numbers, chosen in zip(layers, present_heads, heads, strict=True):
         if not chosen:
             raise ShapeError('a layer needs at least one head; name some in each layer')
         present = len(numbers)

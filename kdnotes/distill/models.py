@@ -247,7 +247,7 @@ def _head_in_file(
     source: str | Path,
     auto_class: str,
     n_labels: int | None,  # outputs; None: as many as the config says
-) -> tuple[int, int] | None:  # outputs in the file and those asked for; None: the same, or no head
+) -> tuple[int, int] | None:  # outputs in the file and those requested; None: the same, or no head
     "How many outputs a model's head has, where a task has others."
     config = load_config(source)
     config.num_labels = config.num_labels if n_labels is None else n_labels
@@ -268,7 +268,7 @@ def _last_layer(
     outputs: int,
     advice: str,  # which one is missing, and what to do
 ) -> tuple[str, nn.Linear]:  # its path
-    "The last linear layer of so many outputs: the head's."
+    "The last linear layer with this number of outputs, which is the head's."
     layers = [
         (name, module)
         for name, module in model.named_modules()
@@ -322,7 +322,12 @@ def load_given(
     _check_loaded(model, info, folder, given=True)
     _check_finite(model, source)
     if labels is None:
-        _check_span_head(model, source)
+        head = getattr(model, 'qa_outputs', None)
+        if isinstance(head, nn.Linear) and head.out_features != 2:
+            raise ModelError(
+                f'the head of {source!s} has {head.out_features} outputs for a token, and 2 are needed, '
+                'beginning and end; give a model with two'
+            )
         return open_decoder(model)
     _check_outputs(model, source, labels)
     order = _by_name(model.config, labels)
@@ -335,7 +340,7 @@ def _by_name(
     config,  # a transformers config
     labels: Sequence[str],
 ) -> list[int]:  # []: its outputs have no names, or other ones
-    "The output of each label, by its name; small and capital letters are alike."
+    "The output of each label, by its name; upper and lower case are equal."
     place = {str(config.id2label[i]).casefold(): i for i in range(config.num_labels)}
     wanted = [label.casefold() for label in labels]
     same = len(place) == config.num_labels and sorted(place) == sorted(wanted)
@@ -382,16 +387,6 @@ def answers_of_given(
             for i in range(len(first))
         ]
     return torch.cat(logits)
-
-# %% ../../nbs/distill/05_models.ipynb #59c35f75
-def _check_span_head(model: nn.Module, source: str | Path) -> None:
-    "Refuse a question-answering head with other outputs than beginning and end."
-    head = getattr(model, 'qa_outputs', None)
-    if isinstance(head, nn.Linear) and head.out_features != 2:
-        raise ModelError(
-            f'the head of {source!s} has {head.out_features} outputs for a token, and 2 are needed, '
-            'beginning and end; give a model with two'
-        )
 
 # %% ../../nbs/distill/05_models.ipynb #611940bf
 def _check_outputs(model: nn.Module, source: str | Path, labels: Sequence[str]) -> None:
@@ -452,7 +447,7 @@ def _given_words(source: str | Path, auto_class: str, labels: Sequence[str] | No
     return getattr(load_given(source, auto_class, labels).config, 'vocab_size', None)
 
 # %% ../../nbs/distill/05_models.ipynb #cab3a957
-# how and where a tokenizer was loaded, and the cutting that somebody once saved with it
+# how and where a tokenizer was loaded, and truncation that was once saved with it
 _NOT_PORTABLE = {*NOT_READ, 'max_length', 'stride', 'truncation_strategy', 'pad_to_multiple_of'}
 
 
@@ -462,7 +457,7 @@ def _make_portable(
     model: nn.Module,
     max_length: int | None,  # as for `save_model`
 ) -> None:
-    "Let a saved tokenizer make the batches that the model was trained on, and say nothing of this machine."
+    "Make a saved tokenizer produce the batches that the model was trained on, without traces of this machine."
     path = folder / 'tokenizer_config.json'
     config = {key: value for key, value in read_json(path).items() if key not in _NOT_PORTABLE}
     if max_length is not None:
@@ -473,7 +468,7 @@ def _make_portable(
     taken = [name for name in dict.fromkeys(named) if name in takes]
     if taken != list(tokenizer.model_input_names):  # else `model(**tokenizer(text))` fails, or has no types
         config['model_input_names'] = taken
-    # a '[SEP]' that stands in a text is letters; who fills in words writes '[MASK]' and means the token
+    # a '[SEP]' in a text is plain letters; for a language model a '[MASK]' in a text is the token
     letters = model.get_output_embeddings() is None
     if letters != config.get('split_special_tokens', False):
         config['split_special_tokens'] = letters
@@ -506,11 +501,11 @@ def _with_every_name(
 # %% ../../nbs/distill/05_models.ipynb #a3606525
 def save_model(
     model: nn.Module,  # maybe wrapped
-    folder: str | Path,  # made when missing
-    tokenizer=None,  # saved beside the model when given
+    folder: str | Path,  # created when missing
+    tokenizer=None,  # saved in the same folder when given
     max_length: int | None = None,  # tokens of the longest text it was trained on; None: the tokenizer's own
 ) -> Path:  # the folder
-    "Write config.json and model.safetensors, and the tokenizer as anybody loads it."
+    "Write config.json, model.safetensors and the tokenizer, as any program can load them."
     folder = Path(folder)
     try:
         with quiet_loading():

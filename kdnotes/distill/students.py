@@ -107,7 +107,7 @@ def _lists_by_layer(
     name_of_depth = config.attribute_map.get('num_hidden_layers', 'num_hidden_layers')
     try:
         deeper = type(config)(**{name_of_depth: n_layers + 1}).to_dict()
-    except Exception:  # a config that cannot be made of its depth alone: the known names have to do
+    except Exception:  # a config that needs more than its depth: only the known names are used
         deeper = {}
     return {
         name
@@ -277,7 +277,7 @@ def set_depth(
     model: nn.Module,  # an encoder of transformers
     n_layers: int,
     seed: int,  # of new layers
-) -> nn.Module:  # a new model; the model itself where it has so many
+) -> nn.Module:  # a new model; the model itself where it has this depth
     "A model with this number of layers."
     current = depth(model.config)
     if n_layers == current:
@@ -377,7 +377,7 @@ def _head_masks(model: nn.Module) -> Iterator[list[Tensor | None]]:
             hook.remove()
 
 # %% ../../nbs/distill/06_students.ipynb #976b5aa6
-# optimizer steps whose examples say how important a head is
+# optimizer steps whose examples determine the importance of a head
 IMPORTANCE_STEPS = 4
 
 
@@ -432,11 +432,11 @@ def _choose_heads(
 def shape_student(
     model: nn.Module,  # of transformers: the layers it starts from; changed in place where they suffice
     config: RunConfig,  # resolved
-    # the model -> the importance of its heads (layers, heads); None: heads are drawn, as for a model without
-    # weights
+    # the model -> the importance of its heads (layers, heads); None: heads are sampled, as for a model
+    # without weights
     importance: Callable[[nn.Module], Tensor] | None = None,
 ) -> nn.Module:
-    "A model in the shape that a run asks for; where it asks for none, the model as it is."
+    "A model in the shape that a run sets; where it sets none, the model as it is."
     if config.layers is not None:
         model = set_depth(model, config.layers, torch_seed(config.seed, 'init', 2))
     fill = new_weights(model.config, torch_seed(config.seed, 'init', 3))

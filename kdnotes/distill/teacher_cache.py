@@ -28,12 +28,12 @@ from .needed_positions import first_position
 from ..tasks.base import SignalSpec, Task
 
 # %% auto #0
-__all__ = ['SIGNAL_SCHEMA', 'PART', 'SignalError', 'fp32_matmul', 'teacher_signal', 'online_signal', 'reread_with', 'signal_key',
-           'key_parts', 'precision', 'Signal', 'open_signal', 'Workers', 'forward_tokens', 'make_signal']
+__all__ = ['SIGNAL_SCHEMA', 'PART', 'SignalError', 'fp32_matmul', 'teacher_signal', 'online_signal', 'with_tokens_of',
+           'signal_key', 'key_parts', 'precision', 'Signal', 'open_signal', 'Workers', 'forward_tokens', 'make_signal']
 
 # %% ../../nbs/distill/08_teacher_cache.ipynb #afbdae12
 class SignalError(KdnotesError):
-    "A teacher signal that cannot be made, stored or believed."
+    "A teacher signal that cannot be made, stored or used."
 
 
 @contextlib.contextmanager
@@ -74,16 +74,16 @@ def online_signal(
     teacher_tokens: bool = False,  # True: batches come from another tokenizer; the task has the teacher's
 ) -> Callable[[Batch], dict[str, Tensor]]:
     "A signal that is computed for each batch."
-    read = reread_with(task) if teacher_tokens else lambda batch: batch
+    read = with_tokens_of(task) if teacher_tokens else lambda batch: batch
     return lambda batch: teacher_signal(task, teacher, read(batch), forward_dtype)
 
 
-def reread_with(task: Task) -> Callable[[Batch], Batch]:
+def with_tokens_of(task: Task) -> Callable[[Batch], Batch]:
     "Replace training batches of another tokenizer by this task's batches of the same rows."
     return lambda batch: task.batch('train', batch.index).to(batch.labels.device)
 
 # %% ../../nbs/distill/08_teacher_cache.ipynb #0d5b6407
-SIGNAL_SCHEMA = 4  # of the files; a signal of another one is made again
+SIGNAL_SCHEMA = 4  # of the files; a signal of another schema is made again
 _KEY_SCHEMA = 2  # of the names
 
 
@@ -140,8 +140,8 @@ _STORAGE = {
 _INT32 = 'int32'  # how integers are stored
 
 
-# how far apart two forwards of one example may be, in batches of other shape: share of the number, and beside
-# that; in bf16 its last bit, and what sums in another order round to another number on the way
+# how far two forwards of one example may differ in batches of other shape: relative and absolute; in bf16 by
+# the last bit, and by sums in another order that round differently
 _FORWARD = {'fp32': (0.0, 1e-5), 'bf16': (2**-7, 2**-6)}
 
 # %% ../../nbs/distill/08_teacher_cache.ipynb #62f7ad15
@@ -204,7 +204,7 @@ def _rows_of(
 class _Shard(NamedTuple):
     "A range of a split's examples, in a folder of its own."
 
-    folder: Path  # its name stands for the range and the signal
+    folder: Path  # its name identifies the range and the signal
     begin: int  # its first example
     end: int  # the one after its last
 
@@ -264,7 +264,7 @@ def open_signal(
     folder: str | Path,
     key: str | None = None,  # of `signal_key`: what it must hold; None: whatever it says
 ) -> Signal | None:  # None: not there, not complete, broken, or another signal
-    "A stored signal, if it is whole."
+    "A stored signal, if it is complete and unchanged."
     folder = Path(folder)
     try:
         meta = read_signed(folder / 'meta.json')
@@ -287,8 +287,8 @@ def _shapes(
     return {name: ((rows[spec.ragged], *spec.shape), dtypes[spec.integer]) for name, spec in specs.items()}
 
 # %% ../../nbs/distill/08_teacher_cache.ipynb #c6d06c54
-# tokens between two writes: so many an interruption costs at most. It knows nothing of a batch's size, which
-# another device may have: a resume finds the parts where they were
+# tokens between two writes: the most that an interruption costs. It does not depend on the batch size, which
+# may differ on another device: a resumed call finds the same parts
 PART = 1 << 17
 
 
@@ -426,7 +426,7 @@ def forward_tokens(
     device_type: str,  # 'cpu' | 'cuda'
 ) -> int:  # padding included
     "Tokens of a batch without gradients, where none are given: the fastest number."
-    # a CPU's memory for a large batch is given back and asked for again, page by page: 16,384 take half as
+    # a CPU returns the memory of a large batch and fetches it again, page by page: 16,384 take half as
     # long again (LOG.md)
     return 2048 if device_type == 'cpu' else 16384
 

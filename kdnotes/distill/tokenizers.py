@@ -142,7 +142,7 @@ def _check_sizes(
     folder: Path,
     model,  # of its config, without weights
 ) -> None:
-    "Refuse a config whose model is larger or smaller than the weights beside it."
+    "Refuse a config whose model is larger or smaller than the weights in its folder."
     stored = stored_tensors(folder)
     built = model.state_dict()
     layers, of_file = (
@@ -156,17 +156,16 @@ def _check_sizes(
     for name, tensor in built.items():
         path, _, shape = stored.get(name) or stored.get(f'{model.base_model_prefix}.{name}') or ('', '', None)
         if shape is not None and shape != tuple(tensor.shape):
-            raise _size_error(folder, model.config, name, tuple(tensor.shape), path, shape)
-
-# %% ../../nbs/distill/04_tokenizers.ipynb #534b7f73
-def _size_error(folder: Path, config, name: str, built: tuple, path: Path, stored: tuple) -> ModelError:
-    "The error for a tensor of another size, by the field of the config that the size comes from."
-    wrong = set(built) - set(stored)
-    fields = [f'{name}={size}' for name in SIZES if (size := getattr(config, name, None)) in wrong]
-    return ModelError(
-        f"{folder / 'config.json'} says {', '.join(fields) or 'other sizes'}, which makes {name} a tensor of "
-        f'{built}, and {path} has {stored}; give a folder whose files belong together'
-    )
+            wrong = set(tensor.shape) - set(shape)
+            # the fields of the config that the tensor's size comes from
+            fields = [
+                f'{field}={size}' for field in SIZES if (size := getattr(model.config, field, None)) in wrong
+            ]
+            raise ModelError(
+                f"{folder / 'config.json'} says {', '.join(fields) or 'other sizes'}, which makes {name} a "
+                f"tensor of {tuple(tensor.shape)}, and {path} has {shape}; give a folder whose files "
+                "belong together"
+            )
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #6ca8c937
 def _check_runs(folder: Path, config, length: int) -> None:
@@ -209,7 +208,7 @@ def _position_limit(config, model) -> int | None:  # tokens; None: no limit is k
 def longest_text(
     source: str | Path,  # as for `find_model`
 ) -> int | None:  # tokens; None: no limit is known
-    "How long texts may be; a model is built only where its config.json does not say it."
+    "The longest text in tokens; a model is built only where config.json does not state it."
     if (stated := stated_length(source)) is not None:
         return stated
     from kdnotes.distill.architectures import load_config
@@ -254,7 +253,7 @@ def unknown_shares(
     else:
         try:
             backend = Tokenizer.from_file(str(path)) if from_file else tokenizer.backend_tokenizer
-        except Exception:  # no class of its own; what is wrong is said when the tokenizer is loaded
+        except Exception:  # no class of its own; loading the tokenizer reports what is wrong
             return None
         backend.no_truncation()
         backend.no_padding()
@@ -277,7 +276,7 @@ def unknown_shares(
 def check_batches(
     source: str | Path,  # as for `find_model`
     max_length: int,  # tokens of the longest text
-    special_tokens: Sequence[str] = (),  # that its tokenizer must have besides: 'mask_token', say
+    special_tokens: Sequence[str] = (),  # that its tokenizer must have, e.g. 'mask_token'
     parameter: str = 'max_length',  # what the length is called where it is given
 ) -> None:
     "Refuse a model that cannot read texts of this length, or several of different lengths at once."

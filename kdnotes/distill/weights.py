@@ -41,7 +41,7 @@ __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'MINILM_READING_SHA256', '
 
 # %% ../../nbs/distill/01_weights.ipynb #2ff42dfe
 class ModelError(KdnotesError):
-    "A model that cannot be found, is not what its name promises, or lacks what is asked of it."
+    "A model that cannot be found, is not what its name promises, or lacks what is needed of it."
 
 # %% ../../nbs/distill/01_weights.ipynb #5688cb05
 MINILM = 'sentence-transformers/all-MiniLM-L6-v2'
@@ -190,7 +190,7 @@ _HUB_FILES = [
 
 # %% ../../nbs/distill/01_weights.ipynb #420299cd
 def hub_answers() -> bool:
-    "Does the Hugging Face hub answer at all in time? Never asked when HF_HUB_OFFLINE is set."
+    "Does the Hugging Face hub answer in time? No request is made when HF_HUB_OFFLINE is set."
     offline = os.environ.get('HF_HUB_OFFLINE', '').upper()
     if hub_constants.HF_HUB_OFFLINE or offline in hub_constants.ENV_VARS_TRUE_VALUES:
         return False
@@ -304,7 +304,7 @@ def cached_by_files(
 def source_sha256(
     source: str | Path,  # as for `find_model`
 ) -> str:  # 64 hex digits
-    "The sha256 of the weights a source stands for: of their file, or of its shards by their names."
+    "The sha256 of a source's weights: of their file, or of the names and hashes of its shards."
     files = weight_files(find_model(source))
     if len(files) == 1:
         return sha256_big_file(files[0])
@@ -314,20 +314,20 @@ def source_sha256(
 def config_sha256(
     source: str | Path,  # as for `find_model`
 ) -> str:  # 64 hex digits
-    "The sha256 of the config a source stands for."
+    "The sha256 of a source's config."
     return sha256_file(find_model(source) / 'config.json')
 
 
 def vocabulary_sha256(
     source: str | Path,  # as for `find_model`
 ) -> str:  # 64 hex digits
-    "The sha256 of the files that say how a source's texts become tokens."
+    "The sha256 of a source's tokenizer files."
     files = _tokenizer_files(find_model(source))
     return sha256_text(*(part for path in files for part in (path.name, sha256_file(path))))
 
 # %% ../../nbs/distill/01_weights.ipynb #4a98664c
 def _tokenizer_files(folder: Path) -> list[Path]:
-    "What a tokenizer is made of, by their names."
+    "The files of a tokenizer, sorted by name."
     return sorted({path for name in _TOKENIZER_FILES for path in folder.glob(name) if path.is_file()})
 
 # %% ../../nbs/distill/01_weights.ipynb #fa9a64ec
@@ -350,7 +350,7 @@ def reading_sha256(
     source: str | Path,  # as for `find_model`: whose config
     tokenizer: str | Path | None = None,  # whose tokenizer; None: the same
 ) -> str:  # 64 hex digits
-    "The sha256 of all that says how a model's weights, and texts for it, are read."
+    "The sha256 of everything that determines how a model's weights, and its texts, are read."
     folder = find_model(source)
     texts = folder if tokenizer is None else find_model(tokenizer)
     index = folder / 'model.safetensors.index.json'
@@ -389,7 +389,7 @@ def content_of(
     source: str | Path,  # as for `find_model`
     tokenizer: str | Path | None = None,  # the model whose tokenizer makes its texts' tokens; None: its own
 ) -> dict[str, str]:  # weights_sha256, and reading_sha256 where they are not the project's own
-    "A model's name by all that can change what it computes: its weights, and how they and texts are read."
+    "A model's name by all that can change its results: its weights, and how they and texts are read."
     weights = source_sha256(source)
     reading = reading_sha256(source, tokenizer)
     named = {} if is_pinned(weights, reading) else dict(reading_sha256=reading)

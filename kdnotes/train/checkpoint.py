@@ -59,12 +59,12 @@ def checkpoints(
 
 # %% ../../nbs/train/06_checkpoint.ipynb #3f9e3f4d
 def save_checkpoint(
-    folder: str | Path,  # of the run's checkpoints; made when missing
+    folder: str | Path,  # of the run's checkpoints; created when missing
     step: int,  # optimizer steps done
     tensors: dict[str, dict[str, Tensor]],  # file name without ending -> name -> tensor
     state: dict,  # JSON-able; floats come back to the last bit
     key: str = '',  # the run it belongs to: its run_id
-    keep: int = 2,  # so many of the newest stay, >= 1
+    keep: int = 2,  # how many of the newest stay, >= 1
 ) -> Path:  # the checkpoint's folder
     "Write a checkpoint in one step, then remove the oldest."
     folder = Path(folder)
@@ -167,7 +167,7 @@ def newest_checkpoint(
 
 # %% ../../nbs/train/06_checkpoint.ipynb #b7b7533f
 def random_states() -> dict[str, Tensor]:  # of this process: name -> uint8 or int64 tensor
-    "The states of all generators a training may draw from: torch's, its CUDA device's, numpy's, Python's."
+    "The states of all random generators of a training: torch's, its CUDA device's, numpy's, Python's."
     import torch
 
     version, words, gauss = random.getstate()

@@ -87,7 +87,7 @@ class CompactEmbedding(nn.Module):
 
     def full(
         self,
-        # what weight decay made of an untouched row: the product of (1 - rate * decay) over the steps
+        # the factor of weight decay for an untouched row: the product of (1 - rate * decay) over the steps
         decay: float,
     ) -> nn.Embedding:
         "The whole table as it is now."
@@ -149,7 +149,7 @@ class DropoutRng:
 
 # %% ../../nbs/train/04_cpu_fast_path.ipynb #a2650e9a
 class DeviceDropoutRng(DropoutRng):
-    "The same, drawn on a device: by its generator, and so others than a CPU's `DropoutRng`."
+    "The same on a device, by its own generator: other numbers than those of `DropoutRng`."
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ class FastPath:
         mean: Callable[[Tensor], Tensor],
         # all gradients, without rows that are zero: for norms
     ) -> list[Tensor]:
-        "After a step's last backward; `model`: the whole of what is trained, `mean`: over ranks, in place."
+        "After a step's last backward; `model`: all that is trained, `mean`: over ranks, in place."
         rows = self._rows.touched.finish(mean) if self._narrow else None
         return [
             rows if self._narrow and p is self._rows.weight else p.grad

@@ -73,7 +73,7 @@ class Runtime:
         return torch.amp.GradScaler(self.device.type, enabled=self.dtype == 'fp16')
 
     def clock(self) -> float:  # seconds
-        "The time, read after the device has finished what it was given."
+        "The time, read after the device has finished its work."
         if self.device.type == 'cuda':
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
@@ -190,18 +190,18 @@ class Waits:
             )
 
     def begin(self) -> None:
-        "This rank's own gradients are here; each backward pass says so by itself."
+        "This rank's own gradients are ready; a hook calls this after each backward pass."
         self._begin = self._now()
 
     def end(self) -> None:
-        "The gradients of all ranks are here."
+        "The gradients of all ranks are ready."
         if self.seconds is not None and self._begin is not None:
             self._pending.append((self._begin, self._now()))
             self._begin = None
             self.count()
 
     def close(self) -> float | None:  # the seconds
-        "Watch no longer; waits for a GPU that works."
+        "Remove the hook, and wait for a GPU that still works."
         if self._hook:
             self._hook.remove()
         if self._pending:
@@ -217,7 +217,7 @@ class Waits:
         return mark
 
     def count(self) -> float | None:  # the seconds
-        "Add up what is over."
+        "Add up the waits that are over."
         while self._pending and (not self._on_gpu or self._pending[0][1].query()):
             begin, end = self._pending.pop(0)
             self.seconds += begin.elapsed_time(end) / 1e3 if self._on_gpu else end - begin
@@ -264,7 +264,7 @@ def join(
         store = dist.FileStore(file, ranks)
     elif ranks > 1:
         store = next(rendezvous('env://', timeout=RANK_TIMEOUT))[0]
-        # torchrun starts ranks again beside the same store, so that each attempt needs keys of its own:
+        # torchrun restarts ranks with the same store, so each attempt needs its own keys:
         # an address left by a dead rank would be dialled for ever
         store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     env = DistributedEnv(rank, ranks, store)

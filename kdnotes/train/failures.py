@@ -83,7 +83,7 @@ def finite(
 def first_non_finite(
     model: nn.Module,  # not wrapped; its gradients are cleared
     loss: Callable[[nn.Module], Tensor],  # the loss of a batch, through the model
-) -> str | None:  # say 'the output of bert.encoder.layer.1.output.dense'; None: all is finite
+) -> str | None:  # e.g. 'the output of bert.encoder.layer.1.output.dense'; None: all is finite
     "The first place of a forward and backward that is not finite."
     for name, p in model.named_parameters():
         if not finite(p):
@@ -124,7 +124,7 @@ def _first_gradient(model: nn.Module, value: Tensor) -> str | None:
 
 # %% ../../nbs/train/05_failures.ipynb #f7744214
 def is_out_of_memory(error: BaseException) -> bool:
-    "Does an error say that memory ran out, on a GPU or on the CPU?"
+    "Is an error the lack of memory, on a GPU or on the CPU?"
     import torch
 
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
