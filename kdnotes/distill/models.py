@@ -457,7 +457,7 @@ def _make_portable(
     model: nn.Module,
     max_length: int | None,  # as for `save_model`
 ) -> None:
-    "Make a saved tokenizer produce the batches that the model was trained on, without traces of this machine."
+    "Make a saved tokenizer produce the batches that the model was trained on, without this machine's paths."
     path = folder / 'tokenizer_config.json'
     config = {key: value for key, value in read_json(path).items() if key not in _NOT_PORTABLE}
     if max_length is not None:
