@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 import torch.nn.functional as F
+from fastcore.basics import patch
 from torch import Tensor, nn
 from ..tasks.base import Task
 
@@ -287,58 +288,70 @@ class FastPath:
         "The names of parameters whose gradients `finish` synchronises and the backward does not."
         return [name for name, p in model.named_parameters() if self._narrow and p is self._rows.weight]
 
-    def start(self, step: int, ids: Callable[[], Tensor]) -> None:
-        "Before each step; `ids` gives the token ids of its examples, of all ranks."
-        self._rng.start(step)
-        if self._narrow:
-            self._rows.touched.begin(ids())
+# %% ../../nbs/train/04_cpu_fast_path.ipynb #ab8d4cb4
+@patch
+def start(self: FastPath, step: int, ids: Callable[[], Tensor]) -> None:
+    "Before each step; `ids` gives the token ids of its examples, of all ranks."
+    self._rng.start(step)
+    if self._narrow:
+        self._rows.touched.begin(ids())
 
-    def finish(
-        self,
-        model: nn.Module,
-        mean: Callable[[Tensor], Tensor],
-        # all gradients, without rows that are zero: for norms
-    ) -> list[Tensor]:
-        "After a step's last backward; `model`: all that is trained, `mean`: over ranks, in place."
-        rows = self._rows.touched.finish(mean) if self._narrow else None
-        return [
-            rows if self._narrow and p is self._rows.weight else p.grad
-            for p in model.parameters()
-            if p.grad is not None
-        ]
 
-    def clear(self, norm: Tensor) -> None:
-        "After the update: make room for the next step's gradient."
-        if self._narrow:
-            self._rows.touched.clear(norm)
+@patch
+def finish(
+    self: FastPath,
+    model: nn.Module,
+    mean: Callable[[Tensor], Tensor],
+    # all gradients, without rows that are zero: for norms
+) -> list[Tensor]:
+    "After a step's last backward; `model`: all that is trained, `mean`: over ranks, in place."
+    rows = self._rows.touched.finish(mean) if self._narrow else None
+    return [
+        rows if self._narrow and p is self._rows.weight else p.grad
+        for p in model.parameters()
+        if p.grad is not None
+    ]
 
-    def decayed(self, rate: float, weight_decay: float) -> None:
-        "After each update: weight decay of the untouched rows."
-        self.decay *= 1 - rate * weight_decay
+# %% ../../nbs/train/04_cpu_fast_path.ipynb #fb4451fb
+@patch
+def clear(self: FastPath, norm: Tensor) -> None:
+    "After the update: make room for the next step's gradient."
+    if self._narrow:
+        self._rows.touched.clear(norm)
 
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        "Inside, the model has its whole table: other texts may use other rows."
+
+@patch
+def decayed(self: FastPath, rate: float, weight_decay: float) -> None:
+    "After each update: weight decay of the untouched rows."
+    self.decay *= 1 - rate * weight_decay
+
+# %% ../../nbs/train/04_cpu_fast_path.ipynb #3024e32c
+@patch
+@contextmanager
+def whole(self: FastPath) -> Iterator[None]:
+    "Inside, the model has its whole table: other texts may use other rows."
+    if self._rows:
+        self.model.set_input_embeddings(self._rows.full(self.decay))
+    try:
+        yield
+    finally:
         if self._rows:
-            self.model.set_input_embeddings(self._rows.full(self.decay))
-        try:
-            yield
-        finally:
-            if self._rows:
-                self.model.set_input_embeddings(self._rows)
+            self.model.set_input_embeddings(self._rows)
 
-    def end(self) -> None:
-        "Restore the model's own parts, with the trained weights."
-        if self._rows is not None:
-            self.model.set_input_embeddings(self._rows.full(self.decay))
-        for module, name, child in self._drops:
-            setattr(module, name, child.train(module.training))
-        if self._attention:
-            self.model.set_attn_implementation(self._attention)
-        self._rows = None
-        self._drops = []
-        self._attention = None
-        self._narrow = False
+
+@patch
+def end(self: FastPath) -> None:
+    "Restore the model's own parts, with the trained weights."
+    if self._rows is not None:
+        self.model.set_input_embeddings(self._rows.full(self.decay))
+    for module, name, child in self._drops:
+        setattr(module, name, child.train(module.training))
+    if self._attention:
+        self.model.set_attn_implementation(self._attention)
+    self._rows = None
+    self._drops = []
+    self._attention = None
+    self._narrow = False
 
 # %% ../../nbs/train/04_cpu_fast_path.ipynb #b4a20c45
 @contextmanager

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 import torch
 import torch.distributed as dist
+from fastcore.basics import patch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.rendezvous import rendezvous
@@ -59,51 +60,65 @@ class Runtime:
         "How many machines the ranks are on."
         return self.ranks // (self.local_ranks or self.ranks)
 
-    def autocast(self, widened: bool = True):  # False: with torch's own matmul everywhere
-        "A context in which a matmul is computed in 16 bits, for fp16 and bf16; else one that does nothing."
-        if self.dtype not in ('fp16', 'bf16'):
-            return contextlib.nullcontext()
-        if widened and self.widened:
-            return emulated_bf16_autocast()
-        dtype = torch.float16 if self.dtype == 'fp16' else torch.bfloat16
-        return torch.autocast(self.device.type, dtype=dtype)
+# %% ../../nbs/train/03_distributed.ipynb #2c09802c
+@patch
+def autocast(self: Runtime, widened: bool = True):  # False: with torch's own matmul everywhere
+    "A context in which a matmul is computed in 16 bits, for fp16 and bf16; else one that does nothing."
+    if self.dtype not in ('fp16', 'bf16'):
+        return contextlib.nullcontext()
+    if widened and self.widened:
+        return emulated_bf16_autocast()
+    dtype = torch.float16 if self.dtype == 'fp16' else torch.bfloat16
+    return torch.autocast(self.device.type, dtype=dtype)
 
-    def scaler(self) -> torch.amp.GradScaler:
-        "Dynamic loss scaling for fp16; for every other format it passes losses and steps through unchanged."
-        return torch.amp.GradScaler(self.device.type, enabled=self.dtype == 'fp16')
 
-    def clock(self) -> float:  # seconds
-        "The time, read after the device has finished its work."
-        if self.device.type == 'cuda':
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+@patch
+def scaler(self: Runtime) -> torch.amp.GradScaler:
+    "Dynamic loss scaling for fp16; for every other format it passes losses and steps through unchanged."
+    return torch.amp.GradScaler(self.device.type, enabled=self.dtype == 'fp16')
 
-    def barrier(self) -> None:
-        "Wait for the other ranks."
-        if self.ranks > 1:
-            dist.barrier()
+# %% ../../nbs/train/03_distributed.ipynb #a376dbf1
+@patch
+def clock(self: Runtime) -> float:  # seconds
+    "The time, read after the device has finished its work."
+    if self.device.type == 'cuda':
+        torch.cuda.synchronize(self.device)
+    return time.perf_counter()
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        "The sum over ranks, on every rank."
-        if self.ranks > 1:
-            dist.all_reduce(values)
-        return values
+# %% ../../nbs/train/03_distributed.ipynb #86778496
+@patch
+def barrier(self: Runtime) -> None:
+    "Wait for the other ranks."
+    if self.ranks > 1:
+        dist.barrier()
 
-    def gather(self, value: Any) -> list:  # one value a rank, in order of ranks
-        "A small picklable value of every rank, on every rank."
-        if self.ranks == 1:
-            return [value]
-        values = [None] * self.ranks
-        dist.all_gather_object(values, value)
-        return values
 
-    def share(self, value: Any, source: int = 0) -> Any:  # that of rank `source`, on every rank
-        "A picklable value of one rank, of any size."
-        if self.ranks == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, source)
-        return values[0]
+@patch
+def sum(self: Runtime, values: torch.Tensor) -> torch.Tensor:
+    "The sum over ranks, on every rank."
+    if self.ranks > 1:
+        dist.all_reduce(values)
+    return values
+
+# %% ../../nbs/train/03_distributed.ipynb #e71b8af9
+@patch
+def gather(self: Runtime, value: Any) -> list:  # one value per rank, in order of ranks
+    "A small picklable value of every rank, on every rank."
+    if self.ranks == 1:
+        return [value]
+    values = [None] * self.ranks
+    dist.all_gather_object(values, value)
+    return values
+
+
+@patch
+def share(self: Runtime, value: Any, source: int = 0) -> Any:  # that of rank `source`, on every rank
+    "A picklable value of one rank, of any size."
+    if self.ranks == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, source)
+    return values[0]
 
 # %% ../../nbs/train/03_distributed.ipynb #beb19489
 def _rounded_all_reduce(dtype, bucket):  # no annotations: torch compares them with types, and would find text
@@ -189,39 +204,49 @@ class Waits:
                 parameters, lambda _: self.begin(), mode='all'
             )
 
-    def begin(self) -> None:
-        "This rank's own gradients are ready; a hook calls this after each backward pass."
-        self._begin = self._now()
+# %% ../../nbs/train/03_distributed.ipynb #c57d0aa4
+@patch
+def begin(self: Waits) -> None:
+    "This rank's own gradients are ready; a hook calls this after each backward pass."
+    self._begin = self._now()
 
-    def end(self) -> None:
-        "The gradients of all ranks are ready."
-        if self.seconds is not None and self._begin is not None:
-            self._pending.append((self._begin, self._now()))
-            self._begin = None
-            self.count()
 
-    def close(self) -> float | None:  # the seconds
-        "Remove the hook, and wait for a GPU that still works."
-        if self._hook:
-            self._hook.remove()
-        if self._pending:
-            torch.cuda.synchronize()
-        return self.count()
+@patch
+def end(self: Waits) -> None:
+    "The gradients of all ranks are ready."
+    if self.seconds is not None and self._begin is not None:
+        self._pending.append((self._begin, self._now()))
+        self._begin = None
+        self.count()
 
-    def _now(self) -> float | torch.cuda.Event:
-        "The time, or on a GPU, which works asynchronously, an event in its stream."
-        if not self._on_gpu:
-            return time.perf_counter()
-        mark = torch.cuda.Event(enable_timing=True)
-        mark.record()
-        return mark
+# %% ../../nbs/train/03_distributed.ipynb #4c5cdbb4
+@patch
+def _now(self: Waits) -> float | torch.cuda.Event:
+    "The time, or on a GPU, which works asynchronously, an event in its stream."
+    if not self._on_gpu:
+        return time.perf_counter()
+    mark = torch.cuda.Event(enable_timing=True)
+    mark.record()
+    return mark
 
-    def count(self) -> float | None:  # the seconds
-        "Add up the waits that are over."
-        while self._pending and (not self._on_gpu or self._pending[0][1].query()):
-            begin, end = self._pending.pop(0)
-            self.seconds += begin.elapsed_time(end) / 1e3 if self._on_gpu else end - begin
-        return self.seconds
+
+@patch
+def count(self: Waits) -> float | None:  # the seconds
+    "Add up the waits that are over."
+    while self._pending and (not self._on_gpu or self._pending[0][1].query()):
+        begin, end = self._pending.pop(0)
+        self.seconds += begin.elapsed_time(end) / 1e3 if self._on_gpu else end - begin
+    return self.seconds
+
+# %% ../../nbs/train/03_distributed.ipynb #d059318f
+@patch
+def close(self: Waits) -> float | None:  # the seconds
+    "Remove the hook, and wait for a GPU that still works."
+    if self._hook:
+        self._hook.remove()
+    if self._pending:
+        torch.cuda.synchronize()
+    return self.count()
 
 # %% ../../nbs/train/03_distributed.ipynb #23e5f0d8
 RANK_TIMEOUT = datetime.timedelta(minutes=30)  # for which ranks wait for each other

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
 import torch
+from fastcore.basics import patch
 from torch import Tensor, nn
 from ..core.config import RunConfig, task_info
 from ..tasks.base import Task
@@ -127,56 +128,68 @@ class ProgressMeter:
     def __post_init__(self):
         self.start = self.runtime.clock()
 
-    def add(
-        self,
-        step: Step,
-        losses: dict[str, Tensor],  # this rank's share of each term
-        tokens: int,
-        cells: int,
-    ) -> None:
-        "Count a step."
-        for name, value in losses.items():
-            self.losses[name] = self.losses.get(name, 0) + value
-        self.count += 1
-        self.tokens += tokens
-        self.cells += cells
-        self.examples += len(step.index)
-        if step.done == self.warmup:
-            self.warm = WarmPoint(self.elapsed(), self.examples, self.tokens)
+# %% ../../nbs/train/08_state.ipynb #adde7ccb
+@patch
+def add(
+    self: ProgressMeter,
+    step: Step,
+    losses: dict[str, Tensor],  # this rank's share of each term
+    tokens: int,
+    cells: int,
+) -> None:
+    "Count a step."
+    for name, value in losses.items():
+        self.losses[name] = self.losses.get(name, 0) + value
+    self.count += 1
+    self.tokens += tokens
+    self.cells += cells
+    self.examples += len(step.index)
+    if step.done == self.warmup:
+        self.warm = WarmPoint(self.elapsed(), self.examples, self.tokens)
 
-    def elapsed(self) -> float:  # seconds
-        "Time in training so far."
-        return self.runtime.clock() - self.start - self.paused_s
 
-    def read(self) -> tuple[dict[str, float], int]:
-        "Mean losses since the last read and tokens so far, over all ranks."
-        values = torch.stack([*self.losses.values()]).double() / self.count
-        both = self.runtime.sum(torch.cat([values, values.new_tensor([self.tokens])]))
-        means = dict(zip(self.losses, both.tolist()))
-        self.losses = {}
-        self.count = 0
-        return means, int(both[-1].item())
+@patch
+def elapsed(self: ProgressMeter) -> float:  # seconds
+    "Time in training so far."
+    return self.runtime.clock() - self.start - self.paused_s
 
-    def state(self) -> dict:  # JSON-able
-        "Everything but the clock, for a checkpoint; float32 sums survive as Python floats."
-        counts = {k: getattr(self, k) for k in ('count', 'tokens', 'cells', 'examples', 'warm')}
-        return counts | dict(losses={k: float(v) for k, v in self.losses.items()}, elapsed=self.elapsed())
+# %% ../../nbs/train/08_state.ipynb #00d4578a
+@patch
+def read(self: ProgressMeter) -> tuple[dict[str, float], int]:
+    "Mean losses since the last read and tokens so far, over all ranks."
+    values = torch.stack([*self.losses.values()]).double() / self.count
+    both = self.runtime.sum(torch.cat([values, values.new_tensor([self.tokens])]))
+    means = dict(zip(self.losses, both.tolist()))
+    self.losses = {}
+    self.count = 0
+    return means, int(both[-1].item())
 
-    def restore(self, state: dict) -> None:
-        "Continue from stored counts; the time between two sessions does not count."
-        for k in ('count', 'tokens', 'cells', 'examples'):
-            setattr(self, k, state[k])
-        self.warm = WarmPoint(*state['warm']) if state['warm'] else None
-        self.losses = {k: torch.tensor(v, device=self.runtime.device) for k, v in state['losses'].items()}
-        self.start = self.runtime.clock() - state['elapsed']
-        self.paused_s = 0.0
+# %% ../../nbs/train/08_state.ipynb #646e4803
+@patch
+def state(self: ProgressMeter) -> dict:  # JSON-able
+    "Everything but the clock, for a checkpoint; float32 sums survive as Python floats."
+    counts = {k: getattr(self, k) for k in ('count', 'tokens', 'cells', 'examples', 'warm')}
+    return counts | dict(losses={k: float(v) for k, v in self.losses.items()}, elapsed=self.elapsed())
 
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        "Inside, time does not count as training."
-        begin = self.runtime.clock()
-        yield
-        self.paused_s += self.runtime.clock() - begin
+
+@patch
+def restore(self: ProgressMeter, state: dict) -> None:
+    "Continue from stored counts; the time between two sessions does not count."
+    for k in ('count', 'tokens', 'cells', 'examples'):
+        setattr(self, k, state[k])
+    self.warm = WarmPoint(*state['warm']) if state['warm'] else None
+    self.losses = {k: torch.tensor(v, device=self.runtime.device) for k, v in state['losses'].items()}
+    self.start = self.runtime.clock() - state['elapsed']
+    self.paused_s = 0.0
+
+
+@patch
+@contextlib.contextmanager
+def pause(self: ProgressMeter) -> Iterator[None]:
+    "Inside, time does not count as training."
+    begin = self.runtime.clock()
+    yield
+    self.paused_s += self.runtime.clock() - begin
 
 # %% ../../nbs/train/08_state.ipynb #4c643062
 @dataclass
