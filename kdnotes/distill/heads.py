@@ -170,16 +170,16 @@ def set_heads(
     present_heads = getattr(model.config, 'kept_heads', None) or [
         list(range(layer.heads)) for layer in layers
     ]
-    kept_heads = []
+    head_numbers = []
     for attention, numbers, chosen in zip(layers, present_heads, heads, strict=True):
         if not chosen:
             raise ShapeError('a layer needs at least one head; name some in each layer')
         present = len(numbers)
         # a new head gets the next number that neither the layer nor the architecture has
         free = max(max(numbers) + 1, model.config.num_attention_heads)
-        kept_heads.append([numbers[head] if head < present else free + head - present for head in chosen])
+        head_numbers.append([numbers[head] if head < present else free + head - present for head in chosen])
         _resize(attention, [head if head < present else -1 for head in chosen], fill)
-    model.config.kept_heads = kept_heads
+    model.config.kept_heads = head_numbers
     return model
 
 # %% ../../nbs/distill/00_heads.ipynb #2e5269c3

@@ -183,7 +183,7 @@ def _load(
     with torch.random.fork_rng(devices=[]), quiet_loading():
         torch.default_generator.manual_seed(seed)
         try:
-            loader = _with_kept_heads(plain) if shaped else getattr(transformers, auto_class)
+            loader = _with_configured_heads(plain) if shaped else getattr(transformers, auto_class)
             model, info = loader.from_pretrained(
                 folder,
                 local_files_only=True,
@@ -204,7 +204,7 @@ def _load(
     return model, info
 
 # %% ../../nbs/distill/05_models.ipynb #bc182f7a
-def _with_kept_heads(plain: type) -> type:
+def _with_configured_heads(plain: type) -> type:
     "A class of transformers whose models get the heads of their config before weights are loaded."
 
     class Shaped(plain):
