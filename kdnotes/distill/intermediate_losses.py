@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -155,10 +156,10 @@ def capture_outputs(
     "Record the outputs of modules while they run inside."
     outputs: list[Tensor | None] = [None] * len(modules)
 
-    def keep_as(place):
-        return lambda module, inputs, output: outputs.__setitem__(place, output)
+    def record(place: int, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        outputs[place] = output
 
-    hooks = [module.register_forward_hook(keep_as(place)) for place, module in enumerate(modules)]
+    hooks = [module.register_forward_hook(partial(record, place)) for place, module in enumerate(modules)]
     try:
         yield outputs
     finally:
