@@ -378,6 +378,14 @@ class RunConfig(BaseModel):
     # outputs
     forward_dtype: Literal['fp32', 'bf16'] = _taught('fp32', factors=('signal_dtype',))
 
+    # the loss
+
+    # a loss of your own in place of the task's hard and soft targets, as <file.py>:<function>, where
+    # function(student_outputs, batch, teacher_signal) returns (sum, count). task: the task's own loss
+    loss: str = parameter('task', named=False, training=True)
+    # name of that function and the beginning of the sha256 of its source; set when the run is planned
+    loss_id: str = parameter('', pattern=r'^(\w+-[0-9a-f]{12})?$', training=True, younger=True)
+
     # additional losses: off by default
 
     # loss convention: the system that defines what alpha and temperature mean

@@ -121,6 +121,8 @@ class Plan:
     labels: dict = field(default_factory=dict)  # what they are, where the task does not imply it
     # what the primary metric's set is called, and how many clusters it has; None: units count as independent
     clusters: tuple[str, int] | None = None
+    # code of a user's own that its ranks execute: name of the file in the run's folder -> text
+    code: dict[str, str] = field(default_factory=dict)
 
     @property
     def findings(self) -> tuple[str, ...]:

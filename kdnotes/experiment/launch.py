@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from ..core.config import KdnotesError, RunConfig, pluralize, is_given
-from ..core.files import BusyError, file_errors, write_json
+from ..core.files import BusyError, atomic_write, file_errors, write_json
 from kdnotes.core.processes import (
     EXIT_STOPPED,
     Ranks,
@@ -316,6 +316,8 @@ def _write_job(
         found = find_record(first.run_id) if first else None
         return found[0]['time'][name] if found else None
 
+    for file, text in plan.code.items():
+        atomic_write(folder.path / file, text)
     transfer = plan.transfer or (plan.teacher and plan.teacher.transfer)
     write_json(
         folder.path / f'config{name}.json',

@@ -35,6 +35,7 @@ from kdnotes.core.resolve import (
     training_settings,
 )
 from ..core.streams import stream
+from ..core.user_code import LOSS_FILE, load_code, planned_loss
 from kdnotes.experiment.compatibility import (
     check_reading,
     checked_models,
@@ -161,8 +162,12 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16
     )
     asked = config = _as_read(config)
+    loss = planned_loss(asked)
     config, corpus = _resolve_on_corpus(asked, on, corpora)
+    config = config.model_copy(update=dict(loss_id=loss.id if loss else ''))
     task_info(config.task).check_corpus(corpus, config)
+    if check and loss:
+        load_code(loss)
     if check:
         check_reading(config)
     teacher = plan(teacher_config(asked, config), on, corpora, check) if needs_teacher(config) else None
@@ -204,6 +209,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         left_out=corpus.left_out,
         labels=task_info(config.task).label_facts(corpus, config),
         clusters=_clusters(config, corpus),
+        code={LOSS_FILE: loss.text} if loss else {},
         **notes,
     )
     return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, NAMING))

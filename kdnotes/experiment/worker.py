@@ -24,6 +24,7 @@ from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.progress import ReportFile, reporting_to, silent
 from ..core.resolve import settings
 from ..core.streams import torch_seed
+from ..core.user_code import load_loss
 from .attempt import RunError, stage_file, wait_for_file
 from .compatibility import teachers_sha256
 from .plan import make_task, source_of
@@ -329,13 +330,15 @@ def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (Tr
     "Train and evaluate; `student` is the phase of the network in training, whichever it is."
     from kdnotes.train.evaluation import evaluate
     from kdnotes.train.loop import train
+    from kdnotes.train.user_loss import with_loss
 
     if is_given(rank.config):
         result = _untrained(rank, task, on_row)
     else:
+        loss = load_loss(rank.config, rank.folder.path)
         with telemetry.phase('student'):
             result = train(
-                task,
+                with_loss(task, loss, model, signal, rank.runtime),
                 model,
                 rank.config,
                 rank.runtime,

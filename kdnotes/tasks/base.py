@@ -22,10 +22,10 @@ from ..losses.conventions import dialect_weights
 from ..losses.targets import hard_target_ce, soft_target_kl
 
 # %% auto #0
-__all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'Embed', 'FLOOR_COLUMNS', 'SignalSpec', 'Primary', 'Evaluation', 'unit_table',
-           'SoftTargets', 'soft_targets', 'free_weights', 'check_free_weights', 'labels_config', 'sequence_head_flops',
-           'worst_units', 'lower_words', 'floors_key', 'encoder_key', 'cosines', 'some_rows', 'floor_table', 'Forward',
-           'Task', 'setting', 'TaskInfo', 'split_sizes', 'TaskView']
+__all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'Embed', 'FLOOR_COLUMNS', 'LossFunction', 'SignalSpec', 'Primary', 'Evaluation',
+           'unit_table', 'SoftTargets', 'soft_targets', 'free_weights', 'check_free_weights', 'labels_config',
+           'sequence_head_flops', 'worst_units', 'lower_words', 'floors_key', 'encoder_key', 'cosines', 'some_rows',
+           'floor_table', 'Forward', 'Task', 'setting', 'TaskInfo', 'split_sizes', 'TaskView']
 
 # %% ../../nbs/tasks/05_base.ipynb #766e11bd
 if TYPE_CHECKING:
@@ -268,6 +268,11 @@ def floor_table(
     return whole[list(FLOOR_COLUMNS)]
 
 # %% ../../nbs/tasks/05_base.ipynb #e9878379
+# (student_outputs, batch, teacher_signal) -> (sum, count): a loss summed over `count` examples, tokens or
+# pairs of a micro-batch; the signal is None without a teacher. A user's own loss has the same signature
+LossFunction = Callable[[Any, Batch, dict[str, 'Tensor'] | None], tuple['Tensor', int]]
+
+
 class Forward(Protocol):
     "A model in eval mode, without gradients, as one rank of several sees it."
 
@@ -408,25 +413,36 @@ class Task:
         "Every choice of the task that changes its training examples, for the name of a stored signal."
         return 'all-smoke' if self.smoke else 'all'
 
-    def losses(
+    def loss_functions(
+        self,
+        kd: bool,  # is there a teacher?
+    ) -> dict[str, LossFunction]:  # loss term -> its function; the count is that of `loss_counts`
+        "What is minimised: `hard` against the labels, `soft` against a teacher's outputs."
+        return {'hard': self.hard_loss} | ({'soft': self.soft_loss} if kd else {})
+
+    def hard_loss(
         self,
         outputs,  # the student's
-        batch: Batch,
+        batch: Batch,  # of train
         signal: dict[str, Tensor] | None,  # what `signal` gives of the same examples; None: no teacher
-    ) -> dict[str, Tensor]:  # scalars
-        "Sums over the batch: `hard` against the labels, `soft` against a teacher's logits."
-        losses = {'hard': hard_target_ce(outputs.logits, batch.labels, 'sum')}
-        return losses | ({'soft': self.soft.loss(outputs.logits, signal['logits'])} if signal else {})
+    ) -> tuple[Tensor, int]:  # the sum over the examples that have a label, and how many they are
+        "Cross-entropy of the labels."
+        total = hard_target_ce(outputs.logits, batch.labels, 'sum')
+        return total, self.loss_counts('train', batch.index)['hard']
+
+    def soft_loss(self, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+        "Soft targets of the teacher's logits, over all examples."
+        return self.soft.loss(outputs.logits, signal['logits']), len(batch.index)
 
     def loss_terms(
         self,
-        outputs,  # as for `losses`
+        outputs,  # the student's
         batch: Batch,  # of train
         signal: dict[str, Tensor] | None,
     ) -> dict[str, tuple[Tensor, int]]:
-        "The sums with their counts."
-        counts = self.loss_counts('train', batch.index)
-        return {name: (total, counts[name]) for name, total in self.losses(outputs, batch, signal).items()}
+        "The sum and the count of each loss term."
+        functions = self.loss_functions(kd=bool(signal))
+        return {name: loss(outputs, batch, signal) for name, loss in functions.items()}
 
     def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
         "Without a forward, the examples of each term: those that have a label, and all."

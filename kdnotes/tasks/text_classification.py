@@ -192,21 +192,21 @@ class TextRegression(LabelledTexts):
             for split, rows in self.rows.items()
         }
 
-    def losses(
+    def hard_loss(
         self,
         outputs,  # of a head with one logit, (n, 1)
         batch: Batch,
         signal: dict[str, Tensor] | None,
-    ) -> dict[str, Tensor]:
-        "Squared errors, of labels and of a teacher's numbers."
-        value = outputs.logits.float()[:, 0]
-        error = (value - batch.labels.float()).square()
-        losses = {
-            'hard': (error.masked_fill(batch.labels == NO_LABEL, 0) if self.unlabelled else error).sum()
-        }
-        if signal:
-            losses['soft'] = (value - signal['logits'].float()[:, 0]).square().sum()
-        return losses
+    ) -> tuple[Tensor, int]:
+        "Squared errors of the labels."
+        error = (outputs.logits.float()[:, 0] - batch.labels.float()).square()
+        total = (error.masked_fill(batch.labels == NO_LABEL, 0) if self.unlabelled else error).sum()
+        return total, self.loss_counts('train', batch.index)['hard']
+
+    def soft_loss(self, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+        "Squared errors of the teacher's numbers."
+        error = outputs.logits.float()[:, 0] - signal['logits'].float()[:, 0]
+        return error.square().sum(), len(batch.index)
 
     def loss_weights(self, kd: bool) -> dict[str, float]:
         "Weights of `hard` and `soft`."
