@@ -17,10 +17,20 @@ from .stats.comparable import timed
 from .stats.compare import Comparison
 from .stats.compare import compare as compare_records
 from .core.arms import MODES
-from .core.config import ConfigError, KdnotesError, score_name, truncate_repr, task_info, taught_by
+from kdnotes.core.config import (
+    FIRST_TASK,
+    ConfigError,
+    KdnotesError,
+    load_plugin,
+    score_name,
+    truncate_repr,
+    task_info,
+    taught_by,
+)
 from .core.parse import make_config
 from .core.tables import n_rows
 from .core.user_code import as_file
+from .core.processes import StopTraining as StopTraining
 from .results.runs import RunFolder
 from .results.store import find_record, records
 from .results.store import units as units_of
@@ -105,7 +115,7 @@ def load_data(
     # dict of three of them (train, dev, test; `unlabelled` beside them), a Dataset or DatasetDict of
     # `datasets`; a folder, one file with a table, a published corpus' name or a hub id
     source: Any,
-    task: str = 'answer_selection',  # of `config.TASKS`
+    task: str | None = None,  # of `config.TASKS`; None: that of the plugin, or answer_selection
     # key of the task -> the column that holds it; or as on the command line: 'key=column,key=column'
     columns: Mapping[str, str] | str | None = None,
     shares: tuple[float, float, float] = (0.8, 0.1, 0.1),  # of train, dev and test, where nothing says so
@@ -114,8 +124,12 @@ def load_data(
     # rows without a label, for a student to learn from by its teacher's outputs: a table, a file, or the name
     # of a corpus
     unlabelled: Any = None,
+    plugin: str | Path | None = None,  # a Python file with a task of your own, which defines TASK
 ) -> Data:
     "Texts as a corpus, read and checked once; a `CorpusError` or `ConfigError` says what is wrong."
+    task = task or (load_plugin(plugin) if plugin else FIRST_TASK)
+    if plugin:
+        load_plugin(plugin)
     schema = task_info(task).corpora.schema
     columns, scores = named_columns(columns, schema), score_columns(columns)
     more = None if unlabelled is None else unlabelled_file(unlabelled, task, columns, scores)
@@ -425,7 +439,8 @@ def distil(
     # student has the task's own
     loss: LossFunction | str | None = None,
     say: Callable[[str], None] = print,  # is told what happens
-    # is given every row that the run writes, and its teacher's where that is trained first
+    # is given every row that the run writes, and its teacher's where that is trained first; it may stop the
+    # training with `raise kd.StopTraining('why')`
     on_row: Callable[[dict], None] = _ignored,
     **parameters: Any,  # of a run: layers, heads, temperature, alpha, epochs, ...
 ) -> Run:

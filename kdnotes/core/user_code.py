@@ -19,7 +19,8 @@ from .config import ConfigError, RunConfig, flat, is_given, truncate_repr
 from .files import atomic_write, cache_path, sha256_text
 
 # %% auto #0
-__all__ = ['LOSS_FILE', 'UserCode', 'read_code', 'code_of', 'as_file', 'load_code', 'error_at', 'planned_loss', 'load_loss']
+__all__ = ['LOSS_FILE', 'PLUGIN_FILE', 'UserCode', 'read_code', 'code_of', 'as_file', 'load_code', 'error_at', 'planned_loss',
+           'remember_plugin', 'load_loss']
 
 # %% ../../nbs/core/15_user_code.ipynb #3b5d0615
 @dataclass(frozen=True)
@@ -218,7 +219,9 @@ def error_at(
     return f'{name} (line {line})' if line else name
 
 # %% ../../nbs/core/15_user_code.ipynb #9a9aec27
-LOSS_FILE = 'loss.py'  # in the folder of a run: the text that its ranks execute
+# in the folder of a run: the texts that its ranks execute
+LOSS_FILE = 'loss.py'
+PLUGIN_FILE = 'task.py'
 
 # settings of the task's own loss
 _OWN_LOSS = (
@@ -259,6 +262,18 @@ def planned_loss(
             f'which has {code.id}; leave loss_id out, since the plan finds it'
         )
     return code
+
+
+def remember_plugin(
+    task: str,
+    text: str,  # of `config.plugin_text`
+) -> Path:
+    "Leave a copy where `config.is_task` finds it, for commands that only read results."
+    file = cache_path() / 'tasks' / f'{task}.py'
+    if not file.is_file() or file.read_text(encoding='utf-8') != text:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(file, text)
+    return file
 
 
 def load_loss(

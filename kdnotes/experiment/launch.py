@@ -20,6 +20,7 @@ from kdnotes.core.processes import (
     Ranks,
     Rendezvous,
     Stopped,
+    StopTraining,
     held_back,
     how_ended,
     kill_all,
@@ -32,6 +33,7 @@ from kdnotes.experiment.attempt import (
     Limits,
     RunError,
     failures,
+    stopped_by_user,
     follow_ranks,
     resume_note,
     lock_or_wait,
@@ -376,12 +378,17 @@ def _run_ranks(
             _fail(folder, str(e), e.cause)
         code = 0
     except BaseException as e:
+        by_user = isinstance(e, StopTraining)
         try:
             ranks.stop()
             ranks.wait()  # a second interrupt comes out of here
         finally:
-            _say_interrupted(folder, type(e).__name__)
-        raise
+            _say_interrupted(folder, f'on_row: {e.reason}' if by_user else type(e).__name__)
+        if not by_user:
+            raise
+        if not _complete(folder):  # else it had ended before the stop
+            raise stopped_by_user(e, folder) from None
+        code = 0
     # a process that dies after its record was written has done its work
     if code and not _complete(folder):
         _refuse(folder, code, rendezvous, log)

@@ -15,6 +15,8 @@ from kdnotes.core.config import (
     flat,
     names_with,
     needs_teacher,
+    plugin_id,
+    plugin_text,
     truncate_repr,
     task_info,
     teacher_changes,
@@ -35,7 +37,7 @@ from kdnotes.core.resolve import (
     training_settings,
 )
 from ..core.streams import stream
-from ..core.user_code import LOSS_FILE, load_code, planned_loss
+from ..core.user_code import LOSS_FILE, PLUGIN_FILE, load_code, planned_loss, remember_plugin
 from kdnotes.experiment.compatibility import (
     check_reading,
     checked_models,
@@ -164,7 +166,10 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
     asked = config = _as_read(config)
     loss = planned_loss(asked)
     config, corpus = _resolve_on_corpus(asked, on, corpora)
-    config = config.model_copy(update=dict(loss_id=loss.id if loss else ''))
+    plugin = plugin_text(config.task)
+    config = config.model_copy(update=dict(loss_id=loss.id if loss else '', plugin_id=plugin_id(config.task)))
+    if plugin:
+        remember_plugin(config.task, plugin)
     task_info(config.task).check_corpus(corpus, config)
     if check and loss:
         load_code(loss)
@@ -209,7 +214,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         left_out=corpus.left_out,
         labels=task_info(config.task).label_facts(corpus, config),
         clusters=_clusters(config, corpus),
-        code={LOSS_FILE: loss.text} if loss else {},
+        code=({LOSS_FILE: loss.text} if loss else {}) | ({PLUGIN_FILE: plugin} if plugin else {}),
         **notes,
     )
     return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, NAMING))

@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 from .. import __version__
 from ..core.arms import MODES
-from ..core.config import KdnotesError, RunConfig, is_given, reads_scores, task_info
+from ..core.config import KdnotesError, RunConfig, is_given, plugin_id, reads_scores, task_info
 from ..core.parse import make_config
 from ..core.files import cache_path, file_errors, read_json
 from ..core.tables import reason
@@ -24,7 +24,7 @@ from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.progress import ReportFile, reporting_to, silent
 from ..core.resolve import settings
 from ..core.streams import torch_seed
-from ..core.user_code import load_loss
+from ..core.user_code import PLUGIN_FILE, load_loss
 from .attempt import RunError, stage_file, wait_for_file
 from .compatibility import teachers_sha256
 from .plan import make_task, source_of
@@ -56,7 +56,10 @@ def _enter(config_file: str | Path) -> Rank:
         raise RunError(f'{", ".join(without)} does not see {folder.path}; all machines share one home folder')
     # what another machine could not know before the run was locked
     job = read_json(config_file) | {name: folder.config()[name] for name in ('times', 'jobs')}
-    config = make_config(**job['config'])
+    plugin = folder.path / PLUGIN_FILE
+    own = dict(plugin=str(plugin)) if job['config'].get('plugin_id') and plugin.is_file() else {}
+    config = make_config(**job['config'] | own)
+    _check_unchanged(f'the source of task={config.task}', plugin_id(config.task), config.plugin_id)
     runtime = rt.start(config, env)
     corpus = corpus_of(config)
     planned = (job['corpus_sha256'], config.unlabelled_id)
@@ -411,9 +414,9 @@ def have_floors(
     known = set(floors(config.study)['key'])
     few = config.labels is not None and 'labels' in info.floor_settings
     key = floors_key(info, corpus_sha256, settings(config))
-    if key not in known:
+    if info.floors and key not in known:
         tables = [floor_table(task.floors()) for task in _floor_tasks(config, corpus_sha256, few)]
-        if tables:
+        if any(map(len, tables)):
             keep_floors(config.study, key, _mean_table(tables))
     left_out = []
     for name, start in _starts(config, left_out):
