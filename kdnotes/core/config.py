@@ -678,6 +678,12 @@ class RunConfig(BaseModel):
     # number of newest checkpoints that are kept
     keep_checkpoints: int = _aside(2, ge=1, le=100)
 
+    # tracking: no effect on results
+
+    # tracker that the rows of the run are written to, in addition to its folder. The packages are in
+    # kdnotes[track]
+    track: Literal['none', 'tensorboard', 'wandb', 'mlflow'] = _aside('none')
+
     # CO2 of the measured energy: no effect on results
 
     # grams of CO2 per kilowatt-hour of the local power grid. If given, the record contains the CO2 of the

@@ -26,6 +26,7 @@ from ..core.config import ConfigError, KdnotesError, load_plugin, truncate_repr,
 from ..core.files import OwnFolder, at_home, file_errors, own_folder, root, sha256_text
 from ..core.processes import STOP_TIMEOUT_S, Stopped, StopTraining, stoppable
 from ..core.render import phrase
+from ..core.resolve import settings
 from ..core.user_code import PLUGIN_FILE, remember_plugin
 from .launch import NO_LIMITS, Limits, RunError, missing, guarded, with_run
 from .launch import execute as execute_here
@@ -33,6 +34,7 @@ from .attempt import stopped_by_user
 from .plan import Plan
 from ..results.runs import RowFollower, RunFolder
 from ..results.store import find_run_model
+from ..results.tracking import tracked
 
 # %% auto #0
 __all__ = ['load_ray', 'Cluster', 'make_run']
@@ -166,7 +168,9 @@ def _fitting(
 
 def _placed(plan: Plan, nodes: int = 1, launcher: str = 'local', rendezvous: str | None = None) -> Plan:
     "The same run with its ranks elsewhere: on one machine, where nothing else is given."
-    place = dict(nodes=nodes, launcher=launcher, rendezvous=rendezvous)
+    place = dict(
+        nodes=nodes, launcher=launcher, rendezvous=rendezvous, track='none'
+    )  # its rows are followed here
     return replace(plan, config=with_values(plan.config, **place))
 
 # %% ../../nbs/experiment/10_cluster.ipynb #20179638
@@ -343,11 +347,16 @@ class Cluster:
         folder = RunFolder(plan.config.study, plan.run_id).create()
         follow = guarded(on_row, plan.run_id, say)
         say(phrase('cluster.jinja', 'submitted', plan.run_id, _needs(plan), plan.config.nodes))
-        with RowFollower(folder.path / 'rows.jsonl') as rows, self._started(plan, jobs, limits) as tasks:
+        with (
+            RowFollower(folder.path / 'rows.jsonl') as rows,
+            tracked(plan.config.track, folder, settings(plan.config), say) as track,
+            self._started(plan, jobs, limits) as tasks,
+        ):
             rows.new()  # of an earlier attempt
 
             def look() -> None:
                 for row in rows.new():
+                    track(row)
                     follow(with_run(row, plan))
 
             try:

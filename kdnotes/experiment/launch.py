@@ -48,6 +48,7 @@ from .plan import Plan, on_this_machine, plan, plan_study
 from ..tasks.sources import UNLABELLED
 from ..results.runs import RunFolder, lock_run
 from ..results.store import find_record, find_run_model, records
+from ..results.tracking import tracked
 
 # %% auto #0
 __all__ = ['RESTARTS', 'Follow', 'run', 'execute', 'make_runs', 'missing', 'stop_futures', 'stages', 'with_run', 'milestones']
@@ -93,7 +94,14 @@ def execute(
         for first in missing(plan):
             say(f'{plan.run_id} needs {first.run_id} first')
             execute(first, on_row, say, jobs, wait_s=math.inf)
-        _make_run(plan, rendezvous, guarded(on_row, folder.run_id, say), say, jobs, limits, wait_s)
+        with tracked(plan.config.track, folder, settings(plan.config), say) as track:
+            follow = guarded(on_row, folder.run_id, say)
+
+            def on_each(row: dict) -> None:
+                track(row)
+                follow(row)
+
+            _make_run(plan, rendezvous, on_each, say, jobs, limits, wait_s)
     leave_card(folder)
     return folder.record()
 

@@ -66,6 +66,7 @@ from kdnotes.tasks.sources import (
     resolve_unlabelled,
 )
 from ..results.schema import NAMING
+from ..results.tracking import check_tracker
 
 # %% auto #0
 __all__ = ['teacher_config', 'transfer_config', 'plan', 'plan_study', 'explain_study']
@@ -76,7 +77,17 @@ def teacher_config(
     config: RunConfig,  # the same, resolved
 ) -> RunConfig:  # of the run that teaches it, not resolved
     "The baseline on the same corpus: in its corpus' setting, or in that of the student's study."
-    where = ('task', 'corpus', 'columns', 'transfer', 'profile', 'study', 'teacher', 'grid_g_per_kwh')
+    where = (
+        'task',
+        'corpus',
+        'columns',
+        'transfer',
+        'profile',
+        'study',
+        'teacher',
+        'grid_g_per_kwh',
+        'track',
+    )
     if asked.teacher_setting == 'shared':
         setting = _reaches_teacher(asked)
     else:
@@ -125,7 +136,7 @@ def transfer_config(
     """The same network on the corpus that is learnt first:
     once, in the faster precision, in a study of its own.
     """
-    same = ('task', 'profile', 'teacher', 'grid_g_per_kwh', *_same_inputs(config))
+    same = ('task', 'profile', 'teacher', 'grid_g_per_kwh', 'track', *_same_inputs(config))
     own = (
         dict(mode='mixed_kd', teacher_mode='mixed_baseline', student_layers=config.student_layers)
         | {name: getattr(config, name) for name in names_with('shape', RunConfig)}
@@ -173,6 +184,8 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
     task_info(config.task).check_corpus(corpus, config)
     if check and loss:
         load_code(loss)
+    if check:
+        check_tracker(config.track)
     if check:
         check_reading(config)
     teacher = plan(teacher_config(asked, config), on, corpora, check) if needs_teacher(config) else None

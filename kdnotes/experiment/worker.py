@@ -304,13 +304,10 @@ def _cached_signal(rank: Rank, task, teacher):
 
 # %% ../../nbs/experiment/07_worker.ipynb #8a9d068e
 def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)
-    "A callable that appends rows to the run folder, and to TensorBoard when it is installed."
+    "A callable that appends rows to the run folder."
     if not rank.runtime.main:
         return lambda kind, **values: None
-    from kdnotes.results.tensorboard import tb_writer
-
     folder = rank.folder
-    board = tb_writer(folder.path)
     first = len(folder.rows())  # of this attempt
     resumes = None  # not known yet
 
@@ -324,7 +321,6 @@ def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)
             resumes = False
             folder.drop_rows(first)  # no checkpoint could be used: the steps are made again
         folder.append(kind, **values)
-        board(dict(kind=kind, **values))
 
     return on_row
 
@@ -542,7 +538,6 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     from kdnotes.distill.heads import is_pruned, whole_model
     from kdnotes.distill.models import save_model
     from kdnotes.distill.tokenizers import load_tokenizer, reads_as
-    from kdnotes.results.tensorboard import tb_record
 
     folder = rank.folder
     model.config.update(task.head_config)
@@ -554,7 +549,6 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     folder.write_table('units', outcome.evaluation.units)
     folder.write_table('predictions', outcome.evaluation.predictions)
     record = record_of(rank, task, model, outcome)
-    tb_record(folder.path, record)
     folder.write_record(record)
     # the record is there: nothing will go on from them
     shutil.rmtree(folder.path / 'checkpoints', ignore_errors=True)
