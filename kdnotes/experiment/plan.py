@@ -175,17 +175,9 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16
     )
     asked = config = _as_read(config)
-    loss = planned_loss(asked)
     config, corpus = _resolve_on_corpus(asked, on, corpora)
-    plugin = plugin_text(config.task)
-    config = config.model_copy(update=dict(loss_id=loss.id if loss else '', plugin_id=plugin_id(config.task)))
-    if plugin:
-        remember_plugin(config.task, plugin)
+    config, code = _with_code(asked, config, check)
     task_info(config.task).check_corpus(corpus, config)
-    if check and loss:
-        load_code(loss)
-    if check:
-        check_tracker(config.track)
     if check:
         check_reading(config)
     teacher = plan(teacher_config(asked, config), on, corpora, check) if needs_teacher(config) else None
@@ -227,10 +219,29 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         left_out=corpus.left_out,
         labels=task_info(config.task).label_facts(corpus, config),
         clusters=_clusters(config, corpus),
-        code=({LOSS_FILE: loss.text} if loss else {}) | ({PLUGIN_FILE: plugin} if plugin else {}),
+        code=code,
         **notes,
     )
     return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, NAMING))
+
+
+def _with_code(
+    asked: RunConfig,
+    config: RunConfig,  # the same, resolved
+    check: bool,  # execute it to see whether it can be loaded
+) -> tuple[RunConfig, dict[str, str]]:  # with the hashes of the user's code; name of its file -> text
+    "What a run executes of a user's own: a loss, a task."
+    loss = planned_loss(asked)
+    plugin = plugin_text(config.task)
+    if plugin:
+        remember_plugin(config.task, plugin)
+    if check:
+        check_tracker(config.track)
+    if check and loss:
+        load_code(loss)
+    ids = dict(loss_id=loss.id if loss else '', plugin_id=plugin_id(config.task))
+    code = {LOSS_FILE: loss and loss.text, PLUGIN_FILE: plugin}
+    return config.model_copy(update=ids), {file: text for file, text in code.items() if text}
 
 
 def _as_read(asked: RunConfig) -> RunConfig:

@@ -256,7 +256,12 @@ class ExtractiveQA(Task):
         hard = [hard_target_ce(logits, batch.labels[:, i], 'sum') for i, logits in enumerate(student)]
         return (hard[0] + hard[1]) / 2, self.loss_counts('train', batch.index)['hard']
 
-    def soft_loss(self, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+    def soft_loss(
+        self,
+        outputs,  # the student's
+        batch: Batch,
+        signal: dict[str, Tensor],
+    ) -> tuple[Tensor, int]:
         "Soft targets, the mean of beginning and end."
         student = span_logits(outputs, batch)
         soft = [self.soft.loss(*of) for of in zip(student, self._teacher(signal, batch))]

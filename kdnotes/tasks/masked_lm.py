@@ -230,7 +230,12 @@ class MaskedLM(Task):
         hidden = rows_of(outputs.logits, self._masked_rows(batch))
         return vocabulary_ce(hidden, batch.labels.flatten()), len(batch.index) * self.masked
 
-    def soft_loss(self, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+    def soft_loss(
+        self,
+        outputs,  # the student's
+        batch: Batch,
+        signal: dict[str, Tensor],
+    ) -> tuple[Tensor, int]:
         "Soft targets of the tokens of `soft_on`."
         from kdnotes.losses.vocabulary import rows_of, vocabulary_kl
 

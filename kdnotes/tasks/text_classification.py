@@ -165,7 +165,12 @@ class TextRegression(LabelledTexts):
         total = (error.masked_fill(batch.labels == NO_LABEL, 0) if self.unlabelled else error).sum()
         return total, self.loss_counts('train', batch.index)['hard']
 
-    def soft_loss(self, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+    def soft_loss(
+        self,
+        outputs,  # the student's
+        batch: Batch,
+        signal: dict[str, Tensor],
+    ) -> tuple[Tensor, int]:
         "Squared errors of the teacher's numbers."
         error = outputs.logits.float()[:, 0] - signal['logits'].float()[:, 0]
         return error.square().sum(), len(batch.index)
