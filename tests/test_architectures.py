@@ -38,7 +38,7 @@ from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.experiment.plan import make_task, plan
 from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import find_run_model
-from kdnotes.train.cpu_fast_path import Bits, FastPath, fast_path
+from kdnotes.train.cpu_fast_path import DropoutRng, FastPath, fast_path
 
 pytestmark = pytest.mark.usefixtures('home')
 
@@ -120,9 +120,9 @@ def test_an_architecture_without_layers_to_choose_is_refused_in_the_plan(kind, t
     with pytest.raises(KdnotesError, match=why) as refusal:
         plan(make_config(mode='full_kd', **given), Machine('cpu', 2))
     assert '\n' not in str(refusal.value)
-    assert plan(make_config(mode='baseline', **given), Machine('cpu', 2)).config.teacher == str(folder), (
-        'it may be trained all the same'
-    )
+    assert plan(make_config(mode='baseline', **given), Machine('cpu', 2)).config.model.pretrained == str(
+        folder
+    ), 'it may be trained all the same'
 
 
 # ---- what is saved answers as what was scored ----
@@ -249,7 +249,7 @@ def test_a_student_is_spread_over_its_teachers_depth(n_layers, expected, tmp_pat
         ),
         Machine('cpu', 2),
     )
-    assert planned.config.student_layers == expected == planned.config.hidden_layers
+    assert planned.config.model.student.kept_layers == expected == planned.config.loss.hidden_layers
 
 
 # ---- training ----
@@ -308,7 +308,7 @@ def test_losses_on_intermediate_layers_fit_or_are_refused_in_the_plan(kind, teac
             Machine('cpu', 2),
         )
 
-    assert planned(hidden_loss='mse').config.hidden_layers == (1, 3)
+    assert planned(hidden_loss='mse').config.loss.hidden_layers == (1, 3)
     if kind in WITHOUT_VALUES:
         with pytest.raises(KdnotesError, match='has no value projections that are known here'):
             planned(relation_loss='values')
@@ -340,7 +340,7 @@ def test_a_mask_in_its_long_form_goes_only_where_it_means_the_same(kind):
     with torch.no_grad():
         expected = call(model, short).logits
         torch.testing.assert_close(call(model, long).logits, expected, atol=1e-5, rtol=1e-5)
-        FastPath(model, None, Bits(0))  # as a training has it
+        FastPath(model, None, DropoutRng(0))  # as a training has it
         assert architectures._takes_whole_mask(model)
         torch.testing.assert_close(call(model, long).logits, expected, atol=1e-5, rtol=1e-5)
 
@@ -364,7 +364,7 @@ def test_the_whole_road(kind, teacher_folder, rank_here):
     record = run(config)
     planned = plan(config)
     assert (
-        planned.config.student_layers == (1, 3)
+        planned.config.model.student.kept_layers == (1, 3)
         and record['run_id'] == planned.run_id
         and record['teacher_run_id'] == planned.teacher.run_id
     )

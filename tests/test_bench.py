@@ -42,6 +42,7 @@ from bench.results import (
 )
 from kdnotes.distill.teacher_cache import online_signal
 from kdnotes.train.loop import Objective, accumulate, loss_weights, schedule_steps, train
+from kdnotes.core.spec import value_of
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # other people's libraries warn as they like
 CPU = Runtime(torch.device('cpu'), 'fp32', threads=1)
@@ -128,8 +129,8 @@ def test_a_library_has_our_loss_and_our_gradients(name, tiny, tmp_path):
     loss = training.loss(batch)
     loss.backward()
     if name == 'textbrewer':  # a cross-entropy: higher by the entropy of the teacher's distribution
-        p = (known / config.temperature).softmax(-1)
-        loss = loss - config.alpha * config.temperature**2 * -(p * p.log()).sum(-1).mean()
+        p = (known / config.loss.temperature).softmax(-1)
+        loss = loss - config.loss.alpha * config.loss.temperature**2 * -(p * p.log()).sum(-1).mean()
     assert loss.item() == pytest.approx(losses['total'].item(), abs=2e-6)
     theirs = [p.grad for p in training.model.parameters()]
     np.testing.assert_allclose(flat(theirs), flat([p.grad for p in ours.parameters()]), atol=1e-6)
@@ -411,7 +412,7 @@ def test_who_scores_a_text_finds_the_same(tmp_path):
         for n in rng.integers(2, 12, size=30)
     ]
     place = SimpleNamespace(
-        config=SimpleNamespace(teacher=str(tmp_path), task='answer_selection', max_length=16),
+        config=make_config(teacher=str(tmp_path), max_length=16),
         corpus=SimpleNamespace(splits=dict(train=rows)),
         tokenizer=tiny_tokenizer_of_words(),
         runtime=CPU,
@@ -450,7 +451,7 @@ def test_a_users_run_has_the_ranks_and_threads_of_a_plain_run():
     assert job['ranks'] == 1  # a process that starts the run's own
     for name in ('ranks', 'threads_per_rank'):
         assert name not in job['asked']
-        assert job['config'][name] == getattr(plain, name)
+        assert job['config'][name] == value_of(plain, name)
 
 
 @pytest.mark.parametrize('model', ['teacher', 'student'])

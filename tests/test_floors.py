@@ -33,6 +33,7 @@ from kdnotes.tasks.ranking_metrics import (
 )
 from kdnotes.tasks.sources import Corpus, corpus_of
 from kdnotes.tasks.text_classification import TextClassification, TextRegression
+from kdnotes.core.spec import value_of
 from small_runs import small_model
 from tiny_lm import tiny_corpus, tiny_lm_config, tiny_tokenizer
 
@@ -50,7 +51,7 @@ def task_of(task, corpus='embedded', **given):
     config = config_of(task, corpus, **given)
     made = make_task(config, corpus_of(config))
     if task == 'masked_lm':
-        made.encode(load_tokenizer(config.teacher))
+        made.encode(load_tokenizer(config.model.pretrained))
     return made
 
 
@@ -380,7 +381,7 @@ def test_embeddings_are_computed_once_and_cleaned_with_tokens(home, small_teache
         have_floors(config, corpus_of(config).sha256)
         # another process' encoder finds what is kept, and computes nothing
         worker._encoder.cache_clear()
-        monkeypatch.setattr(FrozenEncoder, '_computed', lambda self, texts: pytest.fail('computed again'))
+        monkeypatch.setattr(FrozenEncoder, '_embed', lambda self, texts: pytest.fail('computed again'))
     assert len(floors('one')) == len(floors('other'))
     own = [leftover for leftover in leftovers() if leftover.kind == 'embeddings']
     assert own and set(own) == set(clean(own)) and not list((cache_path() / 'embeddings').glob('*'))
@@ -409,14 +410,16 @@ def test_each_pretrained_start_of_a_study_has_a_baseline_under_its_name(home, sm
     def made(config, network, source):
         reading = reading_sha256(source, reads_as(config))
         return dict(
-            run_id=config.mode,
+            run_id=config.where.mode,
             task='answer_selection',
             study='two',
-            mode=config.mode,
+            mode=config.where.mode,
             factors=dict(network=network),
             corpus_sha256=sha,
             settings=settings(config),
-            models=dict(teacher=config.teacher, student=config.student, profile='laptop'),
+            models=dict(
+                teacher=config.model.pretrained, student=value_of(config, 'student'), profile='laptop'
+            ),
             initial=dict(weights_sha256=source_sha256(source), reading_sha256=reading),
             teacher_run_id=None,
             primary=dict(set='test', metric='map', higher_is_better=True, value=0.5),
@@ -447,7 +450,7 @@ def test_an_encoder_that_failed_answers_the_same_texts_the_next_time(small_teach
     encoder = FrozenEncoder(small_teacher, 32)
     first = encoder(['iron'])
     with monkeypatch.context() as broken:
-        broken.setattr(FrozenEncoder, '_computed', lambda self, texts: 1 / 0)
+        broken.setattr(FrozenEncoder, '_embed', lambda self, texts: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             encoder(['gold', 'iron'])
     texts = ['gold', 'iron', 'copper']

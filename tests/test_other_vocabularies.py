@@ -31,6 +31,7 @@ from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import find_run_model
 from kdnotes.tasks.sources import corpus_of
 from kdnotes.train.distributed import Runtime
+from kdnotes.core.spec import with_values
 
 pytestmark = pytest.mark.usefixtures('home')
 
@@ -194,13 +195,13 @@ def as_trained(teacher: Path, student: Path, folder=None, stop_after=None, signa
     config = plan(
         asked(teacher, student, task='text_classification', signal=signal), Machine('cpu', 1)
     ).config
-    config = config.model_copy(update=dict(epochs=2, checkpoint_steps=1))
+    config = with_values(config, epochs=2, checkpoint_steps=1)
     corpus = corpus_of(config)
     task = encoded_task(config, corpus, CPU)
     as_read = task_of_teacher(config, corpus, CPU, task)
     assert as_read is not task
     model, its_teacher = (load_model(of, HEAD, 0, **task.model_kwargs) for of in (student, teacher))
-    asks = online_teacher(as_read, its_teacher, config, own_tokens=True)
+    asks = online_teacher(as_read, its_teacher, config, teacher_tokens=True)
     return trained(task, config, model, CPU, asks, folder, stop_after)
 
 
@@ -289,4 +290,4 @@ def test_texts_longer_than_the_student_reads_are_refused_in_the_plan(tmp_path):
     write_teacher(student, config)
     assert len(load_tokenizer(student)) == len(WORDS)
     refused(asked(teacher, student), str(student), 'at most 40 tokens', 'max_length=40')
-    assert plan(asked(teacher, student, max_length=40)).config.max_length == 40
+    assert plan(asked(teacher, student, max_length=40)).config.data.max_length == 40

@@ -17,7 +17,8 @@ from kinds import one_of_each
 from parity import Run, World
 from small_runs import write_corpus, write_model
 from kdnotes.core.arms import MODES, PRESETS
-from kdnotes.core.config import RunConfig, TaskSettings, ConfigError, names_with, parameter
+from kdnotes.core.config import ConfigError
+from kdnotes.core.spec import PATHS, TaskSettings, parameter, value_of
 from kdnotes.core.parse import make_config, preset_values
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.heads import (
@@ -26,7 +27,7 @@ from kdnotes.distill.heads import (
     is_pruned,
     layers_of,
     n_heads,
-    picked,
+    linear_subset,
     set_heads,
     whole_model,
 )
@@ -38,7 +39,7 @@ from kdnotes.distill.students import choose_layers
 from kdnotes.distill.models import load_given
 from kdnotes.distill.students import (
     check_shape,
-    drawn_heads,
+    random_heads,
     head_importance,
     most_important,
     set_depth,
@@ -116,7 +117,7 @@ def test_pruned_is_the_same_model_with_these_heads_masked(kind, by):
     importance = torch.from_numpy(rng.random((4, 4)))
     pruned = shape_student(copy.deepcopy(whole), make_config(heads=2, head_choice=by), lambda _: importance)
     kept = pruned.config.kept_heads
-    assert kept == (drawn_heads(4, 4, 2, 42) if by == 'seed' else most_important(importance, 2))
+    assert kept == (random_heads(4, 4, 2, 42) if by == 'seed' else most_important(importance, 2))
     size = attentions(whole)[0].size
 
     def mask(layer):
@@ -169,7 +170,7 @@ def test_new_heads_are_filled_where_they_read_and_where_they_are_read():
 
 def test_a_layer_without_bias_is_picked_from_without():
     linear = nn.Linear(3, 4, bias=False)
-    some = picked(linear, rows=[2, 0], columns=[1])
+    some = linear_subset(linear, rows=[2, 0], columns=[1])
     assert some.bias is None
     assert torch.equal(some.weight, linear.weight[[2, 0], 1:2])
 
@@ -354,15 +355,13 @@ def test_the_shape_never_reaches_the_teacher(setting):
         ]
         assert plans[0].run_id != plans[1].run_id
         assert plans[0].teacher.run_id == plans[1].teacher.run_id
-    baselines = [
-        plan(make_config(mode='baseline', corpus='embedded', **shape), ON).run_id for shape in ({}, SHAPE)
-    ]
-    assert baselines[0] == baselines[1]
+    with pytest.raises(ConfigError, match="mode='baseline' has the network of the teacher"):
+        make_config(mode='baseline', corpus='embedded', **SHAPE)
 
 
 def test_a_study_shapes_its_students_alone():
-    with_shape = {p.config.mode: p for p in plan_study(1, 'all', corpus='embedded', **SHAPE)}
-    without = {p.config.mode: p for p in plan_study(1, 'all', corpus='embedded')}
+    with_shape = {p.config.where.mode: p for p in plan_study(1, 'all', corpus='embedded', **SHAPE)}
+    without = {p.config.where.mode: p for p in plan_study(1, 'all', corpus='embedded')}
     for mode, p in with_shape.items():
         same = p.run_id == without[mode].run_id
         assert same == (MODES[mode].network == 'teacher'), mode
@@ -570,8 +569,8 @@ def test_layers_heads_and_neurons_of_a_run():
         assert torch.equal(attention.module.query.weight, query[layer][rows])
     narrow = start(feed_forward=10)
     assert narrow.config.intermediate_size == 10
-    other = next(seed for seed in range(9) if drawn_heads(2, 2, 1, seed) != kept)
-    assert start(heads=1, pruning_seed=other).config.kept_heads == drawn_heads(2, 2, 1, other)
+    other = next(seed for seed in range(9) if random_heads(2, 2, 1, seed) != kept)
+    assert start(heads=1, pruning_seed=other).config.kept_heads == random_heads(2, 2, 1, other)
     config = tiny_config('full_student', student_layers=(0, 1), heads=1, head_choice='importance')
     expected = most_important(head_importance(tiny_bert(), SameWord(), config), 1)
     assert worker_start(config).config.kept_heads == expected
@@ -594,7 +593,7 @@ def test_eval_batch_size_is_the_examples_of_an_evaluation_batch_and_changes_no_s
     np.testing.assert_allclose(
         predict(model, task, 'train', CPU, examples=4), predict(model, task, 'train', CPU), atol=1e-5
     )
-    assert {'eval_batch_size', 'preset'}.isdisjoint(names_with('named', RunConfig))
+    assert all(PATHS[name].startswith('where.') for name in ('eval_batch_size', 'preset'))
 
 
 # ---- dropout before the head of question answering ----
@@ -647,9 +646,9 @@ def test_qa_dropout_of_a_task_reaches_the_model(monkeypatch):
 
 
 class Settings(TaskSettings):
-    soft_weight: float = parameter(5.0, kd=True)
-    hard_weight: float = parameter(2.0, kd=True)
-    qa_dropout: float | None = parameter(None, training=True)
+    soft_weight: float = parameter(5.0, group='loss')
+    hard_weight: float = parameter(2.0, group='loss')
+    qa_dropout: float | None = parameter(None, group='train')
 
 
 def test_a_preset_fills_what_is_not_given_and_what_the_mode_reads():
@@ -659,15 +658,23 @@ def test_a_preset_fills_what_is_not_given_and_what_the_mode_reads():
     assert filled() == PRESETS['sigopt_baseline']
     assert filled(dropout=None).keys() == filled().keys() - {'dropout'}
     assert filled(student_layers=(1, 3)).keys() == filled().keys() - {'layers'}
-    assert filled(task_settings=dict(qa_dropout=0.3)).keys() == filled().keys() - {'qa_dropout'}
+    assert filled(qa_dropout=0.3).keys() == filled().keys() - {'qa_dropout'}
     teacher = filled(mode='baseline')
     assert not teacher.keys() & {'layers', 'heads', 'pruning_seed', 'temperature', 'soft_weight'}
     given = filled(mode='baseline', teacher_mode='given')
     assert set(given) == {'eval_batch_size'}
-    common = {k: v for k, v in filled().items() if k in RunConfig.model_fields}
+    common = {k: v for k, v in filled().items() if k in PATHS}
     config = resolve(make_config(**common), ON, 'embedded', teacher_depth=12)
-    assert (config.student_layers, config.heads, config.warmup_steps) == ((1, 3, 5, 7, 9, 11), 12, 0)
-    assert (config.warmup_fraction, config.learning_rate, config.weight_decay) == (None, 5e-5, 9e-6)
+    assert (config.model.student.kept_layers, config.model.student.heads, config.train.warmup_steps) == (
+        (1, 3, 5, 7, 9, 11),
+        12,
+        0,
+    )
+    assert (config.train.warmup_fraction, config.train.learning_rate, config.train.weight_decay) == (
+        None,
+        5e-5,
+        9e-6,
+    )
 
 
 # ---- records ----
@@ -736,8 +743,11 @@ def test_a_transferred_student_gets_its_shape_where_it_is_trained_first(shape, m
     asked = make_config(corpus='embedded', transfer='wikiqa', student_init='transferred', **shape)
     config = resolve(asked, ON, 'embedded', 'wikiqa')
     first = resolve(transfer_config(config), ON, 'wikiqa')
-    names = {'student_layers', *names_with('shape', RunConfig)}
-    assert {n: getattr(first, n) for n in names} == {n: getattr(config, n) for n in names}
+    names = {n for n, path in PATHS.items() if path.startswith('model.student.')} - {
+        'student',
+        'student_init',
+    }
+    assert {n: value_of(first, n) for n in names} == {n: value_of(config, n) for n in names}
     # and is not shaped again
     model = shape_student(tiny_bert(), make_config(heads=1))
     monkeypatch.setattr('kdnotes.experiment.worker._model_of_run', lambda task, run_id: model)

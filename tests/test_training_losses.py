@@ -9,7 +9,7 @@ from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
 from kdnotes.losses.conventions import DIALECTS, dialect_loss
-from kdnotes.distill.intermediate_losses import captured, relation_kl, value_projections
+from kdnotes.distill.intermediate_losses import capture_outputs, relation_kl, value_projections
 from kdnotes.distill.intermediate import online_teacher, open_student
 from kdnotes.losses.targets import margin_mse, ranknet, soft_target_kl
 from kdnotes.train.distributed import Runtime
@@ -84,7 +84,7 @@ def in_plain_torch(task, signal, loss):
             'to be cached',
         ),
         (dict(relation_loss='values'), "relation_loss='values' needs signal='online'"),
-        (dict(mode='full_student', signal='online', hidden_loss='mse'), "hidden_loss='mse' needs a teacher"),
+        (dict(mode='full_student', signal='online', hidden_loss='mse'), "signal='online' needs a teacher"),
         (dict(hidden_weight=2.0), 'hidden_weight=2 weighs nothing; choose a hidden_loss too'),
         (dict(relation_weight=2.0), 'relation_weight=2 weighs nothing'),
         (
@@ -151,7 +151,7 @@ def test_ranking_is_the_mean_over_the_pairs_of_the_step(loss, tokens):
         'full_kd', alpha=0.4, ranking_loss=loss, ranking_weight=0.25, micro_batch_tokens=tokens
     )
     signal = online_signal(task, tiny_teacher())
-    questions = torch.from_numpy(ranked_task(loss).questions['train'].of)
+    questions = torch.from_numpy(ranked_task(loss).questions['train'].question)
 
     def ranking(s, t, labels):
         s = s.diff(dim=1)[:, 0]
@@ -208,21 +208,21 @@ def in_plain_torch_with_intermediate(student, teacher, config, projections, rela
     "Total loss of all training examples at once, layer by layer."
     batch = SameWord().batch('train', np.arange(25))
     mask = batch.inputs['attention_mask']
-    with torch.no_grad(), captured(value_projections(teacher)[-1:]) as its:
+    with torch.no_grad(), capture_outputs(value_projections(teacher)[-1:]) as its:
         t = teacher.eval()(**batch.inputs, output_hidden_states=True)
-    with captured(value_projections(student)[-1:]) as own:
+    with capture_outputs(value_projections(student)[-1:]) as own:
         s = student(**batch.inputs, output_hidden_states=True)
     known = batch.labels >= 0
     hard = torch.nn.functional.cross_entropy(s.logits[known], batch.labels[known])
     distance = 0.0
-    for layer, of in zip((1, 2), config.hidden_layers):
+    for layer, of in zip((1, 2), config.loss.hidden_layers):
         a = s.hidden_states[layer]
         b = t.hidden_states[of + 1]
         if projections:
             a = a @ projections.matrices[str(layer)].weight.T
         each = (
             (a - b).square().mean(-1)
-            if config.hidden_loss == 'mse'
+            if config.loss.hidden_loss == 'mse'
             else 1 - torch.nn.functional.cosine_similarity(a, b, dim=-1)
         )
         distance = distance + (each * mask).sum() / mask.sum() / 2

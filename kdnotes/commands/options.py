@@ -13,7 +13,9 @@ import typer
 from typer import Argument, Option
 from .parameters import as_typed, describe_parameters, of_all_tasks, parse_parameters
 from ..core.arms import MODES, USUAL
-from ..core.config import TASKS, ConfigError, RunConfig
+from ..core.config import TASKS, ConfigError, with_plugin
+from ..core.spec import FLAT_NAMES
+from ..core.parse import read_spec
 
 # %% auto #0
 __all__ = ['Json', 'DryRun', 'Notebook', 'Arms', 'Grid', 'StudyName', 'RunName', 'STUDY_FIELDS', 'app', 'offer', 'offer_studies',
@@ -44,9 +46,9 @@ def offer_studies(incomplete: str) -> list[str]:
 
 def offer_runs(incomplete: str) -> list[str]:
     "Complete a run_id."
-    from kdnotes.results.overview import run_folders
+    from kdnotes.results.runs import BEGUN, run_folders
 
-    return sorted({folder.run_id for folder in run_folders() if folder.run_id.startswith(incomplete)})
+    return sorted({folder.run_id for folder in run_folders(*BEGUN) if folder.run_id.startswith(incomplete)})
 
 
 def offer_studies_and_runs(incomplete: str) -> list[str]:
@@ -127,12 +129,24 @@ _PARAMETERS = Annotated[
 ]
 
 
+_SPEC = Annotated[
+    str,
+    Option(
+        '--spec',
+        metavar='FILE.yaml',
+        help='parameters from a YAML file, by name or in groups (`train: {epochs: 2}`); options and -p '
+        'replace its values',
+        show_default=False,
+    ),
+]
+
+
 def of_field(
     name: str,  # of a field of RunConfig
 ) -> Any:  # an annotation, as Typer reads it
     "The option of a parameter of a run: its type, choices and help are those of the field."
     described = of_all_tasks()[name]
-    kind = RunConfig.model_fields[name].annotation
+    kind = FLAT_NAMES[name].field.annotation
     text = '; '.join(filter(None, [' | '.join(described.choices), described.about]))
     if kind is bool:
         return Annotated[bool, Option(f'--{name}', help=text)]
@@ -143,10 +157,15 @@ def of_field(
 
 def gather(
     pairs: Sequence[str],  # of -p
+    spec: str = '',  # a YAML file, whose values the others replace
     **options: Any,  # parameters given as options; None and False: not given
 ) -> dict[str, str]:
     "The parameters of a run, from `-p` and from options; one that has two values is an error."
-    values = parse_parameters(pairs)
+    names = [pair.removeprefix('plugin=') for pair in pairs if pair.startswith('plugin=')]
+    file = read_spec(spec) if spec else {}
+    # a plugin's task may have parameters of its own
+    with_plugin(dict(plugin=options.get('plugin') or (names or [file.get('plugin')])[-1]))
+    values = file | parse_parameters(pairs)
     for name, value in options.items():
         if value is None or value is False:
             continue
@@ -154,7 +173,7 @@ def gather(
             raise ConfigError(
                 f'{name} has two values: --{name} {as_typed(value)} and -p {name}={values[name]}'
             )
-    return values
+    return with_plugin(values)
 
 # %% ../../nbs/commands/03_options.ipynb #70a61358
 STUDY_FIELDS = ('task', 'corpus', 'columns', 'teacher', 'student', 'transfer', 'profile', 'study', 'smoke')
@@ -164,8 +183,9 @@ def with_fields(
     *names: str,  # of fields of RunConfig
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     "Add `-p` and options for these fields to a command; it receives the values that were given as `given`."
-    fields = {name: of_field(name) for name in names} | dict(p=_PARAMETERS)
-    defaults = dict(smoke=False, p=())
+    names = (*names, 'plugin') if 'task' in names else names
+    fields = {name: of_field(name) for name in names} | dict(p=_PARAMETERS, spec=_SPEC)
+    defaults = dict(smoke=False, p=(), spec='')
 
     def add(function: Callable[..., int]) -> Callable[..., int]:
         hints = inspect.get_annotations(function, eval_str=True)
@@ -174,9 +194,9 @@ def with_fields(
         added = [inspect.Parameter(name, kind, default=defaults.get(name)) for name in fields]
 
         @functools.wraps(function)
-        def command(*args: Any, p: Sequence[str] = (), **options: Any) -> int:
+        def command(*args: Any, p: Sequence[str] = (), spec: str = '', **options: Any) -> int:
             of_run = {name: options.pop(name) for name in names if name in options}
-            given = gather(p, **of_run)
+            given = gather(p, spec, **of_run)
             if own_options := given.keys() & options.keys():
                 raise ConfigError(f'{min(own_options)} is an option of this command: --{min(own_options)}')
             return function(*args, given=given, **options)

@@ -9,12 +9,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ..core.config import ConfigError, RunConfig
+from ..core.config import ConfigError
+from ..core.spec import RunConfig, value_of
 from ..tasks.batching import Batch
 from kdnotes.distill.intermediate_losses import (
     HIDDEN_LOSSES,
     HiddenProjections,
-    captured,
+    capture_outputs,
     relation_kl,
     value_projections,
 )
@@ -30,9 +31,9 @@ __all__ = ['uses_intermediate_layers', 'ModelWithIntermediate', 'with_intermedia
 # %% ../../nbs/distill/09_intermediate.ipynb #42397872
 def uses_intermediate_layers(config: RunConfig) -> bool:
     "Does this run learn from hidden states or relations?"
-    return config.hidden_loss != 'none' or config.relation_loss != 'none'
+    return value_of(config, 'hidden_loss') != 'none' or value_of(config, 'relation_loss') != 'none'
 
-
+# %% ../../nbs/distill/09_intermediate.ipynb #d7715c78
 class ModelWithIntermediate(nn.Module):
     "A model with `intermediate` in its outputs: `hidden_0`, `hidden_1`, .. and `values`, (n, length, width)."
 
@@ -59,7 +60,7 @@ class ModelWithIntermediate(nn.Module):
             for name, value in given.items()
             if value is not None and name in model_inputs(self.model)
         }
-        with captured(value_projections(self.model)[-1:] if self.values else []) as values:
+        with capture_outputs(value_projections(self.model)[-1:] if self.values else []) as values:
             outputs = self.model(**inputs, output_hidden_states=bool(self.layers))
         states = [outputs.hidden_states[layer] for layer in self.layers]
         if self.projections:
@@ -83,12 +84,12 @@ def with_intermediate(
     def loss_terms(outputs, batch: Batch, signal: dict[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
         mask = batch.inputs['attention_mask']
         terms = task.loss_terms(outputs, batch, signal)
-        if config.hidden_loss != 'none':
+        if config.loss.hidden_loss != 'none':
             names = [n for n in outputs.intermediate if n != 'values']
-            loss = HIDDEN_LOSSES[config.hidden_loss]
+            loss = HIDDEN_LOSSES[config.loss.hidden_loss]
             by_layer = [loss(outputs.intermediate[n], signal[n], mask) for n in names]
             terms['hidden'] = (sum(by_layer) / len(by_layer), batch.tokens)
-        if config.relation_loss != 'none':
+        if config.loss.relation_loss != 'none':
             loss = relation_kl(outputs.intermediate['values'], signal['values'], mask, heads)
             terms['relation'] = (loss, batch.tokens)
         return terms
@@ -104,7 +105,7 @@ class IntermediateSignal:
     "The signal of a teacher, with its intermediate layers."
 
     def __init__(self, task: Task, teacher: nn.Module, config: RunConfig):
-        layers = tuple(config.hidden_layers or ())
+        layers = tuple(config.loss.hidden_layers or ())
         n = teacher.config.num_hidden_layers
         if layers and max(layers) >= n:
             raise ConfigError(
@@ -112,25 +113,25 @@ class IntermediateSignal:
             )
         self.shape = teacher.config
         self._task = with_intermediate(task, config)
-        self._forward_dtype = config.forward_dtype
+        self._forward_dtype = config.loss.forward_dtype
         self._teacher = ModelWithIntermediate(
-            teacher, tuple(layer + 1 for layer in layers), config.relation_loss != 'none'
+            teacher, tuple(layer + 1 for layer in layers), config.loss.relation_loss != 'none'
         )
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         return teacher_signal(self._task, self._teacher, batch, self._forward_dtype)
 
-
+# %% ../../nbs/distill/09_intermediate.ipynb #82fa0355
 def online_teacher(
     task: Task,
     teacher: nn.Module,  # on the device the batches will be on
     config: RunConfig,  # resolved
-    own_tokens: bool = False,  # as of `online_signal`; never with intermediate layers
+    teacher_tokens: bool = False,  # as of `online_signal`; never with intermediate layers
 ) -> Callable[[Batch], dict[str, Tensor]]:
-    "The signal a configuration asks for, computed when it is asked for."
+    "The signal that a configuration needs, computed for each batch."
     if uses_intermediate_layers(config):
         return IntermediateSignal(task, teacher, config)
-    return online_signal(task, teacher, config.forward_dtype, own_tokens)
+    return online_signal(task, teacher, config.loss.forward_dtype, teacher_tokens)
 
 # %% ../../nbs/distill/09_intermediate.ipynb #bfb13ae8
 def open_student(
@@ -140,12 +141,12 @@ def open_student(
     signal: Callable | None,  # of `online_teacher`, where the configuration uses intermediate layers
     seed: int,  # of the projections, equal on all ranks
 ) -> tuple[Task, nn.Module]:  # what a training is given: the same two where no intermediate layer is used
-    "The task with all its terms, and the student with what is trained beside it."
+    "The task with all loss terms, and the student together with its projections."
     if not uses_intermediate_layers(config):
         return task, student
     shape = student.config
     teacher = getattr(signal, 'shape', None)
-    taught = tuple(config.hidden_layers or ())
+    taught = tuple(config.loss.hidden_layers or ())
     if teacher is None:
         raise ConfigError(
             "hidden_loss and relation_loss need a signal with the teacher's intermediate layers; "
@@ -165,5 +166,5 @@ def open_student(
         projections.to(next(student.parameters()).device)
     heads = math.gcd(n_heads(shape), n_heads(teacher))
     return with_intermediate(task, config, heads), ModelWithIntermediate(
-        student, layers, config.relation_loss != 'none', projections
+        student, layers, config.loss.relation_loss != 'none', projections
     )

@@ -134,13 +134,13 @@ def make_here(
         stopped = planned
         while first := missing(stopped):  # what a run needs comes before it
             stopped = first[0]
-        then = resume_note(RunFolder(stopped.config.study, stopped.run_id))
+        then = resume_note(RunFolder(stopped.config.where.study, stopped.run_id))
         raise Stopped(f'{stopped.run_id} was stopped before its end; this cell, run again, {then}') from None
 
 
 def example_of(
     record: dict,  # of a finished run
-) -> dict[str, Any]:  # by the names of `tasks.asked.INPUTS`
+) -> dict[str, Any]:  # by the names of `tasks.inference.INPUTS`
     "Something to ask a run's model: its task's example, or of a model of pairs two texts of its test set."
     use = task_info(record['task']).use
     corpus = corpus_of(record) if 'pair' in use.may_take else None

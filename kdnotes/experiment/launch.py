@@ -13,13 +13,15 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from ..core.config import KdnotesError, RunConfig, pluralize, is_given
-from ..core.files import BusyError, file_errors, write_json
+from ..core.config import KdnotesError, pluralize
+from ..core.spec import RunConfig, flat, is_given
+from ..core.files import BusyError, atomic_write, file_errors, write_json
 from kdnotes.core.processes import (
     EXIT_STOPPED,
     Ranks,
     Rendezvous,
     Stopped,
+    StopTraining,
     held_back,
     how_ended,
     kill_all,
@@ -32,6 +34,7 @@ from kdnotes.experiment.attempt import (
     Limits,
     RunError,
     failures,
+    stopped_by_user,
     follow_ranks,
     resume_note,
     lock_or_wait,
@@ -46,6 +49,7 @@ from .plan import Plan, on_this_machine, plan, plan_study
 from ..tasks.sources import UNLABELLED
 from ..results.runs import RunFolder, lock_run
 from ..results.store import find_record, find_run_model, records
+from ..results.tracking import tracked
 
 # %% auto #0
 __all__ = ['RESTARTS', 'Follow', 'run', 'execute', 'make_runs', 'missing', 'stop_futures', 'stages', 'with_run', 'milestones']
@@ -76,7 +80,7 @@ def execute(
     # a rank imports this module, and has no use for the libraries of tables and figures
     from kdnotes.experiment.card import leave_card
 
-    folder = RunFolder(plan.config.study, plan.run_id)
+    folder = RunFolder(plan.config.where.study, plan.run_id)
     if _complete(folder):
         _bind(folder)
         say(f'{plan.run_id} is done already')
@@ -91,7 +95,14 @@ def execute(
         for first in missing(plan):
             say(f'{plan.run_id} needs {first.run_id} first')
             execute(first, on_row, say, jobs, wait_s=math.inf)
-        _make_run(plan, rendezvous, guarded(on_row, folder.run_id, say), say, jobs, limits, wait_s)
+        with tracked(plan.config.where.track, folder, settings(plan.config), say) as track:
+            follow = guarded(on_row, folder.run_id, say)
+
+            def on_each(row: dict) -> None:
+                track(row)
+                follow(row)
+
+            _make_run(plan, rendezvous, on_each, say, jobs, limits, wait_s)
     leave_card(folder)
     return folder.record()
 
@@ -106,7 +117,7 @@ def _make_run(
     wait_s: float = 0.0,  # as of `execute`
 ) -> None:
     "Lock the folder of a run and start its ranks, unless another process makes it meanwhile."
-    folder = RunFolder(plan.config.study, plan.run_id).create()
+    folder = RunFolder(plan.config.where.study, plan.run_id).create()
     with ExitStack() as stack:
         try:
             held = lock_or_wait(stack, folder, say, wait_s)
@@ -121,7 +132,10 @@ def _make_run(
         doing = 'training' if step is None else f'from step {step} on, training'
         if is_given(plan.config):
             doing = 'measuring'
-        say(f'{doing} {plan.run_id}: {pluralize(plan.config.ranks, "rank")}, {resolved_dtype(plan.config)}')
+        say(
+            f'{doing} {plan.run_id}: {pluralize(plan.config.compute.ranks, "rank")}, '
+            f'{resolved_dtype(plan.config)}'
+        )
         if rendezvous and rendezvous.nodes > 1:
             machines = pluralize(rendezvous.nodes, 'machine')
             say(f'{machines} connect at {rendezvous.address}; each waits half an hour for the others')
@@ -139,7 +153,7 @@ def _make_run(
 # %% ../../nbs/experiment/06_launch.ipynb #8d8bd42f
 def _take_part(plan: Plan, rendezvous: Rendezvous, say: Callable[[str], None]) -> dict:  # the record
     "Start ranks here of a run that another process has locked."
-    folder = RunFolder(plan.config.study, plan.run_id).create()
+    folder = RunFolder(plan.config.where.study, plan.run_id).create()
     say(f'{plan.run_id}: this process takes part and waits half an hour for {rendezvous.address}')
     name = f'-{socket.gethostname()}-{os.getpid()}'
     _write_job(plan, folder, 1, name)
@@ -165,10 +179,10 @@ def make_runs(
     "Make the runs that have no record yet; a `RunError` if all of them fail."
     if not isinstance(jobs, int) or jobs < 1:
         raise RunError(f'jobs={jobs!r} must be a number of runs, at least 1')
-    done = {r['run_id'] for r in records(plans[0].config.study)}
+    done = {r['run_id'] for r in records(plans[0].config.where.study)}
     for p in plans:
         if p.run_id in done:
-            _bind(RunFolder(p.config.study, p.run_id))
+            _bind(RunFolder(p.config.where.study, p.run_id))
     left = [p for p in plans if p.run_id not in done]
     maker = _Maker([p.run_id for p in plans], make, say, summarize)
     if jobs == 1:
@@ -294,7 +308,7 @@ def _adopt(plan: Plan, folder: RunFolder, say: Callable[[str], None]) -> bool:
     source.check()
     with lock_run(folder.create()):
         files = source.files()
-        folder.put_down({name: files[name] for name in files.keys() - {'record.json', 'state.json'}})
+        folder.install({name: files[name] for name in files.keys() - {'record.json', 'state.json'}})
         folder.write_record(record | dict(study=folder.study))
         folder.write_state('done', made_in=source.study)
     say(f'{folder.run_id} was made in study {source.study!r} already')
@@ -316,11 +330,13 @@ def _write_job(
         found = find_record(first.run_id) if first else None
         return found[0]['time'][name] if found else None
 
+    for file, text in plan.code.items():
+        atomic_write(folder.path / file, text)
     transfer = plan.transfer or (plan.teacher and plan.teacher.transfer)
     write_json(
         folder.path / f'config{name}.json',
         dict(
-            config=plan.config.model_dump(mode='json'),
+            config=flat(plan.config),
             run_id=plan.run_id,
             corpus_sha256=plan.corpus_sha256,
             initial=plan.initial,
@@ -356,9 +372,9 @@ def _run_ranks(
     ranks = Ranks(
         'kdnotes.experiment.worker',
         folder.path / f'config{name}.json',
-        ranks=plan.config.ranks,
-        threads=plan.config.threads_per_rank,
-        restarts=RESTARTS if plan.config.ranks > 1 and rendezvous is None else 0,
+        ranks=plan.config.compute.ranks,
+        threads=plan.config.compute.threads_per_rank,
+        restarts=RESTARTS if plan.config.compute.ranks > 1 and rendezvous is None else 0,
         log=log,
         finished=lambda: _complete(folder),
         holds=[] if held is None else [held],
@@ -374,12 +390,17 @@ def _run_ranks(
             _fail(folder, str(e), e.cause)
         code = 0
     except BaseException as e:
+        by_user = isinstance(e, StopTraining)
         try:
             ranks.stop()
             ranks.wait()  # a second interrupt comes out of here
         finally:
-            _say_interrupted(folder, type(e).__name__)
-        raise
+            _say_interrupted(folder, f'on_row: {e.reason}' if by_user else type(e).__name__)
+        if not by_user:
+            raise
+        if not _complete(folder):  # else it had ended before the stop
+            raise stopped_by_user(e, folder) from None
+        code = 0
     # a process that dies after its record was written has done its work
     if code and not _complete(folder):
         _refuse(folder, code, rendezvous, log)
@@ -424,7 +445,7 @@ def with_run(
     plan: Plan,  # of its run
 ) -> dict:  # the row with study and run_id; that of kind start with settings, too
     "A row that says whose it is."
-    named = row | dict(study=plan.config.study, run_id=plan.run_id)
+    named = row | dict(study=plan.config.where.study, run_id=plan.run_id)
     if row['kind'] != 'start':
         return named
     return named | dict(settings=settings(plan.config) | dict(seed=plan.config.seed))

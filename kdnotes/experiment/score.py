@@ -18,7 +18,7 @@ from ..stats.intervals import Interval, cluster_interval, exp_interval, scaled
 from ..results.overview import find_run
 from ..core.config import KdnotesError, is_unicode, truncate_repr, escape_control_chars
 from ..core.render import render
-from ..core.parse import make_config
+from ..core.parse import stored_config
 from ..core.files import cache_path, sha256_text
 from ..core.streams import stream
 from ..results.runs import RunFolder, saved_model
@@ -36,7 +36,7 @@ from kdnotes.tasks.lm_scores import (
 )
 from ..tasks.sources import corpus_of, load_by_rules
 from kdnotes.tasks.text_blocks import (
-    Asked,
+    Positions,
     Masking,
     Rows,
     cut_blocks,
@@ -288,7 +288,7 @@ def _hidden(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.n
 
 
 def _pseudo(
-    forward: Any, scorer: Scorer, rows: Rows, asked: Asked, key: str, budget: int, say: Callable
+    forward: Any, scorer: Scorer, rows: Rows, asked: Positions, key: str, budget: int, say: Callable
 ) -> np.ndarray:
     "Nats of each token that is hidden by itself, one call at a time."
     folder = cache_path() / 'scores' / key
@@ -395,7 +395,7 @@ def _trained_on(model: str, documents: list[dict]) -> int | None:
     if not RUN_ID.fullmatch(model):
         return None
     run = checked_run_model(model).parent
-    config = make_config(**RunFolder(run.parent.name, run.name).config()['config'])
+    config = stored_config(RunFolder(run.parent.name, run.name).config()['config'])
     try:
         known = set(corpus_of(config).splits['train']['text'])
     except KdnotesError:  # the corpus is not at hand any more
@@ -403,7 +403,7 @@ def _trained_on(model: str, documents: list[dict]) -> int | None:
     return sum(row['text'] in known for row in documents)
 
 
-def _clusters(text: Text, asked: Asked) -> tuple[np.ndarray, np.ndarray, str]:
+def _clusters(text: Text, asked: Positions) -> tuple[np.ndarray, np.ndarray, str]:
     "What rows and tokens are alike in, and what that is called: documents, or a single document's rows."
     of_tokens = text.clusters[text.rows.documents_of(asked)]
     if len(np.unique(of_tokens)) == 1:  # nothing can be said about other documents
@@ -411,7 +411,7 @@ def _clusters(text: Text, asked: Asked) -> tuple[np.ndarray, np.ndarray, str]:
     return text.clusters[text.rows.documents], of_tokens, 'documents'
 
 
-def _table(scorer: Scorer, text: Text, asked: Asked, nll: np.ndarray) -> pd.DataFrame:
+def _table(scorer: Scorer, text: Text, asked: Positions, nll: np.ndarray) -> pd.DataFrame:
     "A line for each token that was hidden by itself."
     documents = np.array(text.documents, dtype=object)
     tokens = scorer.tokenizer.convert_ids_to_tokens(text.rows.tokens_at(asked).tolist())
