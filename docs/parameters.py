@@ -95,7 +95,8 @@ def modes() -> str:
 
 def parameters_page() -> str:
     "Every parameter of a run."
-    from kdnotes.core.config import TASKS, RunConfig, task_info
+    from kdnotes.core.config import TASKS, task_info
+    from kdnotes.core.spec import RunConfig
 
     mode = RunConfig.model_fields['mode'].default
     parts = [

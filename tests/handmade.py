@@ -75,12 +75,12 @@ def make_record(
         study=study,
         task=c.task,
         mode=mode,
-        arm=c.arm,
+        arm=c.where.arm,
         factors=factors(c),
         settings=settings(c),
         initial=initial,
-        parallel=dict(ranks=c.ranks, threads_per_rank=c.threads_per_rank, reason='made up')
-        | dict(backend='gloo' if c.ranks > 1 else None, streams=None, graphs=None),
+        parallel=dict(ranks=c.compute.ranks, threads_per_rank=c.compute.threads_per_rank, reason='made up')
+        | dict(backend='gloo' if c.compute.ranks > 1 else None, streams=None, graphs=None),
         seed=seed,
         teacher_seed=c.teacher_seed,
         teacher_run_id=f'baseline-s{c.teacher_seed}' if student else None,

@@ -14,7 +14,7 @@ from transformers import (
     DistilBertForSequenceClassification,
 )
 from architectures import small_bert
-from kdnotes.core.config import RunConfig
+from kdnotes.core.spec import RunConfig
 from kdnotes.core.parse import make_config
 from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine, resolve
@@ -162,7 +162,11 @@ def tiny_config(mode: str, ranks: int = 1, **parameters) -> RunConfig:
 def as_configured(task, config: RunConfig):
     "A task with the weights and the temperature of a configuration."
     task.soft = SoftTargets(
-        config.temperature, config.alpha, config.dialect, config.min_probability, config.top_k
+        config.loss.temperature,
+        config.loss.alpha,
+        config.loss.dialect,
+        config.loss.min_probability,
+        config.loss.top_k,
     )
     if hasattr(task, 'settings'):
         weight = config.task_settings.ranking_weight

@@ -249,7 +249,7 @@ def test_a_student_is_spread_over_its_teachers_depth(n_layers, expected, tmp_pat
         ),
         Machine('cpu', 2),
     )
-    assert planned.config.student_layers == expected == planned.config.hidden_layers
+    assert planned.config.model.student.kept_layers == expected == planned.config.loss.hidden_layers
 
 
 # ---- training ----
@@ -308,7 +308,7 @@ def test_losses_on_intermediate_layers_fit_or_are_refused_in_the_plan(kind, teac
             Machine('cpu', 2),
         )
 
-    assert planned(hidden_loss='mse').config.hidden_layers == (1, 3)
+    assert planned(hidden_loss='mse').config.loss.hidden_layers == (1, 3)
     if kind in WITHOUT_VALUES:
         with pytest.raises(KdnotesError, match='has no value projections that are known here'):
             planned(relation_loss='values')
@@ -364,7 +364,7 @@ def test_the_whole_road(kind, teacher_folder, rank_here):
     record = run(config)
     planned = plan(config)
     assert (
-        planned.config.student_layers == (1, 3)
+        planned.config.model.student.kept_layers == (1, 3)
         and record['run_id'] == planned.run_id
         and record['teacher_run_id'] == planned.teacher.run_id
     )

@@ -128,8 +128,8 @@ def test_a_library_has_our_loss_and_our_gradients(name, tiny, tmp_path):
     loss = training.loss(batch)
     loss.backward()
     if name == 'textbrewer':  # a cross-entropy: higher by the entropy of the teacher's distribution
-        p = (known / config.temperature).softmax(-1)
-        loss = loss - config.alpha * config.temperature**2 * -(p * p.log()).sum(-1).mean()
+        p = (known / config.loss.temperature).softmax(-1)
+        loss = loss - config.loss.alpha * config.loss.temperature**2 * -(p * p.log()).sum(-1).mean()
     assert loss.item() == pytest.approx(losses['total'].item(), abs=2e-6)
     theirs = [p.grad for p in training.model.parameters()]
     np.testing.assert_allclose(flat(theirs), flat([p.grad for p in ours.parameters()]), atol=1e-6)
@@ -450,7 +450,7 @@ def test_a_users_run_has_the_ranks_and_threads_of_a_plain_run():
     assert job['ranks'] == 1  # a process that starts the run's own
     for name in ('ranks', 'threads_per_rank'):
         assert name not in job['asked']
-        assert job['config'][name] == getattr(plain, name)
+        assert job['config'][name] == value_of(plain, name)
 
 
 @pytest.mark.parametrize('model', ['teacher', 'student'])

@@ -258,7 +258,9 @@ def test_no_folder_of_this_machine_is_in_a_command(tmp_path):
     config = make_config(mode='baseline', corpus=str(tmp_path), teacher='./mine', learning_rate=1e-4)
     said = command(config)
     assert str(tmp_path) not in said and './mine' not in said and '-p learning_rate 0.0001' in said
-    assert np.isclose(make_config(**dict(learning_rate='0.0001')).learning_rate, config.learning_rate)
+    assert np.isclose(
+        make_config(**dict(learning_rate='0.0001')).train.learning_rate, config.train.learning_rate
+    )
 
 
 def test_a_card_has_no_latency_of_a_busy_machine(handmade_card):

@@ -23,7 +23,8 @@ from kdnotes.core import processes
 from kdnotes.core.arms import USUAL
 from kdnotes.core.cached import cached
 from kdnotes.experiment.forecast import finished_runs
-from kdnotes.core.config import KdnotesError, parameters
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.spec import parameters
 from kdnotes.core.notebook_parameters import NamesBefore, parameters_from
 from kdnotes.core.files import cache_path
 from kdnotes.experiment.clean import leftovers

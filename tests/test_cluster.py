@@ -19,7 +19,8 @@ import psutil
 import pytest
 from kdnotes import __version__
 from kdnotes.cli import main
-from kdnotes.core.config import ConfigError, flat, with_values
+from kdnotes.core.config import ConfigError
+from kdnotes.core.spec import flat, with_values
 from kdnotes.core.parse import make_config
 from kdnotes.core.files import at_home
 from kdnotes.core.processes import Stopped, stop_all
@@ -136,7 +137,7 @@ def test_a_run_and_its_teacher_are_as_without_ray(cluster, home, small_teacher, 
     rows = []
     record = cluster.execute(p, rows.append, said.append)
     runs = [p, p.teacher]
-    folders = [RunFolder(r.config.study, r.run_id) for r in runs]
+    folders = [RunFolder(r.config.where.study, r.run_id) for r in runs]
     assert [folder.state()['status'] for folder in folders] == ['done', 'done']
     for folder in folders:
         folder.check()
@@ -146,14 +147,14 @@ def test_a_run_and_its_teacher_are_as_without_ray(cluster, home, small_teacher, 
     assert cluster.execute(p, said.append, said.append) == record and said[-1].endswith('is done already')
     with at_home(tmp_path_factory.mktemp('without')):
         without = execute(p)
-        own_floors = floors(p.config.study)
+        own_floors = floors(p.config.where.study)
     assert record.keys() == without.keys()
     assert {k for k in record if record[k] != without[k]} <= MEASURED
     assert [point['loss'] for point in record['curve'] if 'loss' in point] == [
         point['loss'] for point in without['curve'] if 'loss' in point
     ]
     assert record['machine']['jobs'] == 1
-    assert floors(p.config.study).equals(own_floors)
+    assert floors(p.config.where.study).equals(own_floors)
 
 
 @pytest.mark.exhaustive
@@ -173,7 +174,7 @@ def test_what_cannot_be_made_there_is_one_sentence(cluster, home, small_teacher)
     with pytest.raises(RunError, match='needs 1 x 64 CPUs, and the cluster at local has 0 of them'):
         cluster.execute(large)
     assert cluster.room([p]) == len(os.sched_getaffinity(0))
-    RunFolder(p.config.study, p.run_id).create()
+    RunFolder(p.config.where.study, p.run_id).create()
     there = dict(plan=p, version=__version__, home=str(home), folder=str(home), jobs=1, limits=NO_LIMITS)
     elsewhere = with_values(p.config, corpus='/nowhere')
     for other, text in (
@@ -192,7 +193,7 @@ def test_a_limit_is_broken_once_and_says_the_same(cluster, home, small_teacher):
     limits = Limits(memory_mib=1)
     with pytest.raises(RunError) as there:
         cluster.execute(p, limits=limits)
-    folder = RunFolder(p.config.study, p.run_id)
+    folder = RunFolder(p.config.where.study, p.run_id)
     assert there.value.cause == folder.state()['cause'] == 'memory'
     assert str(there.value).startswith(p.run_id) and 'more than the 1 that it may have' in str(there.value)
     assert not folder.done and (folder.path / 'log.txt').exists()
@@ -221,7 +222,7 @@ def test_a_lost_worker_is_replaced_once(kills, cluster, home, small_teacher):
         worker = rank.parent()
         assert worker.name().startswith('ray::') and worker.pid != os.getpid()
         worker.kill()
-    folder = RunFolder(p.config.study, p.run_id)
+    folder = RunFolder(p.config.where.study, p.run_id)
     if kills == 1:
         again = next_rank(future, ranks)
         assert future.result(timeout=600)['run_id'] == p.run_id and again.pid not in ranks
@@ -244,7 +245,7 @@ def test_a_stop_reaches_a_run_on_the_cluster_which_then_goes_on(cluster, home, s
     stop_all()
     with pytest.raises(Stopped, match='was stopped before its end'):
         future.result(timeout=600)
-    assert RunFolder(p.config.study, p.run_id).state()['status'] == 'interrupted'
+    assert RunFolder(p.config.where.study, p.run_id).state()['status'] == 'interrupted'
     assert running([rank]) == []
     assert cluster.execute(p)['run_id'] == p.run_id
 
@@ -284,7 +285,7 @@ def ray_workers(run_id: str, number: int) -> list[psutil.Process]:
 @pytest.mark.exhaustive
 def test_a_run_on_two_machines_is_that_of_one(cluster, home, small_teacher, tmp_path_factory):
     p = on_two(small_teacher, 'full_kd', score_every=1)
-    folder = RunFolder(p.config.study, p.run_id)
+    folder = RunFolder(p.config.where.study, p.run_id)
     rows = []
     early = []
     said = []
@@ -316,7 +317,7 @@ def test_more_machines_than_the_cluster_has(cluster, home, small_teacher):
     p = on_two(small_teacher, ranks=8, nodes=8)
     with pytest.raises(RunError, match='needs 8 x 1 CPU, and the cluster at local has 2 of them'):
         cluster.execute(p)
-    assert RunFolder(p.config.study, p.run_id).state() is None and ranks_of(os.getpid()) == []
+    assert RunFolder(p.config.where.study, p.run_id).state() is None and ranks_of(os.getpid()) == []
 
 
 # no smoke run, which ends after six steps: long enough for what comes before its end, on a busy machine too
@@ -334,7 +335,7 @@ def test_when_a_machine_is_lost_the_run_ends_and_the_same_call_goes_on(cluster, 
     workers[1].kill()
     with pytest.raises(RunError, match='WorkerCrashedError of Ray') as lost:
         future.result(timeout=400)
-    folder = RunFolder(p.config.study, p.run_id)
+    folder = RunFolder(p.config.where.study, p.run_id)
     assert lost.value.cause == folder.state()['cause'] == 'killed' and folder.state()['status'] == 'failed'
     assert running(ranks) == []
     record = cluster.execute(p)

@@ -158,7 +158,7 @@ def test_a_time_is_told_by_runs_of_the_same_kind_on_this_machine_alone():
     def told(**changed):
         return es.seconds_of(work, [record | changed], machine)[0]
 
-    teacher = dict(models=dict(teacher=config.teacher, student=None))
+    teacher = dict(models=dict(teacher=config.model.pretrained, student=None))
     # one second is not training, and four epochs take twice as long as two
     assert told(**teacher) == pytest.approx(1.0 + 2 * 10.0)
     assert told() is None, 'another teacher'
@@ -180,10 +180,12 @@ def test_a_study_says_how_long_it_will_take_or_what_will_tell():
     left = time_left(plans)
     assert (left.runs, left.known, left.n_finished) == (4, 0, 0)
     assert set(plan_table(plans)['time']) == {'not known'}
-    base = next(p for p in plans if p.config.mode == 'baseline')
+    base = next(p for p in plans if p.config.where.mode == 'baseline')
     for seed in (7, 8):
         made = make_record('baseline', seed, study='earlier')
-        made |= dict(corpus_sha256=base.corpus_sha256, models=dict(teacher=base.config.teacher, student=None))
+        made |= dict(
+            corpus_sha256=base.corpus_sha256, models=dict(teacher=base.config.model.pretrained, student=None)
+        )
         here(made, wall_s=50.0 + 10 * seed)
         write_run(made)
     left = time_left(plans)
@@ -256,7 +258,7 @@ def test_the_factor_of_a_grid_changes_no_name_and_reaches_the_teacher():
         for more in ({}, dict(grid_g_per_kwh=380.0))
     )
     assert (plain.run_id, plain.teacher.run_id) == (told.run_id, told.teacher.run_id)
-    assert told.config.grid_g_per_kwh == told.teacher.config.grid_g_per_kwh == 380.0
+    assert told.config.where.grid_g_per_kwh == told.teacher.config.where.grid_g_per_kwh == 380.0
 
 
 def test_a_column_of_co2_is_there_where_it_was_measured():

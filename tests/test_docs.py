@@ -95,7 +95,7 @@ def test_a_name_that_is_offered_and_not_defined_is_refused(tmp_path):
 
 def test_every_parameter_of_a_run_has_its_default_and_its_comment():
     from docs.markdown import code, comment
-    from kdnotes.core.config import RunConfig, parameters
+    from kdnotes.core.spec import RunConfig, parameters
 
     page = parameters_page()
     source = read_module(ROOT / 'kdnotes' / 'core' / 'config.py', 'kdnotes.core.config')

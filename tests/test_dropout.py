@@ -88,7 +88,7 @@ def trained_by_hand() -> tuple[np.ndarray, list[float]]:
         for rank, replica in enumerate(replicas):
             own_dropout[rank]._bits.start(step.number)
             for part in micro_batches(
-                step.index, task.lengths('train'), config.micro_batch_tokens, rank, RANKS
+                step.index, task.lengths('train'), config.train.micro_batch_tokens, rank, RANKS
             ):
                 batch = task.batch('train', part)
                 with first_position(replica):
@@ -102,9 +102,11 @@ def trained_by_hand() -> tuple[np.ndarray, list[float]]:
             for p in parameters:
                 p.grad = added.clone()
         for replica, optimizer in zip(replicas, optimizers):
-            torch.nn.utils.clip_grad_norm_(replica.parameters(), config.max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(replica.parameters(), config.train.max_grad_norm)
             for group in optimizer.param_groups:
-                group['lr'] = config.learning_rate * rate_factor(step.number, total, config.warmup_fraction)
+                group['lr'] = config.train.learning_rate * rate_factor(
+                    step.number, total, config.train.warmup_fraction
+                )
             optimizer.step()
             optimizer.zero_grad()
     return trained_weights(replicas[0]), losses

@@ -214,7 +214,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_checkpoint_costs_that_one_alone(un
 def test_a_second_process_on_a_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
     planned = plan(make_config(mode='baseline', corpus='embedded', smoke=True))
-    folder = RunFolder(planned.config.study, planned.run_id)
+    folder = RunFolder(planned.config.where.study, planned.run_id)
     folder.create()
     with lock_run(folder), pytest.raises(BusyError, match='held by another process'):
         execute(planned)
@@ -253,7 +253,7 @@ def run_that_dies(
         smoke=True,
     )
     planned = plan(config)
-    return planned, RunFolder(planned.config.study, planned.run_id)
+    return planned, RunFolder(planned.config.where.study, planned.run_id)
 
 
 @pytest.mark.exhaustive

@@ -50,7 +50,7 @@ def task_of(task, corpus='embedded', **given):
     config = config_of(task, corpus, **given)
     made = make_task(config, corpus_of(config))
     if task == 'masked_lm':
-        made.encode(load_tokenizer(config.teacher))
+        made.encode(load_tokenizer(config.model.pretrained))
     return made
 
 
@@ -409,14 +409,16 @@ def test_each_pretrained_start_of_a_study_has_a_baseline_under_its_name(home, sm
     def made(config, network, source):
         reading = reading_sha256(source, reads_as(config))
         return dict(
-            run_id=config.mode,
+            run_id=config.where.mode,
             task='answer_selection',
             study='two',
-            mode=config.mode,
+            mode=config.where.mode,
             factors=dict(network=network),
             corpus_sha256=sha,
             settings=settings(config),
-            models=dict(teacher=config.teacher, student=config.student, profile='laptop'),
+            models=dict(
+                teacher=config.model.pretrained, student=config.model.student.source, profile='laptop'
+            ),
             initial=dict(weights_sha256=source_sha256(source), reading_sha256=reading),
             teacher_run_id=None,
             primary=dict(set='test', metric='map', higher_is_better=True, value=0.5),

@@ -31,7 +31,8 @@ from kdnotes.train.checkpoint import (
 )
 from kdnotes.commands.parameters import configurations, parse_parameters
 from kdnotes.core.arms import MODES
-from kdnotes.core.config import ConfigError, KdnotesError, parameters
+from kdnotes.core.config import ConfigError, KdnotesError
+from kdnotes.core.spec import parameters
 from kdnotes.core.parse import make_config
 from kdnotes.tasks.text_classification import TextClassification, TextRegression
 from kdnotes.core.resolve import Machine, resolve, run_id

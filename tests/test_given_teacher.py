@@ -158,7 +158,7 @@ def test_a_given_teacher_is_measured_and_a_student_learns_from_it(outputs, tmp_p
 @pytest.mark.exhaustive
 def test_a_given_teacher_that_another_process_measures_is_waited_for(tmp_path, rank_here):
     planned = plan(asked(teacher_with(tmp_path), 'full_kd'))
-    teacher = RunFolder(planned.teacher.config.study, planned.teacher.run_id).create()
+    teacher = RunFolder(planned.teacher.config.where.study, planned.teacher.run_id).create()
     said = []
     with ExitStack() as other:
         other.enter_context(lock_run(teacher))
@@ -208,7 +208,8 @@ def test_the_baseline_of_a_study_is_the_given_model(tmp_path):
         corpus='embedded', smoke=True, teacher=str(folder), teacher_mode='given', student_layers=(1,)
     )
     found = {
-        p.config.mode: p for p in plan_study(1, 'baseline,full_kd,mixed_kd', epochs=2, batch_size=8, **shared)
+        p.config.where.mode: p
+        for p in plan_study(1, 'baseline,full_kd,mixed_kd', epochs=2, batch_size=8, **shared)
     }
     assert {p.teacher.run_id for p in found.values() if p.teacher} == {found['baseline'].run_id}
     assert found['baseline'].run_id == found['full_kd'].teacher.run_id

@@ -15,10 +15,10 @@ def test_a_study_with_a_grid(tmp_path, monkeypatch):
     common = SMALL | dict(teacher=str(small_model(tmp_path / 'small')), student_layers='1', smoke=True)
     common |= dict(study='grid')
     made = run_study(1, 'full_student,full_kd', grid={'temperature': [2, 4]}, **common)
-    run_ids = {p.config.arm: p.run_id for p in made.plans}
+    run_ids = {p.config.where.arm: p.run_id for p in made.plans}
     # a student without a teacher has no temperature, and 2 is that of full_kd anyway
     assert sorted(run_ids) == ['full_kd', 'full_kd-temperature-4', 'full_student']
-    plain = {p.config.arm: p.run_id for p in plan_study(1, 'full_student,full_kd', **common)}
+    plain = {p.config.where.arm: p.run_id for p in plan_study(1, 'full_student,full_kd', **common)}
     assert plain.items() <= run_ids.items()
     assert len({p.teacher.run_id for p in made.plans}) == 1 and not made.failed
     said = made.report.comparisons.set_index('comparison')['attribution']
@@ -46,7 +46,7 @@ def test_a_study_with_a_grid(tmp_path, monkeypatch):
 )
 def test_a_grid_that_cannot_be_is_a_sentence(grid, why):
     if why is None:
-        assert [p.config.arm for p in plan_study(1, 'full_kd', grid=grid, **SMALL)] == ['full_kd']
+        assert [p.config.where.arm for p in plan_study(1, 'full_kd', grid=grid, **SMALL)] == ['full_kd']
         return
     with pytest.raises(ConfigError, match=why):
         plan_study(1, 'full_kd', grid=grid, **SMALL)

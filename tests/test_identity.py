@@ -11,7 +11,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from architectures import small_bert
-from kdnotes.core.config import KdnotesError, flat, task_info
+from kdnotes.core.config import KdnotesError, task_info
+from kdnotes.core.spec import flat
 from kdnotes.core.parse import make_config
 from kdnotes.core.files import cache_path
 from kdnotes.core.resolve import Machine
@@ -187,7 +188,7 @@ def becomes(config, corpora: dict, before: tuple[str, ...]) -> str:
         return 'refused'
     # the student, and for all kinds but one what it learns from
     changed = [one != other for one, other in zip(before, after, strict=True)]
-    teachers = changed[1:] if config.student_init != 'hub' else []
+    teachers = changed[1:] if config.model.student.init != 'hub' else []
     return 'made anew' if changed[0] and all(teachers) else 'used'
 
 
@@ -275,8 +276,8 @@ def kept_names(place: Path, corpus) -> tuple[str, set[str]]:
     "The name of a teacher's outputs, and those of the tokens."
     config = plan(asked('answer_selection', 'given', place), ON, {'embedded': corpus}).config
     task = make_task(config, corpus)
-    tokenizer = load_tokenizer(config.teacher)
-    teacher = load_given(config.teacher, task.auto_class, task.head_labels)
+    tokenizer = load_tokenizer(config.model.pretrained)
+    teacher = load_given(config.model.pretrained, task.auto_class, task.head_labels)
     task.encode(tokenizer, place / 'tokens')
     tokens = {path.name for path in (place / 'tokens').glob('*.tokens')}
     return signal_key(**key_parts(task, config, teacher, tokenizer, corpus.sha256)), tokens

@@ -60,7 +60,7 @@ def test_a_smoke_run_is_six_steps():
 
 def test_training_for_some_steps():
     config = with_steps(SameWord(), tiny_config('full_student', smoke=True), 11, seed=5)
-    assert schedule_steps(SameWord(), config)[0] == 11 and config.seed == 5 and config.smoke is False
+    assert schedule_steps(SameWord(), config)[0] == 11 and config.seed == 5 and config.data.smoke is False
 
 
 # ranks, played one after the other
@@ -253,7 +253,7 @@ def test_rows_of_a_training():
     tokens = np.cumsum([lengths[step.index].sum() for step in plan]).tolist()
     assert [row['tokens'] for row in steps] == tokens
     assert [row['learning_rate'] for row in steps] == pytest.approx(
-        [config.learning_rate * rate_factor(step, 8, 0.25) for step in range(8)]
+        [config.train.learning_rate * rate_factor(step, 8, 0.25) for step in range(8)]
     )
     assert all(row['losses'] == {'hard': row['loss']} and row['elapsed_s'] > 0 for row in steps)
     seconds = [row['elapsed_s'] for row in steps]
@@ -382,7 +382,7 @@ def test_memory_that_runs_out_is_a_sentence(error):
         trained(Broken(error), config)
     assert (
         f'memory ran out on cpu at step 3, in a micro-batch of 8 examples of up to {longest} tokens '
-        f'(micro_batch_tokens={config.micro_batch_tokens})'
+        f'(micro_batch_tokens={config.train.micro_batch_tokens})'
     ) in str(e.value)
 
 
@@ -414,7 +414,7 @@ def test_a_loss_that_is_not_finite_names_step_examples_and_what_is_kept(tmp_path
     assert said.startswith(f'loss or gradients are not finite at step {number}; the first layer concerned: ')
     named = said.partition('with training examples ')[2].partition(';')[0]
     assert sorted(map(int, named.split(', '))) == sorted(index)
-    assert f'lower learning_rate={config.learning_rate:g}' in said
+    assert f'lower learning_rate={config.train.learning_rate:g}' in said
     assert said.endswith(f'the checkpoint before it stays in {tmp_path}')
 
 
@@ -442,7 +442,7 @@ def test_a_step_that_is_finite_when_it_is_done_again_is_told_as_such(epochs):
     assert str(e.value) == (
         'loss or gradients are not finite at step 3; the first layer concerned: none when the step is done '
         f'again, with training examples {", ".join(map(str, third.index))}; '
-        f'look at these, or lower learning_rate={config.learning_rate:g}'
+        f'look at these, or lower learning_rate={config.train.learning_rate:g}'
     )
 
 

@@ -213,7 +213,7 @@ def trained(here, **settings) -> SimpleNamespace:
     result = train(task, model, config, here, on_row, signal)
     points = [point for point in result.curve if 'set' in point]
     losses = [point['loss'] for point in result.curve if 'loss' in point]
-    assert result.steps == 4 * config.epochs
+    assert result.steps == 4 * config.train.epochs
     weights = [p.detach() for p in model.parameters()]
     return SimpleNamespace(rows=rows, points=points, losses=losses, weights=weights)
 

@@ -9,7 +9,8 @@ from architectures import configs, write_teacher
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from kdnotes.core.config import KdnotesError, flat
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.spec import flat
 from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.distill.architectures import load_config
@@ -95,7 +96,7 @@ def test_texts_are_as_long_as_a_model_reads_where_nothing_else_is_given(home, ta
     student = plan(make_config(mode='full_kd', student_layers=(1,), **given))
     alone = plan(make_config(mode='baseline', **given))
     assert student.teacher.run_id == alone.run_id
-    assert {p.config.max_length for p in (student, student.teacher, alone)} == {96}
+    assert {p.config.data.max_length for p in (student, student.teacher, alone)} == {96}
     assert flat(alone.config).get('stride') == stride
     assert plan(alone.asked).run_id == alone.run_id, 'said aloud it is the same run'
     for mode in ('baseline', 'full_kd'):
@@ -122,7 +123,7 @@ def test_the_longest_text_is_the_models(kind, most, home):
     )
     for more in modes if kind == 'bert' else modes[:1]:
         longest = most or 20_000
-        assert plan(make_config(max_length=longest, **more, **given)).config.max_length == longest
+        assert plan(make_config(max_length=longest, **more, **given)).config.data.max_length == longest
         if most is not None:
             words = f'reads texts of at most {most} tokens, and max_length={most + 1}; use max_length={most}'
             with pytest.raises(ModelError, match=words) as e:
@@ -258,7 +259,7 @@ def test_a_model_that_changes_after_its_plan_is_not_trained(home, given, change,
 def test_a_run_that_was_ended_after_its_record_is_bound_by_the_next_call(home, given, rank_here):
     planned = plan(make_config(mode='baseline', **given), Machine('cpu', 2))
     execute(planned)
-    folder = RunFolder(planned.config.study, planned.run_id)
+    folder = RunFolder(planned.config.where.study, planned.run_id)
     bound = folder.state()['record_sha256']
     folder.write_state('interrupted', reason='KeyboardInterrupt')
     make_runs([planned], lambda p, jobs: pytest.fail('nothing is made'))

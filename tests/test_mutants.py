@@ -182,8 +182,8 @@ MUTANTS = [
     Mutant(
         'small gradients scaled up',
         'train.precision',
-        '(norm / config.max_grad_norm).clamp(min=1.0)',
-        'norm / config.max_grad_norm',
+        '(norm / config.train.max_grad_norm).clamp(min=1.0)',
+        'norm / config.train.max_grad_norm',
         'test_precision.py::test_small_gradients_are_not_scaled_up',
     ),
     Mutant(

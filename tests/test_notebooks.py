@@ -21,7 +21,8 @@ import transformers
 from kdnotes import cli
 from kdnotes.core.arms import MODES, USUAL
 from kdnotes.commands.notebooks import run_notebook
-from kdnotes.core.config import ConfigError, KdnotesError, flat
+from kdnotes.core.config import ConfigError, KdnotesError
+from kdnotes.core.spec import flat
 from kdnotes.core.parse import make_config
 from kdnotes.core.notebook_parameters import parameters_from
 from kdnotes.core.processes import Stopped
@@ -152,7 +153,7 @@ def test_a_study_hands_each_run_what_it_was_given(home, monkeypatch):
     assert list(made) == [p.run_id for p in plans] and len(plans) == len(MODES)
     for p in plans:
         assert plan(make_config(**json.loads(json.dumps(made[p.run_id])))) == p
-    kd = next(p.config for p in plans if p.config.mode == 'full_kd')
+    kd = next(p.config for p in plans if p.config.where.mode == 'full_kd')
     assert (kd.hidden_loss, kd.student_layers, kd.study) == ('mse', (1, 3), 'embedded-smoke')
 
 
@@ -269,11 +270,11 @@ def test_papermill_knows_the_parameters_that_people_give(name):
 def test_a_name_of_digits_is_a_name(given, expected):
     "papermill makes a number of it."
     value = _resolve_type(given)
-    assert make_config(study=value).study == make_config(arm=value).arm == expected
+    assert make_config(study=value).where.study == make_config(arm=value).where.arm == expected
     assert make_config(teacher=value, corpus=value, columns=value).teacher == expected
     found = named(study=value, corpus='embedded', smoke=True)
     assert found['study'] == f'{expected}-smoke'
-    assert {p.config.study for p in plan_study(1, 'usual', **found)} == {f'{expected}-smoke'}
+    assert {p.config.where.study for p in plan_study(1, 'usual', **found)} == {f'{expected}-smoke'}
     for wrong in (True, 1.5, [7]):
         with pytest.raises(ConfigError, match='study=.* is refused: input should be a valid string'):
             make_config(study=wrong)

@@ -289,4 +289,4 @@ def test_texts_longer_than_the_student_reads_are_refused_in_the_plan(tmp_path):
     write_teacher(student, config)
     assert len(load_tokenizer(student)) == len(WORDS)
     refused(asked(teacher, student), str(student), 'at most 40 tokens', 'max_length=40')
-    assert plan(asked(teacher, student, max_length=40)).config.max_length == 40
+    assert plan(asked(teacher, student, max_length=40)).config.data.max_length == 40

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kdnotes.core.config import parameters as run_parameters
+from kdnotes.core.spec import parameters as run_parameters
 from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve, run_id, settings
 from kdnotes.tasks.sources import CorpusError

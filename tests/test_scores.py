@@ -43,7 +43,7 @@ def small(folder: Path, outputs: int, seed: int = 0) -> Path:
     config = configs(2)['bert']
     config.num_labels = outputs
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
-    config.initializer_range = 0.4
+    config.train.initializer_range = 0.4
     write_teacher(folder, config)
     if seed:
         torch.manual_seed(seed)
@@ -367,7 +367,7 @@ def test_teachers_that_cannot_teach_together_are_a_sentence(given, words, tmp_pa
 
 def test_where_a_student_starts_follows_who_teaches():
     def start(mode='full_kd', **given):
-        return make_config(task='text_classification', mode=mode, **given).student_init
+        return make_config(task='text_classification', mode=mode, **given).model.student.init
 
     scores = dict(teacher_mode='scores', columns='teacher=score')
     assert start() == start(student_init=None) == 'teacher_finetuned'
@@ -634,14 +634,14 @@ def test_a_study_of_scores_says_whose_they_are_and_shares_nothing_with_its_basel
     )
     plans = plan_study(1, 'usual', **given)
     # there are no fine-tuned layers to start from; all students start alike
-    starts = {p.config.student_init for p in plans if p.config.mode != 'baseline'}
+    starts = {p.config.model.student.init for p in plans if p.config.where.mode != 'baseline'}
     assert starts == {'teacher_pretrained'}
     said = plan_study(1, 'usual', **given, student_init='teacher_pretrained')
     nothing = plan_study(1, 'usual', **given, student_init='none')  # as make and papermill hand it over
     assert [p.run_id for p in plans] == [p.run_id for p in said] == [p.run_id for p in nothing]
-    assert {p.config.mode for p in plans} == {'baseline', 'full_student', 'full_kd', 'mixed_kd'}
+    assert {p.config.where.mode for p in plans} == {'baseline', 'full_student', 'full_kd', 'mixed_kd'}
     assert not any(p.teacher for p in plans)
-    sha256 = next(p.teachers['sha256'][:12] for p in plans if p.config.mode == 'full_kd')
+    sha256 = next(p.teachers['sha256'][:12] for p in plans if p.config.where.mode == 'full_kd')
     assert f'score of the corpus (logits; sha256 {sha256})' in explain_study(plans)
     assert [line.state for line in forecast(plans)] == ['pending'] * 4
     made = run_study(1, 'full_student,full_kd', study='scored', say=lambda text: None, **given)

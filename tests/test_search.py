@@ -299,7 +299,7 @@ def test_all_seeds_of_a_search_keep_the_labels_of_the_rows_that_their_teacher_kn
     plans = [plan(make_config(**found.common | dict(learning_rate=1e-3, seed=seed))) for seed in (0, 1, 2)]
     assert len({p.teacher.run_id for p in plans}) == 1 and len({p.run_id for p in plans}) == 3
     assert len({json.dumps(list(corpus_of(p.config).splits['train'])) for p in plans}) == 1
-    assert len({p.config.unlabelled_id for p in plans}) == 1
+    assert len({p.config.loss.unlabelled_id for p in plans}) == 1
     alone = plan(make_config(**given | dict(learning_rate=1e-3, seed=0)))
     assert alone.run_id == plans[0].run_id, 'a trial is called as ever'
 

@@ -17,7 +17,8 @@ from kinds import one_of_each
 from parity import Run, World
 from small_runs import write_corpus, write_model
 from kdnotes.core.arms import MODES, PRESETS
-from kdnotes.core.config import RunConfig, TaskSettings, ConfigError, names_with, parameter
+from kdnotes.core.config import ConfigError, names_with
+from kdnotes.core.spec import RunConfig, TaskSettings, parameter
 from kdnotes.core.parse import make_config, preset_values
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.heads import (
@@ -361,8 +362,8 @@ def test_the_shape_never_reaches_the_teacher(setting):
 
 
 def test_a_study_shapes_its_students_alone():
-    with_shape = {p.config.mode: p for p in plan_study(1, 'all', corpus='embedded', **SHAPE)}
-    without = {p.config.mode: p for p in plan_study(1, 'all', corpus='embedded')}
+    with_shape = {p.config.where.mode: p for p in plan_study(1, 'all', corpus='embedded', **SHAPE)}
+    without = {p.config.where.mode: p for p in plan_study(1, 'all', corpus='embedded')}
     for mode, p in with_shape.items():
         same = p.run_id == without[mode].run_id
         assert same == (MODES[mode].network == 'teacher'), mode
@@ -552,7 +553,7 @@ def test_initializer_range_is_the_spread_of_new_weights_alone(tmp_path):
         else:
             assert torch.equal(values, other)
     wide = start(layers=4, student_layers=None, initializer_range=0.3)
-    assert wide.config.initializer_range == 0.3
+    assert wide.config.train.initializer_range == 0.3
     assert 0.25 < layers_of(wide)[3].output.dense.weight.std() < 0.35
 
 
@@ -666,8 +667,16 @@ def test_a_preset_fills_what_is_not_given_and_what_the_mode_reads():
     assert set(given) == {'eval_batch_size'}
     common = {k: v for k, v in filled().items() if k in RunConfig.model_fields}
     config = resolve(make_config(**common), ON, 'embedded', teacher_depth=12)
-    assert (config.student_layers, config.heads, config.warmup_steps) == ((1, 3, 5, 7, 9, 11), 12, 0)
-    assert (config.warmup_fraction, config.learning_rate, config.weight_decay) == (None, 5e-5, 9e-6)
+    assert (config.model.student.kept_layers, config.model.student.heads, config.train.warmup_steps) == (
+        (1, 3, 5, 7, 9, 11),
+        12,
+        0,
+    )
+    assert (config.train.warmup_fraction, config.train.learning_rate, config.train.weight_decay) == (
+        None,
+        5e-5,
+        9e-6,
+    )
 
 
 # ---- records ----
@@ -737,7 +746,7 @@ def test_a_transferred_student_gets_its_shape_where_it_is_trained_first(shape, m
     config = resolve(asked, ON, 'embedded', 'wikiqa')
     first = resolve(transfer_config(config), ON, 'wikiqa')
     names = {'student_layers', *names_with('shape', RunConfig)}
-    assert {n: getattr(first, n) for n in names} == {n: getattr(config, n) for n in names}
+    assert {n: value_of(first, n) for n in names} == {n: value_of(config, n) for n in names}
     # and is not shaped again
     model = shape_student(tiny_bert(), make_config(heads=1))
     monkeypatch.setattr('kdnotes.experiment.worker._model_of_run', lambda task, run_id: model)

@@ -54,7 +54,7 @@ def planned(arms: str, seeds: int, given: str) -> tuple:
 
 
 def by_mode(plans):
-    return {p.config.mode: p for p in plans}
+    return {p.config.where.mode: p for p in plans}
 
 
 def single(**given):
@@ -98,24 +98,26 @@ def test_a_study_that_gives_no_setting_makes_the_runs_that_are_made_singly(given
     "Those that test_run_ids.py binds to the evidence."
     without_ranks = ','.join(mode for mode in MODES if mode != SEVERAL_RANKS)
     for p in study(without_ranks, seeds=2, **given):
-        own = {k: v for k, v in given.items() if MODES[p.config.mode].kd or k in ('student_init', 'smoke')}
+        own = {k: v for k, v in given.items() if p.config.loss is not None or k in ('student_init', 'smoke')}
         if p.teacher:
             own |= {k: v for k, v in given.items() if k == 'teacher_seed'}
-        alone = plan(make_config(mode=p.config.mode, seed=p.config.seed, corpus='embedded', **own))
+        alone = plan(make_config(mode=p.config.where.mode, seed=p.config.seed, corpus='embedded', **own))
         assert alone.run_id == p.run_id and (alone.teacher is None) == (p.teacher is None)
 
 
 def test_the_arms_of_a_study_that_varies_ranks_have_as_many_as_its_parallel_baseline():
     found = by_mode(study())
-    ranks = {mode: p.config.ranks for mode, p in found.items()}
+    ranks = {mode: p.config.compute.ranks for mode, p in found.items()}
     assert ranks == {mode: 2 if MODES[mode].ranks == 'auto' else 1 for mode in MODES}
-    assert {p.config.ranks for p in study('usual')} == {1}, 'one process with all cores is faster'
-    assert {p.config.ranks for p in study('usual', ranks=2) if MODES[p.config.mode].ranks == 'auto'} == {2}
+    assert {p.config.compute.ranks for p in study('usual')} == {1}, 'one process with all cores is faster'
+    assert {
+        p.config.compute.ranks for p in study('usual', ranks=2) if MODES[p.config.where.mode].ranks == 'auto'
+    } == {2}
 
 
 def test_one_seed_may_teach_all():
     found = study('baseline,full_kd', seeds=2, teacher_seed=1, epochs=2)
-    [teacher] = [p for p in found if (p.config.mode, p.config.seed) == ('baseline', 1)]
+    [teacher] = [p for p in found if (p.config.where.mode, p.config.seed) == ('baseline', 1)]
     assert {p.teacher.run_id for p in found if p.teacher} == {teacher.run_id}
     assert 'except teacher_seed=1' in explain_study(found)
 
@@ -135,13 +137,13 @@ def test_a_teacher_takes_what_it_can():
     tf32 = plan(make_config(mode='full_kd', teacher_setting='shared', **shared), GPU)
     assert tf32.teacher.run_id == plan(make_config(mode='baseline', **shared), GPU).run_id
     mixed = plan(make_config(mode='full_kd', teacher_setting='shared', **shared, **MIXED_TEACHER), GPU)
-    assert mixed.teacher.config.precision == 'mixed'
+    assert mixed.teacher.config.compute.precision == 'mixed'
 
 
 def test_both_kd_arms_have_one_mixed_teacher_on_a_gpu(monkeypatch):
     monkeypatch.setattr('kdnotes.experiment.plan.machine', lambda: GPU)
     found = by_mode(study(amp_dtype='bf16', **MIXED_TEACHER))
-    assert found['mixed_baseline'].config.amp_dtype == 'bf16'
+    assert found['mixed_baseline'].config.compute.amp_dtype == 'bf16'
     assert {p.teacher.run_id for p in found.values() if p.teacher} == {found['mixed_baseline'].run_id}
 
 
@@ -173,16 +175,16 @@ def test_a_single_run_keeps_its_teacher_unless_it_is_told():
     given['micro_batch_tokens'] = 1024
     told = single(**{f'teacher_{name}': value for name, value in given.items()})
     assert told.teacher.run_id == plan(make_config(mode='baseline', corpus='embedded', **given), CPU).run_id
-    assert told.run_id != usual.run_id and told.config.epochs == usual.config.epochs
+    assert told.run_id != usual.run_id and told.config.train.epochs == usual.config.train.epochs
     for part in ('default settings of the corpus, except teacher_epochs=1.0', 'teacher_batch_size=16'):
         assert part in told.explain()
 
 
 def test_a_study_may_have_a_teacher_of_its_own():
     found = by_mode(study(epochs=2, teacher_epochs=5))
-    assert {p.teacher.config.epochs for p in found.values() if p.teacher} == {5} and found[
+    assert {p.teacher.config.train.epochs for p in found.values() if p.teacher} == {5} and found[
         'baseline'
-    ].config.epochs == 2
+    ].config.train.epochs == 2
     assert "settings of the study's baseline, except teacher_epochs=5.0" in explain_study(
         list(found.values())
     )
@@ -195,8 +197,8 @@ def test_trials_keep_the_teachers_own_setting():
     trials = plan_trials('full_kd', 2, 'mine', corpus='embedded', batch_size=16)
     assert {p.teacher.run_id for p in trials} == {usual}
     other = plan_trials('full_kd', 2, 'mine', corpus='embedded', batch_size=16, teacher_epochs=1)
-    assert {p.teacher.config.epochs for p in other} == {1}
-    assert other[0].config.tuning_id != trials[0].config.tuning_id
+    assert {p.teacher.config.train.epochs for p in other} == {1}
+    assert other[0].config.train.tuning_id != trials[0].config.train.tuning_id
 
 
 @pytest.mark.parametrize(
@@ -230,8 +232,8 @@ def test_a_study_without_students_has_no_teacher_to_change(name):
 def test_a_loss_that_needs_a_teacher_goes_to_the_arms_that_have_one():
     plans = plan_study(1, 'all', corpus='embedded', ranking_loss='margin_mse', ranking_weight=0.5)
     for p in plans:
-        kd = MODES[p.config.mode].kd
-        assert p.config.task_settings.ranking_loss == ('margin_mse' if kd else 'none'), p.config.mode
+        kd = p.config.loss is not None
+        assert p.config.task_settings.ranking_loss == ('margin_mse' if kd else 'none'), p.config.where.mode
     ranknet = plan_study(1, 'all', corpus='embedded', ranking_loss='ranknet')
     assert {p.config.task_settings.ranking_loss for p in ranknet} == {'ranknet'}
 

@@ -13,7 +13,7 @@ from architectures import small_bert
 from ranks import launch
 from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_corpus, tiny_lm, tiny_lm_config, tiny_task, tiny_tokenizer
 from transformers import BertForQuestionAnswering
-from kdnotes.core.config import RunConfig
+from kdnotes.core.spec import RunConfig
 from kdnotes.core.parse import make_config
 from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine, resolve
@@ -138,7 +138,7 @@ def _trained(ranks: int, name: str, parameters: dict) -> dict:
     task = kind.task(config)
     model = kind.model(1)
     losses = []
-    signal = online_teacher(task, kind.model(7).eval(), config) if 'kd' in config.mode else None
+    signal = online_teacher(task, kind.model(7).eval(), config) if 'kd' in config.where.mode else None
 
     def on_row(kind: str, **values) -> None:
         losses.extend([values['loss']] if kind == 'step' else [])

@@ -11,7 +11,8 @@ import tokenizers
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
-from kdnotes.core.config import TASKS, ConfigError, RunConfig, task_info, teacher_changes
+from kdnotes.core.config import TASKS, ConfigError, task_info, teacher_changes
+from kdnotes.core.spec import RunConfig
 from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.architectures import forward_flops
@@ -176,7 +177,7 @@ def test_operations_of_body_and_head_are_those_pytorch_counts(made):
 def test_every_example_has_a_length_and_a_group(made):
     for split in ('train', *made.task.evaluation_sets):
         lengths = made.task.lengths(split)
-        assert lengths.min() > 0 and lengths.max() <= made.config.max_length
+        assert lengths.min() > 0 and lengths.max() <= made.config.data.max_length
         assert len(made.task.groups(split)) == len(lengths)
 
 

@@ -289,7 +289,9 @@ def test_each_task_counts_its_corpus(task, home):
             assert found['tokens'][split] == sum(map(len, ids)) - 3 * len(ids)
             assert (found['cut'], made.uncut) == (None, 'read_in_windows')
         else:
-            tokens, unknown, cut, empty = counted_by_hand(tokenizer, *made.texts_of(rows), config.max_length)
+            tokens, unknown, cut, empty = counted_by_hand(
+                tokenizer, *made.texts_of(rows), config.data.max_length
+            )
             counts = tuple(found[name][split] for name in ('tokens', 'unknown', 'cut', 'empty'))
             assert counts == (tokens, unknown, cut, empty)
         assert found['empty'][split] == 0

@@ -215,14 +215,14 @@ def in_plain_torch_with_intermediate(student, teacher, config, projections, rela
     known = batch.labels >= 0
     hard = torch.nn.functional.cross_entropy(s.logits[known], batch.labels[known])
     distance = 0.0
-    for layer, of in zip((1, 2), config.hidden_layers):
+    for layer, of in zip((1, 2), config.loss.hidden_layers):
         a = s.hidden_states[layer]
         b = t.hidden_states[of + 1]
         if projections:
             a = a @ projections.matrices[str(layer)].weight.T
         each = (
             (a - b).square().mean(-1)
-            if config.hidden_loss == 'mse'
+            if config.loss.hidden_loss == 'mse'
             else 1 - torch.nn.functional.cosine_similarity(a, b, dim=-1)
         )
         distance = distance + (each * mask).sum() / mask.sum() / 2

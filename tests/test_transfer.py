@@ -46,7 +46,12 @@ def test_all_arms_and_seeds_start_from_one_run(corpus):
     starts = {(p.transfer or p.teacher.transfer).run_id for p in plans}
     assert len(starts) == 1 and all(p.teacher.transfer.run_id in starts for p in plans if p.teacher)
     first = next(p.transfer for p in plans if p.transfer)
-    assert (first.config.mode, first.config.seed, first.config.corpus, first.config.study) == (
+    assert (
+        first.config.where.mode,
+        first.config.seed,
+        first.config.data.corpus,
+        first.config.where.study,
+    ) == (
         'mixed_baseline',
         0,
         corpus,
@@ -64,7 +69,9 @@ def test_all_arms_and_seeds_start_from_one_run(corpus):
         ON,
     )
     assert {
-        p.config.study for p in (tried.transfer, tried.transfer.teacher, tried.transfer.teacher.transfer) if p
+        p.config.where.study
+        for p in (tried.transfer, tried.transfer.teacher, tried.transfer.teacher.transfer)
+        if p
     } == {'mine-smoke'}, 'a try stays out of the evidence of the corpus learnt first'
     without = plan(make_config(mode='baseline', corpus='embedded'), ON)
     assert without.transfer is None and without.run_id not in {p.run_id for p in plans}
@@ -72,7 +79,7 @@ def test_all_arms_and_seeds_start_from_one_run(corpus):
 
 def test_a_transferred_student_is_taught_by_the_transferred_teacher(corpus):
     p = plan(make_config(mode='full_kd', corpus='embedded', transfer=corpus, student_init='transferred'), ON)
-    assert p.initial == dict(transfer_run_id=p.transfer.run_id) and p.transfer.config.mode == 'mixed_kd'
+    assert p.initial == dict(transfer_run_id=p.transfer.run_id) and p.transfer.config.where.mode == 'mixed_kd'
     assert p.transfer.teacher.run_id == p.teacher.transfer.run_id
     assert p.transfer.initial == dict(teacher_run_id=p.transfer.teacher.run_id, layers=[1, 3, 5])
     with pytest.raises(ConfigError, match='needs transfer=<corpus>'):
@@ -108,9 +115,9 @@ def test_a_folder_with_wikiqa_has_the_settings_of_wikiqa(corpora, tmp_path, monk
     p = plan(make_config(mode='full_kd', corpus=str(corpora / 'wikiqa')), ON)
     usual = plan(make_config(mode='full_kd', corpus='wikiqa'), ON)
     assert (
-        p.config.corpus == str(corpora / 'wikiqa')
-        and p.config.learning_rate == usual.config.learning_rate
-        and p.teacher.config.epochs == usual.teacher.config.epochs
+        p.config.data.corpus == str(corpora / 'wikiqa')
+        and p.config.train.learning_rate == usual.config.train.learning_rate
+        and p.teacher.config.train.epochs == usual.teacher.config.train.epochs
     )
     # the same science under two names
     assert (p.run_id, p.teacher.run_id) == (usual.run_id, usual.teacher.run_id)
@@ -152,8 +159,8 @@ def test_weights_and_head_are_handed_on(corpus):
         ON,
     )
     record = execute(p)
-    first = RunFolder(p.transfer.config.study, p.transfer.run_id).record()
-    teacher = RunFolder(p.transfer.teacher.config.study, p.transfer.teacher.run_id).record()
+    first = RunFolder(p.transfer.config.where.study, p.transfer.run_id).record()
+    teacher = RunFolder(p.transfer.teacher.config.where.study, p.transfer.teacher.run_id).record()
     # the student's first step continues from its transfer
     assert record['initial']['start_sha256'] == first['model_sha256']
     assert (

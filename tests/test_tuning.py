@@ -20,7 +20,9 @@ def test_a_plan_of_a_search_tells_settings_from_seeds():
 
 def test_a_search_is_named_by_what_its_trials_are_made_of():
     def id_of(mode='full_kd', trials=2, **given):
-        [id] = {p.config.tuning_id for p in plan_trials(mode, trials, 'mine', corpus='embedded', **given)}
+        [id] = {
+            p.config.train.tuning_id for p in plan_trials(mode, trials, 'mine', corpus='embedded', **given)
+        }
         return id
 
     assert id_of() == id_of(trials=3), 'more trials continue it'

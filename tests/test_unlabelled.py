@@ -73,7 +73,7 @@ def test_rows_without_a_label_change_no_run_that_does_not_learn_from_them(task, 
     assert planned(task, with_rows, unlabelled='none').run_id == usual
     found = planned(task, with_rows)
     assert found.run_id != usual and found.teacher.run_id == planned(task, without).teacher.run_id
-    assert found.config.unlabelled_id.startswith('40-') and found.sizes['unlabelled']['rows'] == 40
+    assert found.config.loss.unlabelled_id.startswith('40-') and found.sizes['unlabelled']['rows'] == 40
     # the same rows by another way have the same name
     file = with_rows / 'unlabelled.csv'
     assert planned(task, without, unlabelled=str(file)).run_id == found.run_id
@@ -228,7 +228,7 @@ def test_a_run_can_be_read_from_another_folder(home, monkeypatch):
     for name, rows in (('more.csv', 40), ('other', 100)):
         monkeypatch.chdir(home)
         config = planned(task, folder, unlabelled=name).config
-        assert config.unlabelled == str(home / name)
+        assert config.loss.unlabelled == str(home / name)
         monkeypatch.chdir('/')
         assert len(corpus_of(config).unlabelled) == rows
 
@@ -327,8 +327,8 @@ def test_a_teacher_with_another_seed_knows_the_labels_of_its_student_and_no_othe
 
     usual, other = (plan(make_config(**given, teacher_seed=seed), ON) for seed in (3, 5))
     assert rows(other.config) == rows(other.teacher.config) == rows(usual.teacher.config)
-    assert other.teacher.config.seed == 5 and other.teacher.config.labels_seed == 3
-    assert usual.teacher.config.labels_seed is None, 'the usual teacher is called as ever'
+    assert other.teacher.config.seed == 5 and other.teacher.config.train.labels_seed == 3
+    assert usual.teacher.config.train.labels_seed is None, 'the usual teacher is called as ever'
     known = {json.loads(row)['question_id'] for row in rows(other.teacher.config)}
     assert known.isdisjoint(row['question_id'] for row in corpus_of(other.config).unlabelled)
     drawn = [plan(make_config(**given | dict(seed=seed), labels_seed=7), ON) for seed in (0, 1)]

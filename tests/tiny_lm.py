@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
-from kdnotes.core.config import RunConfig
+from kdnotes.core.spec import RunConfig
 from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.losses.vocabulary import open_decoder

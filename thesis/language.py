@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 from kdnotes.core.arms import MODES
-from kdnotes.core.config import RunConfig
+from kdnotes.core.spec import RunConfig
 from kdnotes.results.table import arms_of
 from kdnotes.stats.comparable import by_cluster, trained
 from kdnotes.stats.compare import compare, corrected

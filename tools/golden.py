@@ -216,7 +216,8 @@ def kind_name(annotation: Any) -> str:  # 'int', 'float | None'
 def parameters() -> dict:
     "All parameters of a run (kind, default, range), and where tasks, modes and corpora have other defaults."
     from kdnotes.core.arms import MODES
-    from kdnotes.core.config import TASKS, RunConfig, flat, task_info
+    from kdnotes.core.config import TASKS, task_info
+    from kdnotes.core.spec import RunConfig, flat
     from kdnotes.core.parse import make_config
 
     found = dict(all_tasks=declared(RunConfig), tasks={}, modes={}, corpora={})
