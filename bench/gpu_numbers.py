@@ -33,7 +33,7 @@ from bench.gpu_setup import (
     mean_power,
     settings,
 )
-from kdnotes.checks.examination import NO_LIMIT, distance, still
+from kdnotes.checks.examination import NO_LIMIT, distance, without_dropout
 from kdnotes.train.cpu_fast_path import fast_path
 from kdnotes.train.distributed import Runtime, set_matmul_precision
 from .profiling import peaks, reset_peaks
@@ -70,7 +70,7 @@ class _Gentle(Runtime):
 def _gradient(pair: Place, index: np.ndarray, device: torch.device, dtype: str) -> torch.Tensor:  # on the CPU
     "The gradient of one step, without dropout."
     here = _Gentle(device, dtype, math=set_matmul_precision(dtype))
-    student = still(pair.student).to(device).train()
+    student = without_dropout(pair.student).to(device).train()
     teacher = copy.deepcopy(pair.teacher).to(device)
     scaler = here.scaler()
     weights = tr.loss_weights(pair.task, pair.config)
@@ -86,7 +86,7 @@ def _losses(pair: Place, config: RunConfig, device: torch.device, dtype: str) ->
     "The losses of a short training, without dropout."
     here = _Gentle(device, dtype, math=set_matmul_precision(dtype))
     signal = online_signal(pair.task, copy.deepcopy(pair.teacher).to(device))
-    student = still(pair.student).to(device)
+    student = without_dropout(pair.student).to(device)
     result = tr.train(pair.task, student, config, here, lambda kind, **values: None, signal)
     return [point['loss'] for point in result.curve if 'loss' in point]
 
@@ -288,7 +288,7 @@ def run_doctor(job: dict, say: Callable[[str], None]) -> dict:  # findings
             f.check,
             f.mode,
             None if f.result == 'skipped' else f.result != 'fail',
-            f.found + f' -> {f.change}' * bool(f.change),
+            f.sentence + f' -> {f.change}' * bool(f.change),
         )
         for f in seen
     ]

@@ -56,7 +56,7 @@ def matmul_rate(
 
     def rounds(count: int) -> float:
         begin = runtime.clock()
-        with emulated_bf16.WidenedMatmul() if runtime.widened else contextlib.nullcontext():
+        with emulated_bf16.EmulatedBf16Matmul() if runtime.widened else contextlib.nullcontext():
             for _ in range(count):
                 for a, b in pairs:
                     a @ b

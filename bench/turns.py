@@ -37,12 +37,12 @@ from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import make_task
 from kdnotes.experiment.predict import load_reader
 from kdnotes.experiment.score import find_source
-from kdnotes.tasks.asked import Reader
+from kdnotes.tasks.inference import Reader
 from kdnotes.tasks.base import Task, TaskInfo, TaskView
 from kdnotes.tasks.batching import Batch
 from kdnotes.tasks.lm_scores import all_tokens, alone_nll, line_rows, single_mask
 from kdnotes.tasks.sources import corpus_of
-from kdnotes.tasks.text_blocks import Asked, Rows, token_stream
+from kdnotes.tasks.text_blocks import Positions, Rows, token_stream
 from kdnotes.train.distributed import start
 from kdnotes.train.latency import median_ms
 from kdnotes.train.evaluation import ModelForward, evaluate
@@ -389,7 +389,7 @@ def _sentences(place: Place, turn: int, tokens: int) -> Rows:
     return line_rows(made, np.arange(len(made.ends)), place.tokenizer, place.config.max_length)
 
 
-def _by_transformers(model: nn.Module, rows: Rows, asked: Asked, mask_id: int) -> np.ndarray:
+def _by_transformers(model: nn.Module, rows: Rows, asked: Positions, mask_id: int) -> np.ndarray:
     "What tokens of rows of one length cost, from the logits of all places."
     batch = single_mask(rows, asked, mask_id).to(next(model.parameters()).device)
     logits = model(**batch.inputs).logits.float()
@@ -397,7 +397,7 @@ def _by_transformers(model: nn.Module, rows: Rows, asked: Asked, mask_id: int) -
     return functional.cross_entropy(places, batch.labels[:, 0], reduction='none').cpu().numpy()
 
 
-def _scorer(place: Place, rows: Rows, by: str) -> Callable[[Asked], np.ndarray]:
+def _scorer(place: Place, rows: Rows, by: str) -> Callable[[Positions], np.ndarray]:
     "Gives what each token costs that is asked for, with weights that are the same for all."
     mask_id = place.tokenizer.mask_token_id
     model = load_model(place.config.teacher, 'AutoModelForMaskedLM', 0)
@@ -408,7 +408,7 @@ def _scorer(place: Place, rows: Rows, by: str) -> Callable[[Asked], np.ndarray]:
     plain.load_state_dict(model.state_dict())
     plain.to(place.runtime.device).eval()
 
-    def score(asked: Asked) -> np.ndarray:
+    def score(asked: Positions) -> np.ndarray:
         n = len(asked.rows)
         borders = np.flatnonzero(np.diff(asked.rows)) + 1 if by == 'sentence' else np.arange(1, n)
         parts = np.split(np.arange(n), borders)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 import pandas as pd
-from kdnotes.stats.comparable import beside, gain_interval, is_above
+from kdnotes.stats.comparable import baselines_for, gain_interval, is_above
 from kdnotes.stats.evidence import Evidence
 from kdnotes.stats.labels import LabelEfficiency, label_efficiency
 from kdnotes.stats.tests import Family, holm
@@ -37,7 +37,7 @@ def of_labels(e: Evidence, paid: Sequence[LabelEfficiency]) -> str:
     "What distillation is worth where labels differ, and first whether the arm beats what takes no training."
     # what is taught with texts first: with labels alone a student may be at the baseline
     first = min(paid, key=lambda p: not p.taught.texts)
-    best = next(iter(beside(e.baselines, first.taught.runs)), None)
+    best = next(iter(baselines_for(e.baselines, first.taught.runs)), None)
     if best and is_above(gain_interval(first.taught.runs, best, e.units)):
         best = None
     return phrase('finding.jinja', 'few_labels', first, best)

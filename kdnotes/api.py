@@ -466,7 +466,7 @@ def search(
     if teacher is not None:
         parameters = dict(teacher=_folder_of(teacher), teacher_mode='given') | parameters
     given = _given(data, parameters)
-    return search_for(n_trials=n_trials, workers=workers, space=space, say=say, **given)
+    return search_for(n_trials=n_trials, workers=workers, space=space, log=say, **given)
 
 
 @_explained('kd.compare(alone, student)')

@@ -38,7 +38,7 @@ from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.experiment.plan import make_task, plan
 from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import find_run_model
-from kdnotes.train.cpu_fast_path import Bits, FastPath, fast_path
+from kdnotes.train.cpu_fast_path import DropoutRng, FastPath, fast_path
 
 pytestmark = pytest.mark.usefixtures('home')
 
@@ -340,7 +340,7 @@ def test_a_mask_in_its_long_form_goes_only_where_it_means_the_same(kind):
     with torch.no_grad():
         expected = call(model, short).logits
         torch.testing.assert_close(call(model, long).logits, expected, atol=1e-5, rtol=1e-5)
-        FastPath(model, None, Bits(0))  # as a training has it
+        FastPath(model, None, DropoutRng(0))  # as a training has it
         assert architectures._takes_whole_mask(model)
         torch.testing.assert_close(call(model, long).logits, expected, atol=1e-5, rtol=1e-5)
 

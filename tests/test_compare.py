@@ -14,7 +14,6 @@ from kdnotes.stats.compare import (
     compare,
     study_comparisons,
     study_factorial,
-    verdict_on,
 )
 from kdnotes.stats.evidence import difference_table
 from kdnotes.stats import comparison_table
@@ -273,7 +272,7 @@ def test_a_factor_that_the_machine_did_not_vary_is_said():
     a = make_record('baseline')
     b = make_record('parallel_baseline', ranks=1)
     b = b | dict(settings=a['settings'], factors=a['factors'], parallel=a['parallel'])
-    assert differences(a, b) == {} and compare([a], [b]).unvaried == ['ranks']
+    assert differences(a, b) == {} and compare([a], [b]).unvaried == ('ranks',)
 
 
 def test_difference_table_names_the_factor_each_setting_is_part_of():
@@ -509,10 +508,10 @@ def test_a_contrast_of_arms_with_few_units_that_differ_is_bounded_too():
     # a difference of two differences reaches twice as far as one
     changed = np.zeros((3, 40))
     changed[:, :3] = np.linspace(0.1, 0.2, 3) + 0.01 * np.arange(3)[:, None]
-    expected = difference_interval(changed, np.random.default_rng(0), reach=2.0)
+    expected = difference_interval(changed, np.random.default_rng(0), bound=2.0)
     assert few.interval.estimate == pytest.approx(expected.estimate)
     assert few.interval.high == pytest.approx(expected.high, rel=0.05) and few.interval.high > 1.5 * (
-        difference_interval(changed, np.random.default_rng(0), reach=1.0).high
+        difference_interval(changed, np.random.default_rng(0), bound=1.0).high
     )
     # three questions have eight flips
     assert few.p >= 2 / 2**3 and many.p < 0.01
@@ -632,7 +631,7 @@ def test_a_comparison_of_one_seed_makes_no_family_larger():
     found = {(c.a, c.b): c for _, c in study_comparisons(runs, units_of(runs))}
     tested, single = found['full_student', 'full_kd'], found['mixed_student', 'mixed_kd']
     assert tested.family.members == ('full_student -> full_kd',) and tested.p_holm == tested.p
-    assert verdict_on(single).code == 'not_tested' and single.family is None and single.p_holm is None
+    assert single.verdict().code == 'not_tested' and single.family is None and single.p_holm is None
     # five seeds that have no value were to be tested, and stay in it
     lost = [r | dict(primary=r['primary'] | dict(value=None)) for r in arm('mixed_student', range(5))]
     both = [*several, *lost, *arm('mixed_kd', range(5))]
@@ -658,12 +657,12 @@ def test_a_comparison_of_two_arms_at_the_baseline_has_a_warning():
 
 def test_the_corrected_p_decides_the_verdict():
     c = corrected_pair(0.72, p_holm=0.06)
-    assert c.p < 0.05 and c.difference.low > 0 and verdict_on(c).code == 'not_significant'
+    assert c.p < 0.05 and c.difference.low > 0 and c.verdict().code == 'not_significant'
     assert sentence(c).startswith('No significant difference') and 'p = .06' in sentence(c)
     assert 'excludes 0; the p-value is not below .05.' in sentence(c)
     found = corrected_pair(0.72, p_holm=0.0496)
     # .050 would not be below .05
-    assert verdict_on(found).code == 'significant' and 'p = .0496' in sentence(found)
+    assert found.verdict().code == 'significant' and 'p = .0496' in sentence(found)
 
 
 def test_one_seed_is_never_an_effect():
@@ -724,7 +723,7 @@ def test_interactions_are_sums_of_arms_with_weights():
 def test_without_a_test_there_is_no_claim():
     "Five seeds without units: an interval excludes zero, but no test says so."
     c = compare(arm('full_student', range(5)), arm('full_kd', range(5), value=0.8))
-    assert c.p is None and c.difference.low > 0 and verdict_on(c).code == 'not_tested'
+    assert c.p is None and c.difference.low > 0 and c.verdict().code == 'not_tested'
     assert c.verdict().reason == c.reasons['p'] and c.reasons['p'].code == 'too_few_seeds'
     assert f'is {c.difference:+.4f} (95% interval over 5 seeds). Not tested: {c.reasons["p"]}.' in sentence(c)
     assert 'significant' not in str(c)
@@ -736,7 +735,7 @@ def test_without_spread_nothing_is_tested():
         for m, v, t in (('full_student', 0.7, 20.0), ('full_kd', 0.71, 10.0))
     )
     c = compare(a, b)  # every ratio is 2, and every difference 0.01
-    assert verdict_on(c, 'train_s').code == 'not_tested' and c.speedup['train_s'].low > 1
+    assert c.verdict('train_s').code == 'not_tested' and c.speedup['train_s'].low > 1
     assert c.p is None and c.p_permutation == 2 / 2**8
     assert c.verdict().reason == c.verdict('train_s').reason == reason('no_spread')
 
@@ -779,7 +778,7 @@ def error_pair(value):
 
 def test_of_an_error_lower_is_better_in_words_and_margins():
     less, more, much = map(error_pair, (0.65, 0.73, 0.80))
-    assert verdict_on(less).code == 'significant' and less.difference.estimate < 0
+    assert less.verdict().code == 'significant' and less.difference.estimate < 0
     assert 'lower (better)' in sentence(less) and 'higher (worse)' in sentence(more)
     assert all(e.noninferior for e in less.equivalences)
     # the task's margins: 0.03 more is less than 0.05 and not less than 0.02
@@ -896,7 +895,7 @@ ERROR = dict(task='text_classification', primary=dict(set='test', metric='mse', 
         (UNKNOWN | dict(reasons=dict(p=reason('no_spread'))), '+0.0123 | Not tested: all values are equal'),
         (dict(reasons=dict(comparison=reason('smoke_mixed'))), 's and d are not compared: smoke runs'),
         (dict(reasons=dict(difference=reason('different_units', a=4, b=5))), 'not compared by MAP | 4 and 5'),
-        (dict(warnings=(LOW,)), 'Neither s nor d is significantly better than BM25'),
+        (dict(at_baseline=LOW), 'Neither s nor d is significantly better than BM25'),
         (ERROR, 'quared error | higher (worse)'),
         (
             OPEN | dict(attribution=FORMAT, equivalences=of_margin(True, True)),
@@ -983,7 +982,7 @@ def test_a_paragraph_has_times_and_warnings():
     assert str(shared)[1:] in str(c) and 'c0' not in str(c), 'commits are a note of the study'
     clean(str(c))
     # modes that differ in what the runs do not
-    unvaried = made_up(a='baseline', b='parallel_baseline', attribution=Attribution(None, {}, {}, {}, {}))
+    unvaried = made_up(attribution=Attribution(None, {}, {}, {}, {}), unvaried=('ranks',))
     assert str(unvaried).endswith('No recorded setting differs; ranks did not vary on this machine.')
     clean(str(made_up(speedup=dict(total_s=total), reasons=dict(train_s=reason('no_spread')))))
 

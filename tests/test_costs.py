@@ -56,7 +56,7 @@ def teacher(seed=0, **more):
 def test_every_formula_by_hand():
     r = record()
     made = 700 + 300 + 300
-    assert C.predictions_made(r, SIZES) == made
+    assert C.n_predictions(r, SIZES) == made
     each = C.per_1000_predictions(r, SIZES)
     assert (each.seconds, each.joules) == pytest.approx((2 * 1000 / made, 100 * 1000 / made))
     paid = C.payback(r, teacher(), SIZES)

@@ -316,7 +316,9 @@ def test_a_headline_begins_with_a_teacher_that_has_not_converged():
     e = write_study(['baseline', 'full_kd'], change=early)
     s = deployment.summary(deployment.deployment(e))
     u = s.unconverged
-    assert (u.n, u.of, u.worst['seed']) == (1, 3, 1) and u.losses.start == pytest.approx(2.45, abs=0.05)
+    assert (u.n, u.n_teachers, u.worst['seed']) == (1, 3, 1) and u.losses.start == pytest.approx(
+        2.45, abs=0.05
+    )
     first = headline(s.use)[0]
     assert first == phrase('headline.jinja', 'unconverged', u) and u.worst['run_id'] in first
     alone = evidence('made', [r['run_id'] for r in e.arms['baseline']])

@@ -115,8 +115,8 @@ def test_a_sound_trainer(case, mode, parameters):
     elif parameters.get('signal') == 'online':
         skipped |= {'cache'}
     assert {check for check, f in found.items() if f.result == 'skipped'} == skipped
-    assert {f.result for f in found.values()} == {'ok', 'skipped'}, {c: f.found for c, f in found.items()}
-    assert all(f.found and not f.change for f in found.values())
+    assert {f.result for f in found.values()} == {'ok', 'skipped'}, {c: f.sentence for c, f in found.items()}
+    assert all(f.sentence and not f.change for f in found.values())
 
 
 @pytest.mark.exhaustive
@@ -153,7 +153,7 @@ def test_the_time_is_that_of_similar_finished_runs(given, monkeypatch):
         return Estimate(1, 1, 90.0, 2, ())
 
     monkeypatch.setattr(D, 'estimate', one_run)
-    assert D._time(planned).found == 'about 90 s, from 2 similar finished runs on this machine'
+    assert D._time(planned).sentence == 'about 90 s, from 2 similar finished runs on this machine'
     assert works == [work_planned(planned.config, planned.corpus_sha256)]
 
 
@@ -230,20 +230,20 @@ def test_a_fault_is_reported(case, monkeypatch, fault, check, words):
     of = case()
     fault(monkeypatch)
     found = E._CHECKS[check](of)
-    assert found.result == 'fail' and words in found.found and found.change
+    assert found.result == 'fail' and words in found.sentence and found.change
 
 
 def test_heads_and_labels_are_those_of_the_task(case):
     of = case()
     of.teacher.config.id2label = {0: 'wrong', 1: 'right'}
     found = E._check_heads(of)
-    assert found.result == 'fail' and 'the labels of the teacher are wrong and right' in found.found
+    assert found.result == 'fail' and 'the labels of the teacher are wrong and right' in found.sentence
     of = case()
     of.model.classifier = torch.nn.Linear(of.model.classifier.in_features, 3)
-    assert 'logits of the model has the shape 3 instead of 2' in E._check_heads(of).found
+    assert 'logits of the model has the shape 3 instead of 2' in E._check_heads(of).sentence
     torch.nn.init.constant_(of.teacher.classifier.weight, float('nan'))
     of = replace(of, model=of.teacher)
-    assert 'is not finite' in E._check_heads(of).found
+    assert 'is not finite' in E._check_heads(of).sentence
 
 
 def test_memory_that_runs_out_is_a_finding(case, monkeypatch):
@@ -300,7 +300,7 @@ SUM_OVER_RANKS = Mutant(
 )
 def test_ranks_that_do_not_compute_what_one_rank_does(given, tmp_path, mutant, words):
     found = in_ranks(given, tmp_path, copy_package(tmp_path / 'package', mutant), 'full_student')
-    assert found['one rank'].result == 'fail' and words in found['one rank'].found
+    assert found['one rank'].result == 'fail' and words in found['one rank'].sentence
     # ranks that differ from each other do not resume from one checkpoint either
     assert {c for c, f in found.items() if f.result == 'fail'} <= {'one rank', 'resume'}
 

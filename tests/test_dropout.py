@@ -31,7 +31,7 @@ def trained_rank() -> dict:
     start = trained_weights(student)
     losses = []
     masks = []
-    take = cpu_fast_path.Bits.take
+    take = cpu_fast_path.DropoutRng.take
 
     def noted(bits, n):
         numbers = take(bits, n)
@@ -42,7 +42,7 @@ def trained_rank() -> dict:
         if kind == 'step':
             losses.append(values['loss'])
 
-    cpu_fast_path.Bits.take = noted
+    cpu_fast_path.DropoutRng.take = noted
     trainer.train(SameWord(), student, dropout_config(), here, on_row)
     runtime.stop(here)
     return dict(
@@ -66,7 +66,7 @@ def trained_by_hand() -> tuple[np.ndarray, list[float]]:
     from kdnotes.distill.needed_positions import first_position
     from kdnotes.tasks.batching import micro_batches
     from kdnotes.core.streams import torch_seed
-    from kdnotes.train.cpu_fast_path import Bits
+    from kdnotes.train.cpu_fast_path import DropoutRng
     from kdnotes.train.cpu_fast_path import FastPath
     from kdnotes.train.loop import make_optimizer
     from kdnotes.train.loop import rate_factor
@@ -76,7 +76,7 @@ def trained_by_hand() -> tuple[np.ndarray, list[float]]:
     task = SameWord()
     replicas = [tiny_bert(dropout=DROPOUT).train() for _ in range(RANKS)]
     own_dropout = [
-        FastPath(replica, None, Bits(torch_seed(config.seed, 'dropout', rank)))
+        FastPath(replica, None, DropoutRng(torch_seed(config.seed, 'dropout', rank)))
         for rank, replica in enumerate(replicas)
     ]
     optimizers = [make_optimizer(replica, config) for replica in replicas]
@@ -86,7 +86,7 @@ def trained_by_hand() -> tuple[np.ndarray, list[float]]:
         labelled = task.loss_counts('train', step.index)['hard']
         loss_sum = 0.0
         for rank, replica in enumerate(replicas):
-            own_dropout[rank]._bits.start(step.number)
+            own_dropout[rank]._rng.start(step.number)
             for part in micro_batches(
                 step.index, task.lengths('train'), config.train.micro_batch_tokens, rank, RANKS
             ):

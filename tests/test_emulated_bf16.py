@@ -6,7 +6,7 @@ import torch
 from helpers import SameWord, tiny_bert
 from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve
-from kdnotes.train.emulated_bf16 import WidenedMatmul
+from kdnotes.train.emulated_bf16 import EmulatedBf16Matmul
 from kdnotes.train.distributed import Runtime, start
 
 CPU = torch.device('cpu')
@@ -88,7 +88,7 @@ def test_activations_are_kept_in_16_bits():
 def test_fp32_matmuls_and_other_formats_are_left_alone():
     x = torch.randn(3, 3)
     y = torch.randn(3, 3)
-    with WidenedMatmul():
+    with EmulatedBf16Matmul():
         assert torch.equal(x @ y, torch.mm(x, y))
         assert (x.half() @ y.half()).dtype == torch.half
         with torch.autocast('cpu', dtype=torch.half):

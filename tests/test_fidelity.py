@@ -10,9 +10,9 @@ from statsmodels.stats.proportion import proportion_confint
 from kdnotes.stats.calibration import (
     agreement,
     agreement_values,
-    aligned,
+    align_predictions,
     bin_of,
-    judged,
+    predicted_probabilities,
     reliability,
     tau_gain,
 )
@@ -151,7 +151,7 @@ def test_rows_find_each_other_whatever_their_order():
 )
 def test_predictions_that_do_not_fit_are_refused_in_one_sentence(change, words):
     with pytest.raises(StatsError, match=words) as e:
-        aligned([run(), change(run(1))], 'test')
+        align_predictions([run(), change(run(1))], 'test')
     assert '\n' not in str(e.value) and 'run 1' in str(e.value)
 
 
@@ -159,7 +159,7 @@ def test_students_need_their_teachers():
     with pytest.raises(StatsError, match='cannot be paired'):
         agreement([run()], [])
     with pytest.raises(StatsError, match='at least one frame'):
-        aligned([], 'test')
+        align_predictions([], 'test')
     with pytest.raises(StatsError, match="by='size'"):
         bin_of(np.array([0.1]), 5, 'size')
 
@@ -182,7 +182,7 @@ FOUR_LABELS = [0, 0, 2, 1, 0]
 
 def test_four_classes_by_hand():
     run = of_classes(FOUR, FOUR_LABELS)
-    j = judged([run], kind='logits')
+    j = predicted_probabilities([run], kind='logits')
     assert j.probability[0] == pytest.approx([0.7, 0.4, 0.9, 0.55, 0.45])
     assert j.right[0].tolist() == [1, 0, 1, 0, 1]
     # two bins of equal width: .4 and .45, one of them right; .7, .9, .55, two right
@@ -193,7 +193,7 @@ def test_four_classes_by_hand():
 
 def test_two_runs_of_four_classes_may_predict_different_ones():
     runs = [of_classes(FOUR, FOUR_LABELS), of_classes(FOUR[::-1], FOUR_LABELS)]
-    j = judged(runs, kind='logits')
+    j = predicted_probabilities(runs, kind='logits')
     assert j.right.tolist() == [[1, 0, 1, 0, 1], [1, 0, 1, 1, 1]]
     v = agreement_values(runs[1], runs[0], kind='logits')
     assert v['top_1'].tolist() == [1, 0, 1, 0, 1] and 'decisions' not in v

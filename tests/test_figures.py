@@ -241,7 +241,7 @@ def test_trivial_models_are_rows_and_the_best_a_line(higher):
     found = study(('baseline',), (0, 1))
     e = evidence_of([r | dict(primary=r['primary'] | dict(higher_is_better=higher)) for r in found])
     floors = {'random order': 0.39, 'shared words': 0.52}
-    metric, cost = fg.accuracy_figure(e.records, e.values, floors=floors).axes
+    metric, cost = fg.accuracy_figure(e.records, e.values, baselines=floors).axes
     names = words(metric.get_yticklabels())
     assert names == ['baseline (2)', 'trivial: random order', 'trivial: shared words']
     (line,) = (x for x in metric.lines if x.get_linestyle() == ':')

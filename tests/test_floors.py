@@ -380,7 +380,7 @@ def test_embeddings_are_computed_once_and_cleaned_with_tokens(home, small_teache
         have_floors(config, corpus_of(config).sha256)
         # another process' encoder finds what is kept, and computes nothing
         worker._encoder.cache_clear()
-        monkeypatch.setattr(FrozenEncoder, '_computed', lambda self, texts: pytest.fail('computed again'))
+        monkeypatch.setattr(FrozenEncoder, '_embed', lambda self, texts: pytest.fail('computed again'))
     assert len(floors('one')) == len(floors('other'))
     own = [leftover for leftover in leftovers() if leftover.kind == 'embeddings']
     assert own and set(own) == set(clean(own)) and not list((cache_path() / 'embeddings').glob('*'))
@@ -449,7 +449,7 @@ def test_an_encoder_that_failed_answers_the_same_texts_the_next_time(small_teach
     encoder = FrozenEncoder(small_teacher, 32)
     first = encoder(['iron'])
     with monkeypatch.context() as broken:
-        broken.setattr(FrozenEncoder, '_computed', lambda self, texts: 1 / 0)
+        broken.setattr(FrozenEncoder, '_embed', lambda self, texts: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             encoder(['gold', 'iron'])
     texts = ['gold', 'iron', 'copper']

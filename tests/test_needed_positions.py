@@ -24,7 +24,7 @@ from kdnotes.distill.needed_positions import (
 from kdnotes.distill.students import head_importance
 from kdnotes.distill.teacher_cache import teacher_signal
 from kdnotes.experiment.plan import plan
-from kdnotes.train.cpu_fast_path import Bits, FastPath
+from kdnotes.train.cpu_fast_path import DropoutRng, FastPath
 from kdnotes.train.evaluation import predict
 from kdnotes.train.loop import train
 
@@ -97,7 +97,7 @@ def test_logits_and_gradients_are_those_of_the_plain_forward(kind, training, att
 def test_in_bf16_they_are_as_near_to_fp32_as_the_plain_ones(kind, fast, keys):
     model = random_model(config_of(kind)).train()
     exact = gradients(model, batch())
-    path = FastPath(model, None, Bits(0)) if fast else None
+    path = FastPath(model, None, DropoutRng(0)) if fast else None
     plain = gradients(model, batch(), torch.bfloat16)
     with first_position(model):
         first = gradients(model, batch(), torch.bfloat16)
@@ -136,7 +136,7 @@ def test_dropout_of_the_last_layer_has_the_same_mean_and_second_moment(kind, fas
         value = getattr(attentions(model)[-1].module, attentions(model)[-1].inputs[2])
         value.weight.mul_(3)
         value.bias.normal_()
-    path = FastPath(model, None, Bits(0)) if fast else None
+    path = FastPath(model, None, DropoutRng(0)) if fast else None
     n = 6000
     plain, first = (moments(model, n, first) for first in (False, True))
     if fast:

@@ -200,7 +200,7 @@ def as_trained(teacher: Path, student: Path, folder=None, stop_after=None, signa
     as_read = task_of_teacher(config, corpus, CPU, task)
     assert as_read is not task
     model, its_teacher = (load_model(of, HEAD, 0, **task.model_kwargs) for of in (student, teacher))
-    asks = online_teacher(as_read, its_teacher, config, own_tokens=True)
+    asks = online_teacher(as_read, its_teacher, config, teacher_tokens=True)
     return trained(task, config, model, CPU, asks, folder, stop_after)
 
 

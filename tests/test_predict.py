@@ -23,7 +23,7 @@ from kdnotes.experiment.score import find_source
 from kdnotes.results.schema import RecordError
 from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import find_record, predictions
-from kdnotes.tasks.asked import INPUTS
+from kdnotes.tasks.inference import INPUTS
 from kdnotes.tasks.sources import load_corpus
 
 

@@ -533,9 +533,9 @@ def test_export_waits_for_another_one(home):
     """An export holds the lock from reading to writing: otherwise a run between the two is lost."""
     finish('r-a')
     code = (
-        "import sys; from kdnotes.results import store as R\nfound = R._found\ndef slow(*args):\n    result "
-        "= found(*args)\n    print('read', flush=True); sys.stdin.readline()\n    return result\nR._found = "
-        "slow\nR.export('s')"
+        "import sys; from kdnotes.results import store as R\nfound = R._find_runs\ndef slow(*args):\n    "
+        "result = found(*args)\n    print('read', flush=True); sys.stdin.readline()\n    return "
+        "result\nR._find_runs = slow\nR.export('s')"
     )
     first = subprocess.Popen(
         [sys.executable, '-c', code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -201,10 +201,10 @@ def small_search(teacher, **more):
 @pytest.mark.slow
 def test_a_search_ends_goes_on_and_is_read_again(home, small_teacher, rank_here):
     said = []
-    part = small_search(small_teacher, n_trials=2, front_seeds=0, say=said.append)
+    part = small_search(small_teacher, n_trials=2, front_seeds=0, log=said.append)
     records = sorted(runs_path().glob('found-smoke/*/record.json'))
     times = [path.stat().st_mtime_ns for path in records]
-    whole = small_search(small_teacher, say=said.append)
+    whole = small_search(small_teacher, log=said.append)
     assert [t.params for t in whole.trials[:2]] == [t.params for t in part.trials[:2]]
     assert [path.stat().st_mtime_ns for path in records] == times, 'what is done is not made again'
     assert [t.number for t in whole.trials] == list(range(4))
@@ -225,7 +225,7 @@ def test_a_search_ends_goes_on_and_is_read_again(home, small_teacher, rank_here)
     lost = whole.ship.run_id
     shutil.rmtree(runs_path() / 'found-smoke' / lost)
     assert load_result('found-smoke').ship.run_id == lost, 'what is stored of it is known'
-    again = small_search(small_teacher, say=said.append)
+    again = small_search(small_teacher, log=said.append)
     found, before = ([(t.run_id, t.state, t.values) for t in of.trials] for of in (again, whole))
     assert found == before, 'what it took is that of the run that is there'
     assert again.seeds == whole.seeds and f'its run {lost} is missing' in ' '.join(said)
@@ -353,7 +353,7 @@ def test_two_searches_of_one_database_are_a_sentence(tmp_path, monkeypatch):
 @pytest.mark.exhaustive
 def test_what_cannot_be_reached_or_run_is_told_and_stops_nothing(home, small_teacher, rank_here):
     said = []
-    none = small_search(small_teacher, threshold=2.0, n_trials=2, front_seeds=0, say=said.append)
+    none = small_search(small_teacher, threshold=2.0, n_trials=2, front_seeds=0, log=said.append)
     assert {t.causes for t in none.trials} == {('threshold',)} and not none.front
     assert search_lines(none)[0].startswith(
         'Nothing to ship: no trial satisfies all constraints. The best dev MAP'
@@ -364,7 +364,7 @@ def test_what_cannot_be_reached_or_run_is_told_and_stops_nothing(home, small_tea
 @pytest.mark.exhaustive
 def test_a_trial_that_needs_more_memory_than_its_limit_is_infeasible(home, small_teacher):
     said = []
-    found = small_search(small_teacher, memory_mib=1, n_trials=2, front_seeds=0, say=said.append)
+    found = small_search(small_teacher, memory_mib=1, n_trials=2, front_seeds=0, log=said.append)
     assert {t.causes for t in found.trials} == {('memory',)} and not found.front
     assert sum('more than the 1 that it may have' in line for line in said) == 2
 
@@ -524,7 +524,7 @@ def test_a_search_says_first_that_its_teacher_is_worse_than_its_students(tmp_pat
         one, number=0, run_id=student['run_id'], values=one.values | dict(score=0.612), seconds=60.0
     )
     one = replace(one, started_s=100.0, ended_s=400.0, extra=dict(driver_s=30.0))
-    found = replace(found, study='made', trials=(one,), seeds={}, asked={})
+    found = replace(found, study='made', trials=(one,), seeds={}, options={})
     assert weak_teacher(found) == dict(number=0, teacher=0.485, student=pytest.approx(0.612))
     took = times(found)
     assert took['total'] == '5 min'
@@ -534,7 +534,7 @@ def test_a_search_says_first_that_its_teacher_is_worse_than_its_students(tmp_pat
         'Search made (answer_selection on embedded): 1 trial, 1 on the front',
         shipped,
     ]
-    more = replace(found, fixed=found.fixed | dict(labels_seed=0, smoke=True), asked=dict(front_seeds=1))
+    more = replace(found, fixed=found.fixed | dict(labels_seed=0, smoke=True), options=dict(front_seeds=1))
     more = replace(more, seeds={one.run_id: (one.run_id,)})
     shipped = more.choice.sentence
     assert sentences(more) == (

@@ -333,7 +333,7 @@ def test_what_every_interval_says_of_itself():
 def test_what_a_bounded_interval_says_of_itself(seeds, over):
     matrix = np.zeros((seeds, 40))
     matrix[0, 7] = 0.5
-    found = difference_interval(matrix, np.random.default_rng(0), reach=1.0, n_draws=500)
+    found = difference_interval(matrix, np.random.default_rng(0), bound=1.0, n_draws=500)
     assert found.method == f'bounded mean over {over}'
     assert (found.estimate, found.n, found.units, found.level) == (matrix.mean(), seeds, 40, 0.95)
     assert found.low < found.estimate < found.high

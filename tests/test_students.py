@@ -27,7 +27,7 @@ from kdnotes.distill.heads import (
     is_pruned,
     layers_of,
     n_heads,
-    picked,
+    linear_subset,
     set_heads,
     whole_model,
 )
@@ -39,7 +39,7 @@ from kdnotes.distill.students import choose_layers
 from kdnotes.distill.models import load_given
 from kdnotes.distill.students import (
     check_shape,
-    drawn_heads,
+    random_heads,
     head_importance,
     most_important,
     set_depth,
@@ -117,7 +117,7 @@ def test_pruned_is_the_same_model_with_these_heads_masked(kind, by):
     importance = torch.from_numpy(rng.random((4, 4)))
     pruned = shape_student(copy.deepcopy(whole), make_config(heads=2, head_choice=by), lambda _: importance)
     kept = pruned.config.kept_heads
-    assert kept == (drawn_heads(4, 4, 2, 42) if by == 'seed' else most_important(importance, 2))
+    assert kept == (random_heads(4, 4, 2, 42) if by == 'seed' else most_important(importance, 2))
     size = attentions(whole)[0].size
 
     def mask(layer):
@@ -170,7 +170,7 @@ def test_new_heads_are_filled_where_they_read_and_where_they_are_read():
 
 def test_a_layer_without_bias_is_picked_from_without():
     linear = nn.Linear(3, 4, bias=False)
-    some = picked(linear, rows=[2, 0], columns=[1])
+    some = linear_subset(linear, rows=[2, 0], columns=[1])
     assert some.bias is None
     assert torch.equal(some.weight, linear.weight[[2, 0], 1:2])
 
@@ -571,8 +571,8 @@ def test_layers_heads_and_neurons_of_a_run():
         assert torch.equal(attention.module.query.weight, query[layer][rows])
     narrow = start(feed_forward=10)
     assert narrow.config.intermediate_size == 10
-    other = next(seed for seed in range(9) if drawn_heads(2, 2, 1, seed) != kept)
-    assert start(heads=1, pruning_seed=other).config.kept_heads == drawn_heads(2, 2, 1, other)
+    other = next(seed for seed in range(9) if random_heads(2, 2, 1, seed) != kept)
+    assert start(heads=1, pruning_seed=other).config.kept_heads == random_heads(2, 2, 1, other)
     config = tiny_config('full_student', student_layers=(0, 1), heads=1, head_choice='importance')
     expected = most_important(head_importance(tiny_bert(), SameWord(), config), 1)
     assert worker_start(config).config.kept_heads == expected

@@ -398,7 +398,7 @@ def by_ranks(task, folder, ranks, teachers, said=None, expected=(), **more):
         workers = Workers(rank, ranks, wait.wait)
         try:
             made[rank] = make_signal(
-                task, teachers[rank], folder, KEY | more, tokens=64, workers=workers, say=said.append
+                task, teachers[rank], folder, KEY | more, tokens=64, workers=workers, log=said.append
             )
         except BaseException as e:
             made[rank] = e

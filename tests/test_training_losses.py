@@ -9,7 +9,7 @@ from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
 from kdnotes.losses.conventions import DIALECTS, dialect_loss
-from kdnotes.distill.intermediate_losses import captured, relation_kl, value_projections
+from kdnotes.distill.intermediate_losses import capture_outputs, relation_kl, value_projections
 from kdnotes.distill.intermediate import online_teacher, open_student
 from kdnotes.losses.targets import margin_mse, ranknet, soft_target_kl
 from kdnotes.train.distributed import Runtime
@@ -208,9 +208,9 @@ def in_plain_torch_with_intermediate(student, teacher, config, projections, rela
     "Total loss of all training examples at once, layer by layer."
     batch = SameWord().batch('train', np.arange(25))
     mask = batch.inputs['attention_mask']
-    with torch.no_grad(), captured(value_projections(teacher)[-1:]) as its:
+    with torch.no_grad(), capture_outputs(value_projections(teacher)[-1:]) as its:
         t = teacher.eval()(**batch.inputs, output_hidden_states=True)
-    with captured(value_projections(student)[-1:]) as own:
+    with capture_outputs(value_projections(student)[-1:]) as own:
         s = student(**batch.inputs, output_hidden_states=True)
     known = batch.labels >= 0
     hard = torch.nn.functional.cross_entropy(s.logits[known], batch.labels[known])

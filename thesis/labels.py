@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NamedTuple
-from kdnotes.stats.comparable import beside
+from kdnotes.stats.comparable import baselines_for
 from kdnotes.stats.compare import Comparison, compare, corrected, uncommitted
 from kdnotes.stats.evidence import Evidence
 from kdnotes.stats.intervals import Interval
@@ -113,7 +113,7 @@ def labels_values(e: Evidence) -> dict:
         "What chapters say of one taught arm beside one without distillation."
         if of is None:
             return None
-        best = next(iter(beside(e.baselines, of.taught.runs)), None)
+        best = next(iter(baselines_for(e.baselines, of.taught.runs)), None)
         return dict(
             taught=of.taught.arm,
             alone=of.alone.arm,

@@ -147,7 +147,7 @@ def draw_scaling(results: dict, predicted: Mapping[str, Predicted], folder: Path
     known = (DIVIDED.ranks, faster_of(results, DIVIDED))
     pictures = dict(
         published=pt.Picture(published.figure_1, '', lambda _: (published.fit(),)),
-        carried=pt.Picture(published.figure_2, '', lambda _: (published.carried_on(),)),
+        carried=pt.Picture(published.figure_2, '', lambda _: (published.extrapolation(),)),
         more=pt.Picture(draw_more, '', lambda _: (more_ranks(results, predicted), known)),
     )
     return pt.make_figures(pictures, None, folder, ())

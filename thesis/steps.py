@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.results.table import arms_of
-from kdnotes.stats.compare import SEED, Comparison, metric_differences, verdict_on
+from kdnotes.stats.compare import SEED, Comparison, metric_differences
 from kdnotes.stats.evidence import Evidence
 from kdnotes.stats.intervals import (
     Interval,
@@ -40,7 +40,7 @@ def verdict(c: Comparison | None, about: str = 'primary') -> str:
     """What the primary metric, or a time, does from a to b: 'gains' | 'loses', of a time 'faster' | 'slower';
     'open' where the difference is not significant; 'not_tested'.
     """
-    code = 'not_tested' if c is None else verdict_on(c, about).code
+    code = 'not_tested' if c is None else c.verdict(about).code
     if code != 'significant':
         return 'open' if code == 'not_significant' else code
     if about == 'primary':

@@ -75,7 +75,7 @@ def fidelity_values(e: Evidence, predicted: dict[str, pd.DataFrame]) -> dict:
     split = e.records[0]['primary']['set']
     moved = []
     for pair in pairs_by_seed(e.arms, 'precision'):
-        scores = calibration.aligned([predicted[r['run_id']] for r in pair], split)
+        scores = calibration.align_predictions([predicted[r['run_id']] for r in pair], split)
         moved.append(np.abs(scores[1] - scores[0]).to_numpy(float))
     return values | (dict(moved=dict(mean=np.concatenate(moved).mean())) if moved else {})
 

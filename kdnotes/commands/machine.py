@@ -187,13 +187,13 @@ def hardware(
     left, among = {}, []
     if run:
         wanted, left = h.timings(h.named_records(run, arm))
-        among, _ = h.timings({r['run_id']: r for r in (*h.kept_records(), *finished_runs())}.values())
+        among, _ = h.timings({r['run_id']: r for r in (*h.evidence_records(), *finished_runs())}.values())
     else:
         wanted = [h.given_timing(text, precision) for text in measured]
     if run and not wanted:
         why = '; '.join(map(str, left)) or 'it has no finished run'
         raise ConfigError(f'{run} does not show how long a training takes: {why}')
-    asked = h.Asked(epochs, trials or 0, workers)
+    asked = h.Workload(epochs, trials or 0, workers)
     found = h.choices(wanted, h.read_devices(prices), asked, among, device)
     notes = sentences('hardware.jinja', 'remarks', found, left)
     if as_json:

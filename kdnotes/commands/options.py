@@ -44,9 +44,9 @@ def offer_studies(incomplete: str) -> list[str]:
 
 def offer_runs(incomplete: str) -> list[str]:
     "Complete a run_id."
-    from kdnotes.results.overview import run_folders
+    from kdnotes.results.runs import BEGUN, run_folders
 
-    return sorted({folder.run_id for folder in run_folders() if folder.run_id.startswith(incomplete)})
+    return sorted({folder.run_id for folder in run_folders(*BEGUN) if folder.run_id.startswith(incomplete)})
 
 
 def offer_studies_and_runs(incomplete: str) -> list[str]:

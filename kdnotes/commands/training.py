@@ -241,10 +241,10 @@ def tune(
         return _execute('tune', output, given | dict(mode=mode, trials=trials, seeds=seeds, jobs=jobs))
     speak = speaker(as_json)
     with resumable() as begun, following() as follow:
-        result = tune_arm(mode, trials, jobs=jobs, say=speak, **given)
+        result = tune_arm(mode, trials, jobs=jobs, log=speak, **given)
         if not as_json:
             print_table(result.trials)
-        more = dict(jobs=jobs, say=speak, on_plans=begun.extend, follow=follow)
+        more = dict(jobs=jobs, log=speak, on_plans=begun.extend, follow=follow)
         records = train_tuned(result, seeds, **more, **given)
     if as_json:
         trials = json.loads(result.trials.to_json(orient='records'))
@@ -322,7 +322,7 @@ def search(
 
     if notebook:
         return _execute('search', runs_path() / common['study'] / 'search.ipynb', given)
-    result = search_for(say=speaker(as_json), **given)
+    result = search_for(log=speaker(as_json), **given)
     saved = save_search(result, pdf=False)
     if as_json:
         print_json(search_json(result) | dict(html=str(saved.html)))

@@ -40,9 +40,9 @@ def load_config(
     except Exception as e:  # torn files, a config of an unknown kind
         raise not_loaded(folder, 'a model', e) from e
 
-
+# %% ../../nbs/distill/02_architectures.ipynb #3ecd9176
 def first_line(error: Exception) -> str:
-    "What an error says, or its kind."
+    "The first line of an error's message, or its type."
     return str(error).strip().split('\n')[0][:200].rstrip('.') or type(error).__name__
 
 
@@ -67,19 +67,19 @@ def not_loaded(folder: Path, what: str, error: Exception) -> ModelError:
         'give a folder that save_pretrained has written'
     )
 
-
+# %% ../../nbs/distill/02_architectures.ipynb #b91a8af4
 def model_class(
     config,  # a transformers config
     auto_class: str,  # the transformers head
 ) -> type:  # of the model
     "The class that a head has for an architecture."
-    found = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
-    if found is None:
+    mapped = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
+    if mapped is None:
         raise ModelError(
             f'the architecture {config.model_type!r} has no head of {auto_class}; use one that has, '
             'say BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT'
         )
-    return found[0] if isinstance(found, tuple) else found  # Funnel has one for a text, one for its tokens
+    return mapped[0] if isinstance(mapped, tuple) else mapped  # Funnel has one for a text, one for its tokens
 
 
 def has_head(
@@ -90,12 +90,12 @@ def has_head(
     head = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
     return head is not None and head.__name__ in (getattr(config, 'architectures', None) or ())
 
-
+# %% ../../nbs/distill/02_architectures.ipynb #e9886b3f
 def attention_of(
     config,  # a transformers config
     auto_class: str,  # the transformers head
 ) -> str:  # 'sdpa' | 'eager'
-    "How a model computes its attention: eager where transformers has no SDPA for it."
+    "How a model computes attention: eager where transformers has no SDPA for it."
     return 'sdpa' if model_class(config, auto_class)._supports_sdpa else 'eager'
 
 # %% ../../nbs/distill/02_architectures.ipynb #97a7c405
@@ -112,7 +112,7 @@ def build_model(
         )
         return as_configured(model)
 
-
+# %% ../../nbs/distill/02_architectures.ipynb #149c5eab
 def forward_anywhere(
     config,  # of transformers
     auto_class: str,  # the transformers head
@@ -133,11 +133,11 @@ def forward_anywhere(
         with torch.no_grad():
             return on('cpu')
 
-
+# %% ../../nbs/distill/02_architectures.ipynb #690a5542
 def depth(
     config,  # a transformers config
 ) -> int:  # layers of its encoder
-    "How many layers a model has."
+    "The number of layers of a model."
     n_layers = getattr(config, 'num_hidden_layers', None)
     if not isinstance(n_layers, int):
         raise ModelError(
@@ -146,7 +146,7 @@ def depth(
         )
     return n_layers
 
-
+# %% ../../nbs/distill/02_architectures.ipynb #0047af16
 def check_hidden_states(
     config,  # a transformers config
     auto_class: str,  # the transformers head
@@ -184,7 +184,7 @@ def unwrap(
         else:
             return model
 
-
+# %% ../../nbs/distill/02_architectures.ipynb #21079b87
 def weights_sha256(
     model: nn.Module,
 ) -> str:  # 64 hex digits
@@ -199,10 +199,10 @@ def weights_sha256(
 def count_parameters(
     model: nn.Module,
 ) -> int:  # each shared tensor once
-    "How many numbers a model learns."
+    "The number of parameters of a model."
     return sum(p.numel() for p in model.parameters())
 
-
+# %% ../../nbs/distill/02_architectures.ipynb #6fc6da52
 # architectures with the matmuls below, and no others
 _LIKE_BERT = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert', 'mpnet'}
 
@@ -218,7 +218,7 @@ def _flops_like_bert(config, lengths: torch.Tensor) -> float:
     embed = 2 * factored * h * lengths if factored != h else 0 * lengths
     return float((config.num_hidden_layers * layer + embed).sum())
 
-
+# %% ../../nbs/distill/02_architectures.ipynb #dd61a45c
 def _count(model: nn.Module, device: str) -> tuple[float, float, float]:
     """The operations of a forward over one text of L tokens as `a + b L + c L^2`,
     counted by PyTorch at three lengths; without the head.
@@ -249,7 +249,7 @@ def _counted_flops(
     except Exception:  # of any kind: an unknown architecture
         return (float('nan'),) * 3
 
-
+# %% ../../nbs/distill/02_architectures.ipynb #2d0b05df
 def forward_flops(
     config,  # a transformers config of an encoder
     lengths,  # (n,) real tokens of each example
@@ -275,7 +275,7 @@ def _forward_names(cls: type) -> frozenset[str]:
 
 def model_inputs(
     model: nn.Module,  # maybe wrapped
-) -> set[str]:  # say {'input_ids', 'attention_mask', 'token_type_ids', ...}
+) -> set[str]:  # e.g. {'input_ids', 'attention_mask', 'token_type_ids', ...}
     "The names a model's forward takes, without token types where the model has fewer than two."
     model = unwrap(model)
     return inputs_of(type(model), getattr(model, 'config', None))
@@ -304,7 +304,7 @@ def call(
         given['attention_mask'] = _whole_mask(mask)
     return model(**given)
 
-
+# %% ../../nbs/distill/02_architectures.ipynb #bedc1d51
 # seen to give the same with it; ModernBERT would lose its windows, DeBERTa fails
 _WHOLE_MASK = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert'}
 
@@ -314,7 +314,7 @@ def _takes_whole_mask(model: nn.Module) -> bool:
     config = next(m.config for m in model.modules() if isinstance(m, transformers.PreTrainedModel))
     return config.model_type in _WHOLE_MASK and config._attn_implementation in ('sdpa', 'kdnotes')
 
-
+# %% ../../nbs/distill/02_architectures.ipynb #fa53acd8
 def _whole_mask(mask: torch.Tensor) -> torch.Tensor:  # (n, 1, length, length) bool
     """A mask (n, length) as attention takes it. Given the short form,
     transformers asks the device whether anything is masked at all,
@@ -334,25 +334,25 @@ FIELDS = {
     'initializer_range': ('initializer_range',),
 }
 
-
+# %% ../../nbs/distill/02_architectures.ipynb #3278cdf5
 def model_settings(
     config: RunConfig,
-    of,  # a transformers config
+    model_config,  # a transformers config
 ) -> dict[str, float]:  # for it, by its own names
-    "What a run changes in the config of a model; empty where it says nothing."
-    found = {}
+    "The fields that a run changes in the config of a model, by the architecture's names."
+    settings = {}
     for name, theirs in FIELDS.items():
         value = getattr(config, name)
         if value is None:
             continue
-        field = next((their for their in theirs if hasattr(of, their)), None)
+        field = next((their for their in theirs if hasattr(model_config, their)), None)
         if field is None:
             raise SettingError(
-                f'{name}={value:g} cannot be set, since the config of the architecture {of.model_type!r} has '
-                f'no {" or ".join(theirs)}; leave {name} out'
+                f'{name}={value:g} cannot be set, since the config of the architecture '
+                f'{model_config.model_type!r} has no {" or ".join(theirs)}; leave {name} out'
             )
-        found[field] = value
-    return found
+        settings[field] = value
+    return settings
 
 # %% ../../nbs/distill/02_architectures.ipynb #ec768ac2
 def apply_settings(
@@ -366,17 +366,13 @@ def apply_settings(
         setattr(model.config, name, value)
     with torch.random.fork_rng(devices=[]), torch.device('meta'):
         fresh = type(model)(copy.deepcopy(model.config))
-    own = dict(model.named_modules())
-    for place, module in fresh.named_modules():
+    modules = dict(model.named_modules())
+    for path, module in fresh.named_modules():
         for name, value in vars(module).items():
-            if place in own and isinstance(value, (int, float)) and _is_share(module, name):
-                setattr(own[place], name, value)
+            is_share = 'dropout' in name or (name == 'p' and isinstance(module, nn.Dropout))
+            if is_share and path in modules and isinstance(value, (int, float)):
+                setattr(modules[path], name, value)
     return model
-
-
-def _is_share(module: nn.Module, name: str) -> bool:
-    "Is an attribute of a module a share that dropout zeroes?"
-    return 'dropout' in name or (name == 'p' and isinstance(module, nn.Dropout))
 
 # %% ../../nbs/distill/02_architectures.ipynb #4969e10e
 def _drop_input(module: nn.Module, args: tuple) -> tuple:

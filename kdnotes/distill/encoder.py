@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 import numpy as np
 import torch
+from fastcore.basics import patch
 from ..core.cached import Writer, cached
 from ..core.files import sha256_texts
 from ..core.progress import stage
@@ -24,7 +25,7 @@ from .weights import reading_sha256, source_sha256
 __all__ = ['FrozenEncoder']
 
 # %% ../../nbs/distill/11_encoder.ipynb #a94023dd
-_AT_ONCE = 5_000  # texts of a part: what a killed call has to make again at most
+_PART = 5_000  # texts of a part: the most that an interrupted call has to compute again
 
 
 class FrozenEncoder:
@@ -54,49 +55,53 @@ class FrozenEncoder:
         texts = list(texts)
         new = [text for text in dict.fromkeys(texts) if text not in self._rows]
         if new:
-            made = self._made(new)  # may fail: what is known before stays as it is
+            vectors = self._embed_cached(new)  # may fail: what is known before stays as it is
             start = len(self._rows)
             self._rows.update((text, start + i) for i, text in enumerate(new))
-            self._parts.append(made)
+            self._parts.append(vectors)
         whole = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
         self._parts = [whole]
         return whole[[self._rows[text] for text in texts]]
 
-    def _made(self, texts: list[str]) -> np.ndarray:
-        "Embeddings from the cache, or computed now."
-        parts = range(0, len(texts), _AT_ONCE)
-        if self.cache_dir is None:
-            return np.concatenate([self._computed(texts[start : start + _AT_ONCE]) for start in parts])
-        rules = ('mean-2', source_sha256(self.source), reading_sha256(self.source), str(self.max_length))
-        key = sha256_texts(chain(rules, texts))
+# %% ../../nbs/distill/11_encoder.ipynb #90979c64
+@patch
+def _embed_cached(self: FrozenEncoder, texts: list[str]) -> np.ndarray:
+    "Embeddings from the cache, or computed now and written there."
+    parts = range(0, len(texts), _PART)
+    if self.cache_dir is None:
+        return np.concatenate([self._embed(texts[start : start + _PART]) for start in parts])
+    rules = ('mean-2', source_sha256(self.source), reading_sha256(self.source), str(self.max_length))
+    key = sha256_texts(chain(rules, texts))
 
-        def make(writer: Writer) -> None:
-            left = parts[writer.parts :]
-            with stage('embedding', len(texts) - writer.parts * _AT_ONCE, 'texts') as advance:
-                for start in left:
-                    part = texts[start : start + _AT_ONCE]
-                    writer.add(dict(vectors=self._computed(part)))
-                    advance(len(part))
+    def make(writer: Writer) -> None:
+        left = parts[writer.parts :]
+        with stage('embedding', len(texts) - writer.parts * _PART, 'texts') as advance:
+            for start in left:
+                part = texts[start : start + _PART]
+                writer.add(dict(vectors=self._embed(part)))
+                advance(len(part))
 
-        return cached(Path(self.cache_dir) / f'{key[:32]}.embeddings', make).arrays['vectors']
+    return cached(Path(self.cache_dir) / f'{key[:32]}.embeddings', make).arrays['vectors']
 
-    def _computed(self, texts: list[str]) -> np.ndarray:
-        "One forward of each text, in batches of neighbours in length."
-        if self._model is None:
-            with warnings.catch_warnings(action='ignore'):  # a pooler that is new is not read
-                model = load_model(self.source, 'AutoModel', seed=0)
-            self._model = model.eval().to(self.device), load_tokenizer(self.source)
-        model, tokenizer = self._model
-        ids, begin = encode_pairs(tokenizer, texts, None, self.max_length)
-        vectors = []
-        batches = micro_batches(np.arange(len(texts)), ids.lengths, forward_tokens(self.device))
-        with torch.inference_mode():
-            for index in batches:
-                inputs, _ = pad_pairs(ids, begin, index, tokenizer.pad_token_id or 0)
-                inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
-                mask = inputs['attention_mask'][..., None]
-                hidden = call(model, inputs).last_hidden_state.float()
-                vectors.append(((hidden * mask).sum(1) / mask.sum(1)).cpu().numpy())
-        found = np.empty((len(texts), vectors[0].shape[1]), dtype=np.float32)
-        found[np.concatenate(batches)] = np.concatenate(vectors)
-        return found
+# %% ../../nbs/distill/11_encoder.ipynb #6e71cc81
+@patch
+def _embed(self: FrozenEncoder, texts: list[str]) -> np.ndarray:
+    "One forward of each text, in batches of neighbours in length."
+    if self._model is None:
+        with warnings.catch_warnings(action='ignore'):  # a pooler that is new is not read
+            model = load_model(self.source, 'AutoModel', seed=0)
+        self._model = model.eval().to(self.device), load_tokenizer(self.source)
+    model, tokenizer = self._model
+    ids, begin = encode_pairs(tokenizer, texts, None, self.max_length)
+    vectors = []
+    batches = micro_batches(np.arange(len(texts)), ids.lengths, forward_tokens(self.device))
+    with torch.inference_mode():
+        for index in batches:
+            inputs, _ = pad_pairs(ids, begin, index, tokenizer.pad_token_id or 0)
+            inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+            mask = inputs['attention_mask'][..., None]
+            hidden = call(model, inputs).last_hidden_state.float()
+            vectors.append(((hidden * mask).sum(1) / mask.sum(1)).cpu().numpy())
+    embeddings = np.empty((len(texts), vectors[0].shape[1]), dtype=np.float32)
+    embeddings[np.concatenate(batches)] = np.concatenate(vectors)
+    return embeddings

@@ -13,33 +13,33 @@ from ..core.config import KdnotesError, pluralize, truncate_repr
 
 # %% auto #0
 __all__ = ['SHAPED', 'ShapeError', 'check_architecture', 'layers_of', 'Attention', 'attentions', 'n_heads', 'attention_width',
-           'picked', 'set_heads', 'as_configured', 'is_pruned', 'whole_model']
+           'linear_subset', 'set_heads', 'as_configured', 'is_pruned', 'whole_model']
 
 # %% ../../nbs/distill/00_heads.ipynb #a82884e1
 class ShapeError(KdnotesError):
     "A shape that a student cannot have."
 
 
-# architectures whose heads, layers and neurons are found here
+# architectures whose heads, layers and neurons this module can locate
 SHAPED = ('bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert')
 
 
 def check_architecture(
     config,  # a transformers config
-    asked: str = 'heads',  # the parameter that needs it
+    parameter: str = 'heads',  # the parameter that needs it
 ) -> None:
     "Refuse an architecture whose parts are not known here."
     if config.model_type not in SHAPED or getattr(config, 'is_decoder', False):
         raise ShapeError(
-            f'{asked} cannot be chosen for the architecture {config.model_type!r}, only for '
+            f'{parameter} cannot be chosen for the architecture {config.model_type!r}, only for '
             f'{", ".join(SHAPED)} that are encoders; leave it out, or give such a model'
         )
 
-
+# %% ../../nbs/distill/00_heads.ipynb #cdec71cc
 def layers_of(
     model: nn.Module,  # of `SHAPED`
 ) -> nn.ModuleList:
-    "The layers of a model, first to last."
+    "The layers of a model, from the first to the last."
     check_architecture(model.config)
     body = model.base_model
     return body.transformer.layer if model.config.model_type == 'distilbert' else body.encoder.layer
@@ -56,12 +56,12 @@ class Attention:
 
     @property
     def size(self) -> int:
-        "Of a head."
+        "The width of one head."
         return self.module.attention_head_size
 
     @property
     def heads(self) -> int:
-        "How many heads there are."
+        "The number of heads."
         return getattr(self.module, self.inputs[0]).out_features // self.size
 
     @property
@@ -69,11 +69,11 @@ class Attention:
         "The dense layer behind the heads."
         return getattr(self.output, self.output_name)
 
-
+# %% ../../nbs/distill/00_heads.ipynb #9d11766c
 def attentions(
     model: nn.Module,  # of `SHAPED`
-) -> list[Attention]:  # one a layer, first to last
-    "Where a model keeps its heads."
+) -> list[Attention]:  # one per layer, from the first to the last
+    "The self-attention of each layer of a model."
     if model.config.model_type == 'distilbert':
         return [
             Attention(layer.attention, ('q_lin', 'k_lin', 'v_lin'), layer.attention, 'out_lin')
@@ -84,23 +84,23 @@ def attentions(
         for layer in layers_of(model)
     ]
 
-
+# %% ../../nbs/distill/00_heads.ipynb #fb1e3001
 def n_heads(
     config,  # a transformers config
 ) -> int:  # in each layer
-    "How many heads a layer has."
-    kept = getattr(config, 'kept_heads', None)
-    return len(kept[0]) if kept else config.num_attention_heads
+    "The number of heads of each layer."
+    numbers = getattr(config, 'kept_heads', None)
+    return len(numbers[0]) if numbers else config.num_attention_heads
 
 
 def attention_width(
     config,  # a transformers config
 ) -> int:
-    "What all heads of a layer are wide together."
+    "The width of all heads of a layer together."
     return config.hidden_size // config.num_attention_heads * n_heads(config)
 
 # %% ../../nbs/distill/00_heads.ipynb #3a00a4de
-def picked(
+def linear_subset(
     linear: nn.Linear,
     rows: Sequence[int] | None = None,  # outputs, -1 for a new one; None: all
     columns: Sequence[int] | None = None,  # inputs, in the same way
@@ -110,11 +110,11 @@ def picked(
     weight = linear.weight.detach()
     bias = None if linear.bias is None else linear.bias.detach()
     if rows is not None:
-        weight = _taken(weight, rows, fill)
-        bias = None if bias is None else _taken(bias, rows, torch.zeros)
+        weight = _index_rows(weight, rows, fill)
+        bias = None if bias is None else _index_rows(bias, rows, torch.zeros)
     if columns is not None:
-        weight = _taken(weight.T, columns, fill).T
-    made = nn.utils.skip_init(
+        weight = _index_rows(weight.T, columns, fill).T
+    subset = nn.utils.skip_init(
         nn.Linear,
         weight.shape[1],
         weight.shape[0],
@@ -123,19 +123,19 @@ def picked(
         dtype=weight.dtype,
     )
     with torch.no_grad():
-        made.weight.copy_(weight)
+        subset.weight.copy_(weight)
         if bias is not None:
-            made.bias.copy_(bias)
-    return made.train(linear.training)
+            subset.bias.copy_(bias)
+    return subset.train(linear.training)
 
-
-def _taken(values: Tensor, index: Sequence[int], fill: Callable[..., Tensor]) -> Tensor:
+# %% ../../nbs/distill/00_heads.ipynb #94e73497
+def _index_rows(values: Tensor, index: Sequence[int], fill: Callable[..., Tensor]) -> Tensor:
     "Some rows of a tensor, and new ones where the index is -1."
-    place = torch.as_tensor(index)
+    places = torch.as_tensor(index)
     if values.is_meta:
-        return values.new_empty((len(place), *values.shape[1:]))
-    taken = values[place.clamp(min=0).to(values.device)]
-    new = place < 0
+        return values.new_empty((len(places), *values.shape[1:]))
+    taken = values[places.clamp(min=0).to(values.device)]
+    new = places < 0
     if bool(new.any()):
         taken[new.to(values.device)] = fill((int(new.sum()), *values.shape[1:])).to(taken)
     return taken
@@ -146,84 +146,80 @@ def _resize(
     heads: Sequence[int],  # places among the heads it has, -1 for a new one
     fill: Callable[..., Tensor],
 ) -> None:
-    "Give a layer these heads of its own."
+    "Rebuild a layer's four matrices for these heads."
     size = attention.size
     index = [head * size + i if head >= 0 else -1 for head in heads for i in range(size)]
     module = attention.module
     for name in attention.inputs:
-        setattr(module, name, picked(getattr(module, name), rows=index, fill=fill))
-    setattr(attention.output, attention.output_name, picked(attention.dense, columns=index, fill=fill))
+        setattr(module, name, linear_subset(getattr(module, name), rows=index, fill=fill))
+    setattr(attention.output, attention.output_name, linear_subset(attention.dense, columns=index, fill=fill))
     if hasattr(module, 'n_heads'):
         module.n_heads = len(heads)
     else:
         module.num_attention_heads = len(heads)
         module.all_head_size = len(heads) * size
 
-
-def _numbers(model: nn.Module) -> list[list[int]]:
-    "The heads that each layer has, by their numbers in the architecture."
-    kept = getattr(model.config, 'kept_heads', None)
-    return kept or [list(range(attention.heads)) for attention in attentions(model)]
-
-
+# %% ../../nbs/distill/00_heads.ipynb #d66e15e8
 def set_heads(
     model: nn.Module,  # of `SHAPED`; changed in place
     heads: Sequence[Sequence[int]],  # of each layer, counted among those it has; beyond them: new ones
     fill: Callable[..., Tensor] = torch.zeros,  # shape -> weights of new heads
 ) -> nn.Module:  # the same model
-    "Leave these heads in each layer."
-    numbers = _numbers(model)
-    kept = []
-    for attention, own, chosen in zip(attentions(model), numbers, heads, strict=True):
+    "Keep these heads in each layer; in place."
+    layers = attentions(model)
+    present_heads = getattr(model.config, 'kept_heads', None) or [
+        list(range(layer.heads)) for layer in layers
+    ]
+    head_numbers = []
+    for attention, numbers, chosen in zip(layers, present_heads, heads, strict=True):
         if not chosen:
             raise ShapeError('a layer needs at least one head; name some in each layer')
-        kept.append(_numbers_of(own, chosen, model.config.num_attention_heads))
-        _resize(attention, [head if head < len(own) else -1 for head in chosen], fill)
-    model.config.kept_heads = kept
+        present = len(numbers)
+        # a new head gets the next number that neither the layer nor the architecture has
+        free = max(max(numbers) + 1, model.config.num_attention_heads)
+        head_numbers.append([numbers[head] if head < present else free + head - present for head in chosen])
+        _resize(attention, [head if head < present else -1 for head in chosen], fill)
+    model.config.kept_heads = head_numbers
     return model
 
-
-def _numbers_of(own: list[int], chosen: Sequence[int], of: int) -> list[int]:
-    "The numbers of chosen heads; a new one gets the next that the architecture does not have."
-    free = max(max(own) + 1, of)
-    return [own[head] if head < len(own) else free + head - len(own) for head in chosen]
-
-
-def _check_kept(
-    kept,  # of a config.json
+# %% ../../nbs/distill/00_heads.ipynb #2e5269c3
+def _check_head_numbers(
+    numbers,  # of a config.json
     layers: int,
 ) -> None:
-    "Refuse what names no heads."
-    named = isinstance(kept, list) and all(
+    "Refuse a config.json whose kept_heads names no heads."
+    named = isinstance(numbers, list) and all(
         isinstance(heads, list) and heads and all(type(head) is int and head >= 0 for head in heads)
-        for heads in kept
+        for heads in numbers
     )
-    if not named or len(kept) != layers or any(len(set(heads)) < len(heads) for heads in kept):
+    if not named or len(numbers) != layers or any(len(set(heads)) < len(heads) for heads in numbers):
         raise ShapeError(
-            f'kept_heads={truncate_repr(kept)} must name some heads, each once by its number, for each of '
+            f'kept_heads={truncate_repr(numbers)} must name some heads, each once by its number, for each of '
             f'{pluralize(layers, "layer")}; restore the config.json that belongs to the weights'
         )
 
-
+# %% ../../nbs/distill/00_heads.ipynb #a9744da9
 def as_configured(
     model: nn.Module,  # as transformers makes it of its config; changed in place
 ) -> nn.Module:  # the same model, without weights in those places
-    "Give a model as many heads as its config says."
-    kept = getattr(model.config, 'kept_heads', None)
-    if not kept:
+    "Give a model as many heads as its config says; in place."
+    numbers = getattr(model.config, 'kept_heads', None)
+    if not numbers:
         return model
-    _check_kept(kept, len(attentions(model)))
-    for attention, heads in zip(attentions(model), kept):
+    _check_head_numbers(numbers, len(attentions(model)))
+    for attention, heads in zip(attentions(model), numbers):
         _resize(attention, [*range(attention.heads), *[-1] * len(heads)][: len(heads)], torch.zeros)
     return model
 
 # %% ../../nbs/distill/00_heads.ipynb #c781a3cd
 def is_pruned(model: nn.Module) -> bool:
-    "Does a model lack heads that its architecture has, and has no others?"
-    kept = getattr(model.config, 'kept_heads', None)
-    return bool(kept) and all(head < model.config.num_attention_heads for heads in kept for head in heads)
+    "Were heads of the architecture removed from a model, and none added?"
+    numbers = getattr(model.config, 'kept_heads', None)
+    return bool(numbers) and all(
+        head < model.config.num_attention_heads for heads in numbers for head in heads
+    )
 
-
+# %% ../../nbs/distill/00_heads.ipynb #23bcb1f5
 def whole_model(
     model: nn.Module,
 ) -> nn.Module:  # a copy; the model itself where it is not pruned
@@ -231,8 +227,10 @@ def whole_model(
     if not is_pruned(model):
         return model
     whole = copy.deepcopy(model)
-    of = model.config.num_attention_heads
-    for attention, kept in zip(attentions(whole), model.config.kept_heads, strict=True):
-        _resize(attention, [kept.index(head) if head in kept else -1 for head in range(of)], torch.zeros)
+    total = model.config.num_attention_heads
+    for attention, numbers in zip(attentions(whole), model.config.kept_heads, strict=True):
+        _resize(
+            attention, [numbers.index(head) if head in numbers else -1 for head in range(total)], torch.zeros
+        )
     del whole.config.kept_heads
     return whole

@@ -14,7 +14,7 @@ from ..tasks.batching import Batch
 from kdnotes.distill.intermediate_losses import (
     HIDDEN_LOSSES,
     HiddenProjections,
-    captured,
+    capture_outputs,
     relation_kl,
     value_projections,
 )
@@ -32,7 +32,7 @@ def uses_intermediate_layers(config: RunConfig) -> bool:
     "Does this run learn from hidden states or relations?"
     return config.hidden_loss != 'none' or config.relation_loss != 'none'
 
-
+# %% ../../nbs/distill/09_intermediate.ipynb #d7715c78
 class ModelWithIntermediate(nn.Module):
     "A model with `intermediate` in its outputs: `hidden_0`, `hidden_1`, .. and `values`, (n, length, width)."
 
@@ -59,7 +59,7 @@ class ModelWithIntermediate(nn.Module):
             for name, value in given.items()
             if value is not None and name in model_inputs(self.model)
         }
-        with captured(value_projections(self.model)[-1:] if self.values else []) as values:
+        with capture_outputs(value_projections(self.model)[-1:] if self.values else []) as values:
             outputs = self.model(**inputs, output_hidden_states=bool(self.layers))
         states = [outputs.hidden_states[layer] for layer in self.layers]
         if self.projections:
@@ -120,17 +120,17 @@ class IntermediateSignal:
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         return teacher_signal(self._task, self._teacher, batch, self._forward_dtype)
 
-
+# %% ../../nbs/distill/09_intermediate.ipynb #82fa0355
 def online_teacher(
     task: Task,
     teacher: nn.Module,  # on the device the batches will be on
     config: RunConfig,  # resolved
-    own_tokens: bool = False,  # as of `online_signal`; never with intermediate layers
+    teacher_tokens: bool = False,  # as of `online_signal`; never with intermediate layers
 ) -> Callable[[Batch], dict[str, Tensor]]:
-    "The signal a configuration asks for, computed when it is asked for."
+    "The signal that a configuration needs, computed for each batch."
     if uses_intermediate_layers(config):
         return IntermediateSignal(task, teacher, config)
-    return online_signal(task, teacher, config.forward_dtype, own_tokens)
+    return online_signal(task, teacher, config.forward_dtype, teacher_tokens)
 
 # %% ../../nbs/distill/09_intermediate.ipynb #bfb13ae8
 def open_student(
@@ -140,7 +140,7 @@ def open_student(
     signal: Callable | None,  # of `online_teacher`, where the configuration uses intermediate layers
     seed: int,  # of the projections, equal on all ranks
 ) -> tuple[Task, nn.Module]:  # what a training is given: the same two where no intermediate layer is used
-    "The task with all its terms, and the student with what is trained beside it."
+    "The task with all loss terms, and the student together with its projections."
     if not uses_intermediate_layers(config):
         return task, student
     shape = student.config

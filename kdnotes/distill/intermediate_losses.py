@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,7 +16,8 @@ from .architectures import unwrap
 from .weights import ModelError
 
 # %% auto #0
-__all__ = ['HIDDEN_LOSSES', 'hidden_mse', 'hidden_cosine', 'HiddenProjections', 'relation_kl', 'value_projections', 'captured']
+__all__ = ['HIDDEN_LOSSES', 'hidden_mse', 'hidden_cosine', 'HiddenProjections', 'relation_kl', 'value_projections',
+           'capture_outputs']
 
 # %% ../../nbs/distill/07_intermediate_losses.ipynb #c3b486be
 def _check_states(
@@ -24,7 +26,7 @@ def _check_states(
     mask: Tensor,
     widths: bool = True,  # must they be equal?
 ) -> Tensor:  # (n, length) bool
-    "Shapes that belong together."
+    "Refuse shapes that do not fit together."
     shapes = f'student {tuple(student.shape)}, teacher {tuple(teacher.shape)} and mask {tuple(mask.shape)}'
     if student.ndim != 3 or student.shape[:2] != teacher.shape[:2] or mask.shape != student.shape[:2]:
         raise ValueError(f'student and teacher must be (n, length, width) and mask (n, length), got {shapes}')
@@ -35,7 +37,7 @@ def _check_states(
         )
     return mask.bool()
 
-
+# %% ../../nbs/distill/07_intermediate_losses.ipynb #df5d1d51
 def _real(
     states: Tensor,  # (n, length, width)
     mask: Tensor,  # (n, length) bool
@@ -61,7 +63,7 @@ def hidden_mse(
     mask = _check_states(student, teacher, mask)
     return _sum((_real(student, mask) - _real(teacher.detach(), mask)).square().mean(-1), mask)
 
-
+# %% ../../nbs/distill/07_intermediate_losses.ipynb #676c9f16
 def hidden_cosine(
     student: Tensor,  # (n, length, width), any float dtype
     teacher: Tensor,  # (n, length, width); no gradient is taken
@@ -113,7 +115,7 @@ def _relations(
     # half of it: differences stay finite
     return scores.masked_fill(~mask[:, None, None], torch.finfo(scores.dtype).min / 2).log_softmax(-1)
 
-
+# %% ../../nbs/distill/07_intermediate_losses.ipynb #28a2e665
 def relation_kl(
     student: Tensor,  # (n, length, width) values (or queries, or keys) of all attention heads, end to end
     teacher: Tensor,  # (n, length, its width) the teacher's; no gradient is taken
@@ -133,31 +135,31 @@ def relation_kl(
 def value_projections(
     model: nn.Module,  # a BERT-like transformers model, maybe wrapped
 ) -> list[nn.Module]:  # the value projection of each layer, first to last
-    "The modules that compute the attention's values."
-    found = [
+    "The modules that compute attention's value vectors."
+    projections = [
         m
         for name, m in unwrap(model).named_modules()
         if re.search(r'(^|\.)layers?\.\d+\.attention\.(self\.value(_proj)?|v_lin|attn\.v)$', name)
     ]
-    if not found:
+    if not projections:
         raise ModelError(
             f'{type(unwrap(model)).__name__} has no value projections that are known here (BERT, '
             'RoBERTa, ELECTRA, DistilBERT, MPNet and DeBERTa-v2 have); train without relation_loss'
         )
-    return found
+    return projections
 
-
+# %% ../../nbs/distill/07_intermediate_losses.ipynb #d970621b
 @contextmanager
-def captured(
+def capture_outputs(
     modules: Sequence[nn.Module],
 ) -> Iterator[list[Tensor | None]]:  # each module's last output, None before its first forward
-    "Keep what modules put out while they run inside."
+    "Record the outputs of modules while they run inside."
     outputs: list[Tensor | None] = [None] * len(modules)
 
-    def keep_as(place):
-        return lambda module, inputs, output: outputs.__setitem__(place, output)
+    def record(place: int, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        outputs[place] = output
 
-    hooks = [module.register_forward_hook(keep_as(place)) for place, module in enumerate(modules)]
+    hooks = [module.register_forward_hook(partial(record, place)) for place, module in enumerate(modules)]
     try:
         yield outputs
     finally:

@@ -11,11 +11,18 @@ from pathlib import Path
 from ..core.arms import MODES
 from ..core.config import RunConfig, pluralize
 from ..core.files import lacks_memory, sha256_text
-from .weights import SIZES, ModelError, find_model, remembered, stated_length, stored_tensors
+from kdnotes.distill.weights import (
+    SIZES,
+    ModelError,
+    find_model,
+    cached_by_files,
+    stated_length,
+    stored_tensors,
+)
 from ..tasks.batching import tells_two_texts, tokenizer_rules, unknown_id
 
 # %% auto #0
-__all__ = ['load_tokenizer', 'tokenizer_sha256', 'one_vocabulary', 'one_tokenizer', 'reads_as', 'longest_text', 'check_model',
+__all__ = ['load_tokenizer', 'tokenizer_sha256', 'same_vocabulary', 'same_tokenizer', 'reads_as', 'longest_text', 'check_model',
            'unknown_shares', 'check_batches']
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #c997db07
@@ -28,7 +35,7 @@ _VOCABULARIES = (
     'sentencepiece.bpe.model',
 )
 
-
+# %% ../../nbs/distill/04_tokenizers.ipynb #2f45b2f2
 def load_tokenizer(
     source: str | Path,  # as for `find_model`
 ):  # a transformers tokenizer
@@ -59,7 +66,7 @@ def load_tokenizer(
         tokenizer.backend_tokenizer.no_padding()
     return tokenizer
 
-
+# %% ../../nbs/distill/04_tokenizers.ipynb #b07582ae
 def tokenizer_sha256(
     tokenizer,  # a transformers tokenizer
 ) -> str:  # 64 hex digits
@@ -72,31 +79,31 @@ def tokenizer_sha256(
 _ROLES = ('cls_token', 'sep_token', 'pad_token', 'mask_token', 'unk_token')
 
 
-def one_vocabulary(
+def same_vocabulary(
     source: str | Path,  # as for `find_model`
     other: str | Path,  # of another model
 ) -> bool:
     "Do two models read the same token ids?"
     return source == other or _tokens_of(source) == _tokens_of(other)
 
-
-@remembered
+# %% ../../nbs/distill/04_tokenizers.ipynb #15f59da5
+@cached_by_files
 def _tokens_of(source: str | Path) -> tuple[list, dict]:
     "A tokenizer's tokens by their roles, and all of them with their ids."
     tokenizer = load_tokenizer(source)
     return [getattr(tokenizer, role) for role in _ROLES], tokenizer.get_vocab()
 
-
-def one_tokenizer(
+# %% ../../nbs/distill/04_tokenizers.ipynb #01051186
+def same_tokenizer(
     source: str | Path,  # as for `find_model`
     other: str | Path,  # of another model
 ) -> bool:
-    "Do two models make the same ids of a text, and of two? How a long one is cut is not asked."
-    return source == other or (one_vocabulary(source, other) and _ways_of(source) == _ways_of(other))
+    "Do two models turn a text, and a pair of texts, into the same ids? Truncation is not compared."
+    return source == other or (same_vocabulary(source, other) and _text_rules(source) == _text_rules(other))
 
-
-@remembered
-def _ways_of(source: str | Path) -> list:
+# %% ../../nbs/distill/04_tokenizers.ipynb #f09409f4
+@cached_by_files
+def _text_rules(source: str | Path) -> list:
     "How a tokenizer changes and cuts texts, and what it puts around them."
     tokenizer = load_tokenizer(source)
     around = [tokenizer(*texts)['input_ids'] for texts in ('a', 'ab')]
@@ -105,14 +112,14 @@ def _ways_of(source: str | Path) -> list:
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
     return [rules['normalizer'], rules['pre_tokenizer'], rules['model'], around]
 
-
+# %% ../../nbs/distill/04_tokenizers.ipynb #bfdbca94
 def reads_as(
     config: RunConfig,  # resolved
 ) -> str:  # the student or the teacher, as for `find_model`
-    "The model whose tokenizer a run's network reads with: the teacher where both have one vocabulary."
+    "The model whose tokenizer a run's network uses: the teacher's where both have the same vocabulary."
     from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
-    own = from_hub and not one_vocabulary(config.student, config.teacher)
-    return config.student if own else config.teacher
+    reads_itself = from_hub and not same_vocabulary(config.student, config.teacher)
+    return config.student if reads_itself else config.teacher
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #1e4128cf
 def _check_builds(
@@ -127,7 +134,7 @@ def _check_builds(
     except Exception as e:  # an activation that there is not, sizes that do not fit
         raise not_loaded(folder, 'a model', e) from None
 
-
+# %% ../../nbs/distill/04_tokenizers.ipynb #597ca0b3
 _LAYER = re.compile(r'(?:^|\.)layers?\.(\d+)\.')
 
 
@@ -135,11 +142,11 @@ def _check_sizes(
     folder: Path,
     model,  # of its config, without weights
 ) -> None:
-    "Refuse a config whose model is larger or smaller than the weights beside it."
+    "Refuse a config whose model is larger or smaller than the weights in its folder."
     stored = stored_tensors(folder)
     built = model.state_dict()
     layers, of_file = (
-        len({found[1] for name in of if (found := _LAYER.search(name))}) for of in (built, stored)
+        len({match[1] for name in names if (match := _LAYER.search(name))}) for names in (built, stored)
     )
     if layers and of_file and layers != of_file:
         raise ModelError(
@@ -149,19 +156,18 @@ def _check_sizes(
     for name, tensor in built.items():
         path, _, shape = stored.get(name) or stored.get(f'{model.base_model_prefix}.{name}') or ('', '', None)
         if shape is not None and shape != tuple(tensor.shape):
-            raise _other_size(folder, model.config, name, tuple(tensor.shape), path, shape)
+            wrong = set(tensor.shape) - set(shape)
+            # the fields of the config that the tensor's size comes from
+            fields = [
+                f'{field}={size}' for field in SIZES if (size := getattr(model.config, field, None)) in wrong
+            ]
+            raise ModelError(
+                f"{folder / 'config.json'} says {', '.join(fields) or 'other sizes'}, which makes {name} a "
+                f"tensor of {tuple(tensor.shape)}, and {path} has {shape}; give a folder whose files "
+                "belong together"
+            )
 
-
-def _other_size(folder: Path, config, name: str, asked: tuple, path: Path, found: tuple) -> ModelError:
-    "By the field of the config that a tensor's size comes from."
-    wrong = set(asked) - set(found)
-    said = [f'{name}={size}' for name in SIZES if (size := getattr(config, name, None)) in wrong]
-    return ModelError(
-        f"{folder / 'config.json'} says {', '.join(said) or 'other sizes'}, which makes {name} a tensor of "
-        f'{asked}, and {path} has {found}; give a folder whose files belong together'
-    )
-
-
+# %% ../../nbs/distill/04_tokenizers.ipynb #6ca8c937
 def _check_runs(folder: Path, config, length: int) -> None:
     "Refuse a model whose forward fails, or fails with texts of another length; tried without weights."
     import torch
@@ -187,9 +193,9 @@ def _check_runs(folder: Path, config, length: int) -> None:
             f'({first_line(e)}); give a model that does, such as BERT or RoBERTa'
         ) from None
 
-
-def _longest(config, model) -> int | None:  # tokens; None: no limit is known
-    "How long texts may be; RoBERTa and its like count positions from behind the padding's."
+# %% ../../nbs/distill/04_tokenizers.ipynb #a94182cf
+def _position_limit(config, model) -> int | None:  # tokens; None: no limit is known
+    "The longest text in tokens; RoBERTa and its relatives count positions from behind the padding's."
     positions = getattr(config, 'max_position_embeddings', None)
     tables = [module for name, module in model.named_modules() if name.endswith('position_embeddings')]
     if not tables and getattr(config, 'relative_attention', False):
@@ -197,22 +203,22 @@ def _longest(config, model) -> int | None:  # tokens; None: no limit is known
     padding = [table.padding_idx for table in tables if getattr(table, 'padding_idx', None) is not None]
     return positions - padding[0] - 1 if positions is not None and padding else positions
 
-
-@remembered
+# %% ../../nbs/distill/04_tokenizers.ipynb #44c5a3b3
+@cached_by_files
 def longest_text(
     source: str | Path,  # as for `find_model`
 ) -> int | None:  # tokens; None: no limit is known
-    "How long texts may be; a model is built only where its config.json does not say it."
+    "The longest text in tokens; a model is built only where config.json does not state it."
     if (stated := stated_length(source)) is not None:
         return stated
     from kdnotes.distill.architectures import load_config
 
     folder = find_model(source)
     config = load_config(folder)
-    return _longest(config, _check_builds(folder, config))
+    return _position_limit(config, _check_builds(folder, config))
 
-
-@remembered
+# %% ../../nbs/distill/04_tokenizers.ipynb #93e63a7d
+@cached_by_files
 def check_model(
     source: str | Path,  # as for `find_model`
 ) -> None:
@@ -223,16 +229,16 @@ def check_model(
     config = load_config(folder)
     model = _check_builds(folder, config)
     _check_sizes(folder, model)
-    _check_runs(folder, config, min(8, _longest(config, model) or 8))
+    _check_runs(folder, config, min(8, _position_limit(config, model) or 8))
 
-
-@remembered
+# %% ../../nbs/distill/04_tokenizers.ipynb #0538d50b
+@cached_by_files
 def unknown_shares(
     source: str | Path,  # as for `find_model`
     samples: tuple[tuple[str, ...], ...],  # texts of several sets
     from_file: bool = False,  # read tokenizer.json as it is, which imports neither transformers nor torch
 ) -> tuple[float, ...] | None:  # of each, 0 to 1; None: there is no such token, or no such file
-    "How many of the tokens of some texts stand for whatever a model's tokenizer does not know."
+    "The share of unknown tokens in each of several sets of texts."
     from tokenizers import Tokenizer
 
     path = find_model(source) / 'tokenizer.json'
@@ -247,7 +253,7 @@ def unknown_shares(
     else:
         try:
             backend = Tokenizer.from_file(str(path)) if from_file else tokenizer.backend_tokenizer
-        except Exception:  # no class of its own; what is wrong is said when the tokenizer is loaded
+        except Exception:  # no class of its own; loading the tokenizer reports what is wrong
             return None
         backend.no_truncation()
         backend.no_padding()
@@ -266,16 +272,16 @@ def unknown_shares(
     return tuple(shares)
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #1376c11b
-@remembered
+@cached_by_files
 def check_batches(
     source: str | Path,  # as for `find_model`
     max_length: int,  # tokens of the longest text
-    special_tokens: Sequence[str] = (),  # that its tokenizer must have besides: 'mask_token', say
+    special_tokens: Sequence[str] = (),  # that its tokenizer must have, e.g. 'mask_token'
     parameter: str = 'max_length',  # what the length is called where it is given
 ) -> None:
     "Refuse a model that cannot read texts of this length, or several of different lengths at once."
     from transformers.models.auto import modeling_auto
-    from kdnotes.distill.architectures import inputs_of, load_config, model_class
+    from kdnotes.distill.architectures import load_config
 
     config = load_config(source)
     # a decoder's head looks for the last token before the padding
@@ -293,7 +299,18 @@ def check_batches(
             f'{source!s} reads texts of at most {positions} tokens, and {parameter}={max_length}; '
             f'use {parameter}={positions} or less'
         )
-    unknown = decoder and getattr(config, 'pad_token_id', None) is None
+    _check_tokenizer(source, config, decoder, special_tokens)
+
+# %% ../../nbs/distill/04_tokenizers.ipynb #0fecd280
+def _check_tokenizer(
+    source: str | Path,
+    config,  # its transformers config
+    decoder: bool,  # is the model one that continues texts?
+    special_tokens: Sequence[str],  # as for `check_batches`
+) -> None:
+    "Refuse a tokenizer that does not fit its model, or cannot make the batches that a run trains on."
+    from kdnotes.distill.architectures import inputs_of, model_class
+
     tokenizer = load_tokenizer(source)
     words = getattr(config, 'vocab_size', None)
     largest = max(tokenizer.get_vocab().values(), default=-1) + 1
@@ -302,7 +319,7 @@ def check_batches(
             f'{source!s} has embeddings of {words} words, and its tokenizer has ids up to {largest - 1}; '
             'save the tokenizer there that the model was trained with'
         )
-    if tokenizer.pad_token is None or unknown:
+    if tokenizer.pad_token is None or decoder and getattr(config, 'pad_token_id', None) is None:
         raise ModelError(
             f'{source!s} has no padding token, so texts of different lengths make no batch; '
             'set pad_token of its tokenizer and pad_token_id of its config, and save both'

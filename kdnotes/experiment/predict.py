@@ -23,7 +23,7 @@ from ..core.progress import stage
 from ..core.render import render
 from .score import Source, find_source, load_source
 from ..results.store import find_run_model
-from ..tasks.asked import INPUTS, Answer, AskError, Reader
+from ..tasks.inference import INPUTS, Answer, InferenceError, Reader
 from ..tasks.base import TaskInfo
 
 # %% auto #0
@@ -36,7 +36,7 @@ class PredictError(KdnotesError):
 
 # %% ../../nbs/experiment/13_predict.ipynb #30b741ce
 def check_asked(
-    asked: dict[str, Any],  # by the names of `tasks.asked.INPUTS`
+    asked: dict[str, Any],  # by the names of `tasks.inference.INPUTS`
 ) -> dict[str, Any]:  # without what is None
     "Refuse what nobody can answer."
     asked = {name: value for name, value in asked.items() if value is not None}
@@ -84,7 +84,7 @@ def listed(
 
 
 def one_by_one(
-    asked: dict[str, Any],  # by the names of `tasks.asked.INPUTS`
+    asked: dict[str, Any],  # by the names of `tasks.inference.INPUTS`
 ) -> list[dict[str, Any]] | None:  # of `check_asked`; None: it is asked once
     "What is asked several times: a list of texts where a text would do, a list of lists of candidates."
     asked = {name: value for name, value in asked.items() if value is not None}
@@ -244,8 +244,8 @@ def answers_of(
             part = asked[start : start + _AT_ONCE]
             try:
                 found = info.use.answers(reader, part)
-            except AskError as e:
-                raise AskError(str(e), at=start + e.at) from None
+            except InferenceError as e:
+                raise InferenceError(str(e), at=start + e.at) from None
             advance(len(part))
             yield from found
 
@@ -325,7 +325,7 @@ def predict(
     # another model that answers the same; None: the teacher of the run, where its weights are at hand;
     # 'none': no other
     beside: str | None = None,
-    # by the names of `tasks.asked.INPUTS`, a text each, candidates a list of them; or a list of these each
+    # by the names of `tasks.inference.INPUTS`, a text each, candidates a list of them; or lists of these
     **asked: Any,
 ) -> Prediction | Predictions:  # several where lists are given
     "Ask a model."
@@ -355,7 +355,7 @@ def _predict_several(model: str, beside: str | None, asked: list[dict[str, Any]]
     begin = time.perf_counter()
     try:
         answers = list(answers_of(reader, info, asked))
-    except AskError as e:
+    except InferenceError as e:
         raise PredictError(f'number {e.at} of {len(asked)}, counted from 0: {e}') from None
     seconds = time.perf_counter() - begin
     return Predictions(

@@ -35,7 +35,7 @@ from kdnotes.core.tables import (
 )
 from .predict import PredictError, answers_of, load_reader, tasks_of
 from .score import Source, find_source
-from ..tasks.asked import AskError
+from ..tasks.inference import InferenceError
 from ..tasks.base import TaskInfo
 from kdnotes.tasks.schema import (
     Rows,
@@ -183,7 +183,7 @@ def _answered(
                 notes[i] = '; '.join(map(str, answer.notes))
                 for name, cell in cells.items():
                     _column(columns, name, asked.table, n)[i] = cell
-    except AskError as e:
+    except InferenceError as e:
         raise PredictError(f'{asked.table.place(asked.rows[e.at][0])}: {e}') from None
     columns['note'] = columns.pop('note')  # the last one
     return columns, time.perf_counter() - begin

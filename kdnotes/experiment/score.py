@@ -36,7 +36,7 @@ from kdnotes.tasks.lm_scores import (
 )
 from ..tasks.sources import corpus_of, load_by_rules
 from kdnotes.tasks.text_blocks import (
-    Asked,
+    Positions,
     Masking,
     Rows,
     cut_blocks,
@@ -288,7 +288,7 @@ def _hidden(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.n
 
 
 def _pseudo(
-    forward: Any, scorer: Scorer, rows: Rows, asked: Asked, key: str, budget: int, say: Callable
+    forward: Any, scorer: Scorer, rows: Rows, asked: Positions, key: str, budget: int, say: Callable
 ) -> np.ndarray:
     "Nats of each token that is hidden by itself, one call at a time."
     folder = cache_path() / 'scores' / key
@@ -403,7 +403,7 @@ def _trained_on(model: str, documents: list[dict]) -> int | None:
     return sum(row['text'] in known for row in documents)
 
 
-def _clusters(text: Text, asked: Asked) -> tuple[np.ndarray, np.ndarray, str]:
+def _clusters(text: Text, asked: Positions) -> tuple[np.ndarray, np.ndarray, str]:
     "What rows and tokens are alike in, and what that is called: documents, or a single document's rows."
     of_tokens = text.clusters[text.rows.documents_of(asked)]
     if len(np.unique(of_tokens)) == 1:  # nothing can be said about other documents
@@ -411,7 +411,7 @@ def _clusters(text: Text, asked: Asked) -> tuple[np.ndarray, np.ndarray, str]:
     return text.clusters[text.rows.documents], of_tokens, 'documents'
 
 
-def _table(scorer: Scorer, text: Text, asked: Asked, nll: np.ndarray) -> pd.DataFrame:
+def _table(scorer: Scorer, text: Text, asked: Positions, nll: np.ndarray) -> pd.DataFrame:
     "A line for each token that was hidden by itself."
     documents = np.array(text.documents, dtype=object)
     tokens = scorer.tokenizer.convert_ids_to_tokens(text.rows.tokens_at(asked).tolist())

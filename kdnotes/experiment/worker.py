@@ -294,7 +294,7 @@ def _cached_signal(rank: Rank, task, teacher):
             parts,
             device=runtime.device,
             workers=te.Workers(sharing.index(runtime.rank), len(sharing), runtime.barrier),
-            say=lambda text: print(text, flush=True),  # into the run's log
+            log=lambda text: print(text, flush=True),  # into the run's log
         )
     return signal
 

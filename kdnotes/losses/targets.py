@@ -48,18 +48,18 @@ def cut_off(
 
     if min_probability is None and top_k is None:
         return log_p
-    kept = torch.ones_like(log_p, dtype=torch.bool)
+    mask = torch.ones_like(log_p, dtype=torch.bool)
     if min_probability is not None:
         if not 0 < min_probability <= 1:
             raise ValueError(f'min_probability must be > 0 and <= 1, got {min_probability}')
-        kept &= log_p >= log_p.amax(-1, keepdim=True).clamp(max=math.log(min_probability))
+        mask &= log_p >= log_p.amax(-1, keepdim=True).clamp(max=math.log(min_probability))
     if top_k is not None:
         if not isinstance(top_k, int) or not 1 <= top_k <= log_p.shape[-1]:
             raise ValueError(
                 f'top_k must be a whole number from 1 to the {log_p.shape[-1]} classes, got {top_k}'
             )
-        kept &= log_p >= log_p.topk(top_k).values[..., -1:]
-    return log_p.masked_fill(~kept, -math.inf).log_softmax(-1).clamp(min=torch.finfo(log_p.dtype).min)
+        mask &= log_p >= log_p.topk(top_k).values[..., -1:]
+    return log_p.masked_fill(~mask, -math.inf).log_softmax(-1).clamp(min=torch.finfo(log_p.dtype).min)
 
 # %% ../../nbs/losses/01_targets.ipynb #07bfe927
 def soft_target_kl(
@@ -160,8 +160,8 @@ def pair_counts(
     _, group = np.unique(groups, return_inverse=True)
     _, label = np.unique(labels, return_inverse=True)
 
-    def pairs(of) -> int:
-        return int(sum(n * (n - 1) // 2 for n in np.unique(of, return_counts=True)[1].tolist()))
+    def pairs(values) -> int:
+        return int(sum(n * (n - 1) // 2 for n in np.unique(values, return_counts=True)[1].tolist()))
 
     every = pairs(group)
     return {'labelled': every - pairs(group * (len(labels) + 1) + label), 'all': every}

@@ -30,20 +30,20 @@ class OpenLogits:
         self,
         index: Tensor | slice,  # of the first dimension of `flat`
     ) -> OpenLogits:
-        "Those of some tokens."
+        "The logits of some tokens, not yet computed."
         return replace(self, features=self.features.flatten(0, -2)[index])
 
     def tensor(self) -> Tensor:  # (..., vocabulary) float32
-        "All of them, for few tokens."
+        "Compute all of them; for few tokens."
         bias = None if self.bias is None else self.bias.to(self.dtype)
         return F.linear(self.features.to(self.dtype), self.weight.to(self.dtype), bias).float()
 
     def detach(self) -> OpenLogits:
-        "Without gradients."
+        "The same, without gradients."
         bias = None if self.bias is None else self.bias.detach()
         return replace(self, features=self.features.detach(), weight=self.weight.detach(), bias=bias)
 
-
+# %% ../../nbs/losses/03_vocabulary.ipynb #7b20dd2a
 def rows_of(
     logits: Tensor | OpenLogits,  # (..., vocabulary)
     index: Tensor | slice,  # of tokens, counted through all leading dimensions
@@ -55,12 +55,12 @@ def rows_of(
 def as_tensor(
     logits: Tensor | OpenLogits,
 ) -> Tensor:  # (..., vocabulary) float32
-    "Logits as numbers."
+    "Logits as a tensor."
     return logits.tensor() if isinstance(logits, OpenLogits) else logits.float()
 
 # %% ../../nbs/losses/03_vocabulary.ipynb #96660a39
 class OpenDecoder(nn.Module):
-    "An output layer that hands on what it is given, with its weight and bias."
+    "An output layer that returns its input with its weight and bias, instead of the product."
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
@@ -75,7 +75,7 @@ class OpenDecoder(nn.Module):
             dtype = torch.float32
         return OpenLogits(features, self.weight, self.bias, dtype)
 
-
+# %% ../../nbs/losses/03_vocabulary.ipynb #f241826a
 def open_decoder(
     model: nn.Module,  # a language model of transformers; changed in place
 ) -> nn.Module:  # the same
@@ -83,13 +83,13 @@ def open_decoder(
     layer = getattr(model, 'get_output_embeddings', lambda: None)()
     if type(layer) is nn.Linear:
         model.set_output_embeddings(OpenDecoder(layer))
-        if not _ends_open(model):
+        if not _returns_open_logits(model):
             model.set_output_embeddings(layer)
     return model
 
-
-def _ends_open(model: nn.Module) -> bool:
-    "Are the model's logits what its output layer gives? Some models add to it."
+# %% ../../nbs/losses/03_vocabulary.ipynb #47780b97
+def _returns_open_logits(model: nn.Module) -> bool:
+    "Does the model return what its output layer returns? Some models change it further."
     ids = torch.full((1, 4), 3, device=next(model.parameters()).device)
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -103,10 +103,10 @@ PIECE = 1 << 22
 
 
 class _ChunkedSum(torch.autograd.Function):
-    "A sum over the rows of logits that are made a piece at a time."
+    "A sum over the rows of logits that are computed in pieces."
 
     @staticmethod
-    def forward(ctx, features, weight, bias, dtype, of_piece, with_gradient):
+    def forward(ctx, features, weight, bias, dtype, piece_loss, with_gradient):
         ctx.saved = _Gradients(features, weight, bias) if with_gradient else None
         total = torch.zeros((), dtype=torch.float64, device=features.device)
         table = weight.to(dtype)
@@ -115,7 +115,7 @@ class _ChunkedSum(torch.autograd.Function):
         for start in range(0, len(features), step):
             rows = slice(start, start + step)
             x = features[rows].to(dtype)
-            value, gradient = of_piece(F.linear(x, table, shift).float(), rows, with_gradient)
+            value, gradient = piece_loss(F.linear(x, table, shift).float(), rows, with_gradient)
             total += value
             if with_gradient:
                 ctx.saved.add(rows, x, table, gradient)
@@ -126,9 +126,9 @@ class _ChunkedSum(torch.autograd.Function):
     def backward(ctx, factor):
         return *ctx.saved.times(factor), None, None, None
 
-
+# %% ../../nbs/losses/03_vocabulary.ipynb #0f5d7aa0
 class _Gradients:
-    "Of features, weight and bias, in float32."
+    "Gradients of features, weight and bias, in float32."
 
     def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None):
         self.features = torch.empty_like(features, dtype=torch.float32)
@@ -137,7 +137,7 @@ class _Gradients:
         self.dtypes = [None if t is None else t.dtype for t in (features, weight, bias)]
 
     def add(self, rows: slice, x: Tensor, table: Tensor, gradient: Tensor) -> None:
-        "A piece, by the gradient of its logits."
+        "Add a piece, by the gradient of its logits."
         if self.bias is not None:
             self.bias += gradient.sum(0)
         gradient = gradient.to(table.dtype)
@@ -149,18 +149,18 @@ class _Gradients:
 
     def times(self, factor: Tensor) -> list[Tensor | None]:
         "The gradients of a multiple of the sum."
-        found = (self.features, self.weight, self.bias)
-        return [None if g is None else (g * factor).to(dtype) for g, dtype in zip(found, self.dtypes)]
+        sums = (self.features, self.weight, self.bias)
+        return [None if g is None else (g * factor).to(dtype) for g, dtype in zip(sums, self.dtypes)]
 
-
+# %% ../../nbs/losses/03_vocabulary.ipynb #bc96bc12
 def _chunked_sum(
     logits: OpenLogits,  # (n, vocabulary)
     # (logits of a piece (k, vocabulary) float32, its rows, is the gradient wanted?) -> the sum of its losses;
     # their gradient (k, vocabulary), or None
-    of_piece: Callable[[Tensor, slice, bool], tuple[Tensor, Tensor | None]],
+    piece_loss: Callable[[Tensor, slice, bool], tuple[Tensor, Tensor | None]],
 ) -> Tensor:  # scalar float32
     trained = torch.is_grad_enabled() and (logits.features.requires_grad or logits.weight.requires_grad)
-    return _ChunkedSum.apply(logits.features, logits.weight, logits.bias, logits.dtype, of_piece, trained)
+    return _ChunkedSum.apply(logits.features, logits.weight, logits.bias, logits.dtype, piece_loss, trained)
 
 # %% ../../nbs/losses/03_vocabulary.ipynb #febe072c
 def vocabulary_ce(
@@ -171,7 +171,7 @@ def vocabulary_ce(
     if isinstance(logits, Tensor):
         return hard_target_ce(logits, labels, 'sum')
 
-    def of_piece(z: Tensor, rows: slice, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    def piece_loss(z: Tensor, rows: slice, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
         right = labels[rows, None]
         log_q = z.log_softmax(-1)
         value = -log_q.gather(1, right).double().sum()
@@ -180,7 +180,7 @@ def vocabulary_ce(
         gradient = log_q.exp_()
         return value, gradient.scatter_add_(1, right, torch.full_like(right, -1, dtype=gradient.dtype))
 
-    return _chunked_sum(logits, of_piece)
+    return _chunked_sum(logits, piece_loss)
 
 # %% ../../nbs/losses/03_vocabulary.ipynb #6a7c7c6d
 @torch.no_grad()
@@ -206,22 +206,23 @@ class TopK:
 
     @classmethod
     @torch.no_grad()
-    def of(
+    def from_logits(
         cls,
         logits: Tensor | OpenLogits,  # (n, vocabulary)
         k: int,
     ) -> TopK:
         "The largest logits, without those of all tokens at once."
         if isinstance(logits, Tensor):
-            found = logits.float().topk(k)
-            return cls(found.indices, found.values)
+            largest = logits.float().topk(k)
+            return cls(largest.indices, largest.values)
         step = max(1, PIECE // len(logits.weight))
         pieces = [
-            cls.of(logits.rows(slice(i, i + step)).tensor(), k) for i in range(0, len(logits.features), step)
+            cls.from_logits(logits.rows(slice(i, i + step)).tensor(), k)
+            for i in range(0, len(logits.features), step)
         ]
         return cls(torch.cat([p.index for p in pieces]), torch.cat([p.logits for p in pieces]))
 
-
+# %% ../../nbs/losses/03_vocabulary.ipynb #3f3aae9f
 def vocabulary_kl(
     student: Tensor | OpenLogits,  # (n, vocabulary)
     teacher: Tensor | OpenLogits | TopK,  # (n, vocabulary); no gradient is taken
@@ -244,7 +245,7 @@ def vocabulary_kl(
         z = as_tensor(rows_of(teacher, rows)).detach()
         return cut_off((z / T).log_softmax(-1), min_probability, top_k), None
 
-    def of_piece(z: Tensor, rows: slice, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    def piece_loss(z: Tensor, rows: slice, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
         log_q = (z / T).log_softmax(-1)
         log_p, index = target(rows)
         p = log_p.exp()
@@ -258,11 +259,11 @@ def vocabulary_kl(
 
     if isinstance(student, Tensor):
         return _closed_kl(student, target, T)
-    return _chunked_sum(student, of_piece)
+    return _chunked_sum(student, piece_loss)
 
-
+# %% ../../nbs/losses/03_vocabulary.ipynb #31270a94
 def _closed_kl(student: Tensor, target: Callable[[slice], tuple[Tensor, Tensor | None]], T: float) -> Tensor:
-    "The same of logits that are there already."
+    "The same for logits that are computed already."
     log_p, index = target(slice(None))
     log_q = (student.float() / T).log_softmax(-1)
     theirs = log_q if index is None else log_q.gather(1, index)

@@ -48,10 +48,10 @@ def _rows_of_arms(
     records: Sequence[dict],
     values: dict[str, dict[str, Interval]],
     panels: Mapping[str, str],  # 'primary' or a key of QUANTITIES -> what is below its panel
-    floors: Mapping[str, float],  # in the first panel
+    baselines: Mapping[str, float],  # in the first panel
     bold: Iterable[str] = (),  # arms
 ) -> tuple[Figure, dict[str, Axes]]:
-    "A row an arm that has all of these values and then a row a trivial baseline, single runs as points."
+    "One row per arm that has all of these values, then one per trivial baseline; single runs are points."
     arms = {arm: runs for arm, runs in arms_of(records).items() if panels.keys() <= values[arm].keys()}
     names = {arm: f'{arm} ({len(runs)})' for arm, runs in arms.items()}
     rows = [
@@ -60,7 +60,7 @@ def _rows_of_arms(
         for key, panel in panels.items()
     ]
     point = dict(panel=next(iter(panels.values())), low=math.nan, high=math.nan, looks=(pt.LINE, '|'))
-    rows += [point | dict(row=f'trivial: {name}', value=value) for name, value in floors.items()]
+    rows += [point | dict(row=f'trivial: {name}', value=value) for name, value in baselines.items()]
     times = timed(records)
     seen = [
         (names[arm], panel, value)
@@ -77,25 +77,25 @@ def _rows_of_arms(
     figure.axes[0].set_title('mean and 95% interval; points: runs')
     return figure, axes
 
-
+# %% ../../nbs/report/03_figures.ipynb #b8b376c3
 @pt.drawing
 def accuracy_figure(
     records: Sequence[dict],  # of one study
     values: dict[str, dict[str, Interval]],  # of `arm_values`
     cost: str = 'train_s',  # of COSTS
-    floors: Mapping[str, float] | None = None,  # trivial baseline -> its primary metric
+    baselines: Mapping[str, float] | None = None,  # trivial baseline -> its primary metric
 ) -> Figure:
-    "The primary metric and what it costs, a row an arm, the Pareto front in bold."
+    "The primary metric and what it costs, one row per arm, the Pareto front in bold."
     p = records[0]['primary']
     higher = p['higher_is_better']
     front = pareto_front(values, cost, higher)
     if not front:
         raise pt.NotDrawn(why_none(records, cost))
     metric = f"{primary_name(records[0])} on {p['set']}\n({'higher' if higher else 'lower'} is better)"
-    floors = floors or {}
-    figure, axes = _rows_of_arms(records, values, {'primary': metric, cost: COSTS[cost]}, floors, front)
-    if floors:
-        best = (max if higher else min)(floors.values())
+    baselines = baselines or {}
+    figure, axes = _rows_of_arms(records, values, {'primary': metric, cost: COSTS[cost]}, baselines, front)
+    if baselines:
+        best = (max if higher else min)(baselines.values())
         axes[metric].axvline(best, color=pt.LINE, linewidth=1.1, linestyle=':', zorder=1)
     return figure
 
@@ -105,7 +105,7 @@ def throughput_figure(
     records: Sequence[dict],  # of one study
     values: dict[str, dict[str, Interval]],  # of `arm_values`
 ) -> Figure:
-    "Training examples per second, a row an arm and a point a run."
+    "Training examples per second, one row per arm and one point per run."
     key = 'examples_per_s'
     runs = [r for r in timed(records).runs if key in values[r['arm']]]
     if not runs:
@@ -117,10 +117,10 @@ def throughput_figure(
 def curves_figure(
     records: Sequence[dict],  # of one study
 ) -> Figure:
-    "Training loss and the metric on the way against optimizer steps, a row an arm among all others."
+    "Training loss and the metric during training against optimizer steps, one row per arm."
     arms = arms_of(records)
-    found = [(r['arm'], p['step'], p['loss'], p['value']) for r in records for p in curve_of(r)]
-    points = pd.DataFrame(found, columns=['arm', 'x', 'loss', 'value'])
+    curve_rows = [(r['arm'], p['step'], p['loss'], p['value']) for r in records for p in curve_of(r)]
+    points = pd.DataFrame(curve_rows, columns=['arm', 'x', 'loss', 'value'])
     points = points.melt(['arm', 'x'], var_name='key', value_name='y').dropna().astype(dict(y=float))
     if not len(points):
         raise pt.NotDrawn(reason('no_curve'))
@@ -133,18 +133,18 @@ def curves_figure(
     for (arm, title), axes in panels.items():
         others = means[(means['arm'] != arm) & (means['key'] == keys[title])]
         pt.put_lines(axes, others, units=others['arm'].to_numpy(), **grey)
-        own = points[(points['arm'] == arm) & (points['key'] == keys[title])]
-        pt.put_course(axes, own, pt.look(arm, arms), pt.in_mixed_precision(arms[arm]))
+        arm_points = points[(points['arm'] == arm) & (points['key'] == keys[title])]
+        pt.put_course(axes, arm_points, pt.look(arm, arms), pt.in_mixed_precision(arms[arm]))
     axes.set_xlim(left=0)  # of all panels, once all is drawn
     return figure
 
 # %% ../../nbs/report/03_figures.ipynb #669df4ca
 def smoothed(losses: Sequence[float]) -> np.ndarray:  # as many
-    "The mean of a loss and its neighbours, a fifth of all of them together: its course without its noise."
+    "The mean of a loss and its neighbours, a fifth of all of them together: the trend without the noise."
     width = max(3, len(losses) // 5)
     return pd.Series(losses, dtype=float).rolling(width, center=True, min_periods=1).mean().to_numpy()
 
-
+# %% ../../nbs/report/03_figures.ipynb #19c1c15c
 @pt.drawing
 def run_curves(record: dict) -> Figure:
     "Training loss and the primary metric of one run along its steps."
@@ -167,9 +167,9 @@ def run_curves(record: dict) -> Figure:
     if len(losses):
         loss_axes.set_title('training loss (thin: as logged; thick: smoothed)')
     for where, (colour, marker) in zip(sets, pt.LOOKS.values()):
-        its = scores[scores['set'] == where]
+        set_scores = scores[scores['set'] == where]
         how = dict(color=colour, marker=marker, markersize=4, label=where)
-        score_axes.plot(its['step'], unit.factor * its['value'], **how)
+        score_axes.plot(set_scores['step'], unit.factor * set_scores['value'], **how)
     if len(sets) > 1:
         score_axes.legend()
     loss_axes.set_xlim(left=0)
@@ -178,22 +178,22 @@ def run_curves(record: dict) -> Figure:
 # %% ../../nbs/report/03_figures.ipynb #c0eb8cf5
 _GROUPS = {'chain': 'chain, one factor per step', 'control': 'controls', 'variant': 'variants'}
 
-
+# %% ../../nbs/report/03_figures.ipynb #d3163a13
 def _effect_rows(
     e: Evidence,
     panels: Mapping[str, str],  # 'difference' and perhaps 'train_s' -> what is below the panel
 ) -> list[dict]:  # of `interval_rows`
-    "A title a group, its comparisons below it, and what is drawn of each."
+    "One title per group, the comparisons of the group, and what is drawn of each."
     rows = []
     for kind, title in _GROUPS.items():
-        found = [c for k, c in e.comparisons if k == kind]
-        rows += [dict(row=title)] if found else []
-        for c in found:
+        comparisons = [c for k, c in e.comparisons if k == kind]
+        rows += [dict(row=title)] if comparisons else []
+        for c in comparisons:
             seeds = f"{len(c.seeds)} seed{'s' * (len(c.seeds) != 1)}"
-            of = 'not compared'
+            factors = 'not compared'
             if x := c.attribution:  # a star where it is not one factor alone
-                of = x.factor or f"{' + '.join(x.factors) or 'other settings'}*"
-            row = dict(row=f'{of} ({seeds})\n{c.a} → {c.b}')
+                factors = x.factor or f"{' + '.join(x.factors) or 'other settings'}*"
+            row = dict(row=f'{factors} ({seeds})\n{c.a} → {c.b}')
             marks = dict(looks=pt.look(c.b, e.arms), hollow=len(c.seeds) == 1)
             drawn = dict(difference=c.difference, **c.speedup)
             rows.append(row)
@@ -210,16 +210,16 @@ def _effect_rows(
 @pt.drawing
 def effects_figure(e: Evidence) -> Figure:
     "A forest plot: what each factor does to the primary metric and to training time."
-    found = [c for kind, c in e.comparisons if kind in _GROUPS]
-    if not found:
+    comparisons = [c for kind, c in e.comparisons if kind in _GROUPS]
+    if not comparisons:
         raise pt.NotDrawn(reason('no_step'))
-    if not any(c.difference or c.speedup for c in found):
+    if not any(c.difference or c.speedup for c in comparisons):
         raise pt.NotDrawn(reason('no_pair'))
     primary = e.records[0]['primary']
     metric = f"{primary_name(e.records[0])} on {primary['set']}"
     better = 'right' if primary['higher_is_better'] else 'left'
     panels = dict(difference=f'change of {metric}\n({better}: better)')
-    ratios = [i for c in found if (i := c.speedup.get('train_s'))]
+    ratios = [i for c in comparisons if (i := c.speedup.get('train_s'))]
     if ratios:
         panels['train_s'] = 'training speedup\n(right: faster)'
     figure, axes = pt.interval_rows(_effect_rows(e, panels), _GROUPS.values(), height=0.36)
@@ -230,7 +230,7 @@ def effects_figure(e: Evidence) -> Figure:
         _times_axis(axes[panels['train_s']], [v for i in ratios for v in (i.estimate, i.low, i.high) if v])
     return figure
 
-
+# %% ../../nbs/report/03_figures.ipynb #da8181c4
 def _times_axis(axes: Axes, ratios: list[float]) -> None:
     "A log axis with doublings on it, or with half of them where these are few."
     low, high = min([0.8, *ratios]), max([1.25, *ratios])
@@ -244,7 +244,7 @@ def _times_axis(axes: Axes, ratios: list[float]) -> None:
 # title -> key, what it is divided by
 _TRACES = {m.panel: (name, m.per) for name, m in METERS.items() if m.panel}
 
-
+# %% ../../nbs/report/03_figures.ipynb #99db33f0
 @pt.drawing
 def timelines_figure(e: Evidence) -> Figure:
     "Utilisation and power, or memory, over the time of each run."
@@ -266,10 +266,10 @@ def timelines_figure(e: Evidence) -> Figure:
     figure, panels = pt.course_grid(whole['arm'].unique(), titles, 0.56, f'{name} since the start')
     for (arm, title), axes in panels.items():
         key, divisor = _TRACES[title]
-        its = whole[whole['arm'] == arm]
-        line = pd.DataFrame(dict(x=its['elapsed_s'] / unit, y=its[key].astype(float) / divisor))
+        arm_lines = whole[whole['arm'] == arm]
+        line = pd.DataFrame(dict(x=arm_lines['elapsed_s'] / unit, y=arm_lines[key].astype(float) / divisor))
         how = dict(color=pt.look(arm, e.arms)[0], linewidth=0.9, alpha=0.75)
-        pt.put_lines(axes, line, units=its['run_id'].to_numpy(), estimator=None, **how)
+        pt.put_lines(axes, line, units=arm_lines['run_id'].to_numpy(), estimator=None, **how)
         axes.set_ylim(0, 1.1 * whole[key].max() / divisor)
     axes.set_xlim(left=0)  # of all panels, once all is drawn
     return figure
@@ -284,7 +284,7 @@ PHASE_COLOURS = {  # part of a run, of `tables.phase_seconds` -> colour
     "the teacher's own training": '#FFFFFF',
 }
 
-
+# %% ../../nbs/report/03_figures.ipynb #4dd594c9
 @pt.drawing
 def phases_figure(e: Evidence) -> Figure:
     "What each arm's time goes into, as stacked bars."
@@ -307,9 +307,9 @@ def phases_figure(e: Evidence) -> Figure:
 def gradients_figure(e: Evidence) -> Figure:
     "Histograms of gradient magnitudes, layer by layer, between fp16's borders."
     arms = {
-        arm: pooled_gradients(its)
+        arm: pooled_gradients(moments)
         for arm, runs in e.arms.items()
-        if (its := [m for r in runs for m in r.get('gradients') or ()])
+        if (moments := [m for r in runs for m in r.get('gradients') or ()])
     }
     if not arms:
         raise pt.NotDrawn(reason('no_gradients'))
@@ -338,10 +338,10 @@ def gradients_figure(e: Evidence) -> Figure:
 # %% ../../nbs/report/03_figures.ipynb #fd853eb1
 @pt.drawing
 def fidelity_figure(
-    table: pd.DataFrame,  # arm, measure, estimate, low, high (None: unknown), control; a row each
+    table: pd.DataFrame,  # arm, measure, estimate, low, high (None: unknown), control
     arms: dict[str, list[dict]],  # of `arms_of`
 ) -> Figure:
-    "How well students agree with their teachers, a row an arm and a panel a measure."
+    "How well students agree with their teachers, one row per arm and one panel per measure."
     order = [arm for arm in arms if (table['arm'] == arm).any()]
     if not order:
         raise pt.NotDrawn(reason('no_teacher_predictions'))
@@ -355,22 +355,31 @@ def fidelity_figure(
 # %% ../../nbs/report/03_figures.ipynb #580acfb2
 @pt.drawing
 def reliability_figure(
-    bins: pd.DataFrame,  # arm, confidence, accuracy, low, high (0 to 1; None: unknown), n: a row a bin
+    bins: pd.DataFrame,  # arm, confidence, accuracy, low, high (0 to 1; None: unknown), n: one row per bin
     arms: dict[str, list[dict]],  # of `arms_of`
 ) -> Figure:
-    "How often predictions of a given probability are right, a panel an arm."
+    "How often predictions of a given probability are right, one panel per arm."
     shown = [arm for arm in arms if arm in set(bins['arm'])]
     if not shown:
         raise pt.NotDrawn(reason('no_predictions'))
     figure, panels = pt.grid(shown, 4, 1.75, sharex=True, sharey=True)
     for arm, axes in panels.items():
-        its = bins[bins['arm'] == arm]
+        arm_bins = bins[bins['arm'] == arm]
         colour, marker = pt.look(arm, arms)
-        axes.bar(its['confidence'], 0.3 * its['n'] / its['n'].max(), width=0.05, color=pt.PALE, zorder=1)
+        axes.bar(
+            arm_bins['confidence'],
+            0.3 * arm_bins['n'] / arm_bins['n'].max(),
+            width=0.05,
+            color=pt.PALE,
+            zorder=1,
+        )
         axes.plot([0, 1], [0, 1], color=pt.QUIET, linewidth=0.8, linestyle=(0, (5, 2)), zorder=1)
-        error = [its['accuracy'] - its['low'].astype(float), its['high'].astype(float) - its['accuracy']]
+        error = [
+            arm_bins['accuracy'] - arm_bins['low'].astype(float),
+            arm_bins['high'].astype(float) - arm_bins['accuracy'],
+        ]
         how = dict(marker=marker, color=colour, linewidth=1, markersize=4)
-        axes.errorbar(its['confidence'], its['accuracy'], yerr=error, **how)
+        axes.errorbar(arm_bins['confidence'], arm_bins['accuracy'], yerr=error, **how)
         axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
     figure.supxlabel('predicted probability')
     figure.supylabel('share that is right')
@@ -402,7 +411,7 @@ def _facts(
         score_kind=score_kind(e.records),
     )
 
-
+# %% ../../nbs/report/03_figures.ipynb #8e25cb41
 def caption(
     name: str,  # of a macro in captions.jinja
     e: Evidence,
@@ -426,7 +435,7 @@ def _against(cost: str) -> pt.Picture:
         cost=cost,
     )
 
-
+# %% ../../nbs/report/03_figures.ipynb #a6c081cc
 FIGURES = {  # name of the file -> figure, in the order of the argument
     'accuracy_time': _against('train_s'),
     'accuracy_energy': _against('device_j'),
@@ -441,7 +450,7 @@ FIGURES = {  # name of the file -> figure, in the order of the argument
     'reliability': _picture(reliability_figure, 'reliability', lambda e: (reliability_table(e), e.arms)),
 }
 
-
+# %% ../../nbs/report/03_figures.ipynb #a96bf643
 def draw_evidence(
     e: Evidence,
     folder: Path,  # where the files go

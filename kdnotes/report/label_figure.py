@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from . import plotting as pt
 from ..stats.evidence import Evidence
-from ..stats.labels import TrainedArm, best_alone, mean_value, numbers_of_labels, size_of, trained_arms
+from ..stats.labels import TrainedArm, best_alone, numbers_of_labels, trained_arms
 from ..core.render import metric_on, reason, unit_of
 
 # %% auto #0
@@ -19,12 +19,12 @@ __all__ = ['labels_figure']
 
 # %% ../../nbs/report/02_label_figure.ipynb #305e59cf
 _TWO_COLUMNS = 92  # characters of a legend's two widest texts
-_FLOOR_DASHES = ((0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 3)))
+_BASELINE_DASHES = ((0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 3)))
 
-
+# %% ../../nbs/report/02_label_figure.ipynb #476bee61
 @pt.drawing
 def labels_figure(e: Evidence) -> Figure:
-    "The primary metric against the number of labels, beside the trivial models that are not below all arms."
+    "The primary metric against the number of labels, with the trivial baselines that are not below all arms."
     known = trained_arms(e.arms)
     if len(numbers_of_labels(known)) < 2:
         raise pt.NotDrawn(reason('labels_not_varied'))
@@ -32,21 +32,21 @@ def labels_figure(e: Evidence) -> Figure:
     unit = unit_of(task, primary['metric'])
     figure = Figure(figsize=(pt.WIDTH, 4.2))
     axes = figure.subplots()
-    for size in dict.fromkeys(map(size_of, known)):
-        best = best_alone(its for its in known if size_of(its) == size)
+    for size in dict.fromkeys(arm.n_parameters for arm in known):
+        best = best_alone(arm for arm in known if arm.n_parameters == size)
         if len(best) < 2:
             continue
-        line = [(n, unit.factor * mean_value(its)) for n, its in best.items()]
+        line = [(n, unit.factor * arm.mean) for n, arm in best.items()]
         pt.put_lines(axes, pd.DataFrame(line, columns=['x', 'y']), color=pt.LINE, linewidth=1, zorder=1)
-    given = [its for its in known if its.labels is None]
-    for its, dashes in zip(given, cycle(('--', ':', '-.'))):
-        level = unit.factor * e.values[its.arm]['primary'].estimate
-        axes.axhline(level, color=pt.BLACK, linewidth=1, linestyle=dashes, label=_named(its), zorder=1)
-    trained = [its for its in known if its.labels is not None]
-    for its, x in zip(trained, _apart([its.labels for its in trained])):
-        looks = _looks(its, trained)
-        row = pt.mark(e.values[its.arm]['primary'], looks, unit.factor, hollow=its.role == 'alone')
-        pt.put_marks(axes, [row | dict(at=x)], 'y', label=_named(its))
+    given = [arm for arm in known if arm.labels is None]
+    for arm, dashes in zip(given, cycle(('--', ':', '-.'))):
+        level = unit.factor * e.values[arm.arm]['primary'].estimate
+        axes.axhline(level, color=pt.BLACK, linewidth=1, linestyle=dashes, label=_named(arm), zorder=1)
+    trained = [arm for arm in known if arm.labels is not None]
+    for arm, x in zip(trained, _side_by_side([arm.labels for arm in trained])):
+        looks = _looks(arm, trained)
+        row = pt.mark(e.values[arm.arm]['primary'], looks, unit.factor, hollow=arm.role == 'alone')
+        pt.put_marks(axes, [row | dict(at=x)], 'y', label=_named(arm))
     _put_baselines(axes, e, known, unit.factor)
     pt.log_axis(axes, 'x', numbers_of_labels(known))
     axes.set_xlabel('rows with a label')
@@ -54,51 +54,51 @@ def labels_figure(e: Evidence) -> Figure:
     _put_legend(figure, axes.get_legend_handles_labels()[1])
     return figure
 
-
+# %% ../../nbs/report/02_label_figure.ipynb #080b1d2f
 def _put_baselines(axes, e: Evidence, known: Sequence[TrainedArm], factor: float) -> None:
     "Lines of the trivial baselines that are not below all arms."
-    lowest = min(e.values[its.arm]['primary'].estimate for its in known)
+    lowest = min(e.values[arm.arm]['primary'].estimate for arm in known)
     higher = e.records[0]['primary']['higher_is_better']
-    shown = [floor for floor in e.baselines if not higher or floor.value >= lowest]
-    for floor, dashes in zip(shown, cycle(_FLOOR_DASHES)):
-        level = factor * floor.value
-        axes.axhline(level, color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=floor.words, zorder=0)
+    shown = [baseline for baseline in e.baselines if not higher or baseline.value >= lowest]
+    for baseline, dashes in zip(shown, cycle(_BASELINE_DASHES)):
+        level = factor * baseline.value
+        axes.axhline(level, color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=baseline.words, zorder=0)
 
-
+# %% ../../nbs/report/02_label_figure.ipynb #d830101c
 def _put_legend(figure: Figure, labels: Sequence[str]) -> None:
     "Below the axes, in two columns where their texts are short enough for them; the figure grows with it."
     half = math.ceil(len(labels) / 2)
-    widest = sum(max(map(len, of), default=0) for of in (labels[:half], labels[half:]))
+    widest = sum(max(map(len, column), default=0) for column in (labels[:half], labels[half:]))
     columns = 2 if widest <= _TWO_COLUMNS else 1
     rows = half if columns == 2 else len(labels)
     figure.set_size_inches(pt.WIDTH, 3.1 + 0.16 * rows)
     figure.legend(loc='outside lower center', ncols=columns, fontsize=7.5)
 
-
-def _named(its: TrainedArm) -> str:
+# %% ../../nbs/report/02_label_figure.ipynb #109012d0
+def _named(arm: TrainedArm) -> str:
     "An arm, and what it learnt from, as a legend has it."
-    taught = 'distilled' + f', {its.texts:,} unlabelled rows' * bool(its.texts)
-    how = dict(teacher='a teacher', alone='no distillation', taught=taught)[its.role]
-    return f'{its.arm} ({"not trained here" if its.labels is None else how})'
+    taught = 'distilled' + f', {arm.texts:,} unlabelled rows' * bool(arm.texts)
+    how = dict(teacher='a teacher', alone='no distillation', taught=taught)[arm.role]
+    return f'{arm.arm} ({"not trained here" if arm.labels is None else how})'
 
-
-def _apart(labels: Sequence[int]) -> list[float]:
+# %% ../../nbs/report/02_label_figure.ipynb #72242317
+def _side_by_side(labels: Sequence[int]) -> list[float]:
     "Places on a logarithmic axis, those of one number side by side."
-    found = []
+    places = []
     for i, n in enumerate(labels):
-        among, of = labels[:i].count(n), labels.count(n)
-        found.append(n * 1.09 ** (among - (of - 1) / 2))
-    return found
+        among, n_equal = labels[:i].count(n), labels.count(n)
+        places.append(n * 1.09 ** (among - (n_equal - 1) / 2))
+    return places
 
-
+# %% ../../nbs/report/02_label_figure.ipynb #333e65f7
 _COLOURS = dict(teacher=pt.BLACK, alone=pt.QUIET)
 _TAUGHT = (pt.BLUE, pt.RED, pt.GREEN, pt.PURPLE)
 _MARKERS = ('o', 's', 'D', '^', 'v', 'P', 'X')
 
 
-def _looks(its: TrainedArm, known: Sequence[TrainedArm]) -> tuple[str, str]:
+def _looks(arm: TrainedArm, known: Sequence[TrainedArm]) -> tuple[str, str]:
     "A colour by role, and a marker each within it."
-    among = [other for other in known if other.role == its.role]
-    place = among.index(its)
-    colour = _COLOURS.get(its.role) or _TAUGHT[place % len(_TAUGHT)]
+    among = [other for other in known if other.role == arm.role]
+    place = among.index(arm)
+    colour = _COLOURS.get(arm.role) or _TAUGHT[place % len(_TAUGHT)]
     return colour, _MARKERS[place % len(_MARKERS)]

@@ -47,7 +47,7 @@ class Part:
     tables: tuple[Table, ...] = ()
     figures: tuple[FigureFile, ...] = ()  # that were made
 
-
+# %% ../../nbs/report/05_page.ipynb #85a3c15a
 @dataclass(frozen=True)
 class Page:
     "A study as it is shown to others."
@@ -57,7 +57,7 @@ class Page:
     headline: tuple[str, ...]
     parts: tuple[Part, ...]
 
-
+# %% ../../nbs/report/05_page.ipynb #985425e4
 def _table(
     df: pd.DataFrame,  # of text
     name: str,  # of the macro `table` in page.jinja
@@ -70,7 +70,7 @@ def _table(
     rows = tuple(tuple(map(str, row)) for row in cells.itertuples(index=False))
     return Table(tuple(map(str, df.columns)), rows, phrase('page.jinja', 'table', name, about))
 
-
+# %% ../../nbs/report/05_page.ipynb #42bd162d
 def _by_arm(df: pd.DataFrame, name: str) -> Table:
     "One row per arm; what all arms have in common is in the caption."
     same = {c: df[c].iloc[0] for c in df.columns if len(df) > 1 and df[c].nunique() == 1}
@@ -82,34 +82,34 @@ def _by_arm(df: pd.DataFrame, name: str) -> Table:
 # of a report, in the order in which a reader asks for them
 PARTS = ('deployment', 'cost', 'figures', 'comparisons', 'setup', 'metrics', 'notes', 'runs')
 
-
+# %% ../../nbs/report/05_page.ipynb #db6a024e
 def page_of(
     e: Evidence,
     figures: Sequence[FigureFile],  # of `figures.draw_evidence`
 ) -> Page:
     "What has been read and drawn, in the order in which a reader asks for it."
-    found = report_of(e, {f.name: f.path for f in figures if f.path})
+    report = report_of(e, {f.name: f.path for f in figures if f.path})
     where = e.records[0]['primary']['set']
     left_out = [reason('not_drawn', figure=f.name, why=f.reason) for f in figures if not f.path]
     refused = [c for _, c in e.comparisons if 'comparison' in c.reasons]
 
     tables = {
-        'deployment': [_by_arm(found.use, 'deployment'), _table(found.baselines, 'baselines')],
-        'cost': [_by_arm(found.arms, 'cost')],
-        'comparisons': [_table(found.comparisons, 'comparisons', index=False)],
+        'deployment': [_by_arm(report.use, 'deployment'), _table(report.baselines, 'baselines')],
+        'cost': [_by_arm(report.arms, 'cost')],
+        'comparisons': [_table(report.comparisons, 'comparisons', index=False)],
         'metrics': [
-            _table(found.metrics, 'metrics', set=where),
-            _table(found.sets, 'sets'),
-            _table(found.progress, 'progress'),
+            _table(report.metrics, 'metrics', set=where),
+            _table(report.sets, 'sets'),
+            _table(report.progress, 'progress'),
         ],
         'runs': [
             _table(runs_table(e.records), 'runs', index=False),
-            *(_table(df, 'differences', False, arms=arms) for arms, df in found.differences.items()),
+            *(_table(df, 'differences', False, arms=arms) for arms, df in report.differences.items()),
         ],
     }
-    notes = [f'{str(note)[:1].upper()}{str(note)[1:]}.' for note in (*found.notes, *left_out)]
+    notes = [f'{str(note)[:1].upper()}{str(note)[1:]}.' for note in (*report.notes, *left_out)]
     notes += [phrase('comparison.jinja', 'sentence', c) for c in refused]
-    sentences = dict(comparisons=found.sentences, setup=found.setting, notes=tuple(notes))
+    sentences = dict(comparisons=report.sentences, setup=report.setting, notes=tuple(notes))
     parts = tuple(
         Part(
             phrase('page.jinja', 'heading', name),
@@ -119,7 +119,7 @@ def page_of(
         )
         for name in PARTS
     )
-    return Page(phrase('page.jinja', 'title', e.study), found.about, found.headline, parts)
+    return Page(phrase('page.jinja', 'title', e.study), report.about, report.headline, parts)
 
 # %% ../../nbs/report/05_page.ipynb #1024a531
 def as_html(page: Page) -> str:  # a whole document; well-formed XML, too
@@ -141,7 +141,7 @@ def _printable(part: Any) -> Any:  # the same with paths as names
         return part.name
     return escape_control_chars(part) if isinstance(part, str) else part
 
-
+# %% ../../nbs/report/05_page.ipynb #f927f8b9
 def as_pdf(page: Page) -> bytes:
     "A page as PDF; needs the package typst."
     try:
@@ -160,13 +160,13 @@ def as_pdf(page: Page) -> bytes:
 # %% ../../nbs/report/05_page.ipynb #147af53e
 @dataclass(frozen=True)
 class SavedReport:
-    "Where a study's report lies."
+    "The files of a study's report."
 
     page: Page
     html: Path
     pdf: Path | None  # None: none was asked for
 
-
+# %% ../../nbs/report/05_page.ipynb #42aeab8e
 def save_report(
     study: str,
     run_ids: Iterable[str] | None = None,  # these runs only; None: all finished runs of the study
@@ -178,7 +178,7 @@ def save_report(
     page = page_of(e, draw_evidence(e, figures_path(study)))
     return save_page(page, folder or runs_path() / study, pdf)
 
-
+# %% ../../nbs/report/05_page.ipynb #7c851b85
 def save_page(
     page: Page,
     folder: Path,  # where report.html and report.pdf go

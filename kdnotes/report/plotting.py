@@ -54,13 +54,15 @@ LOOKS = {  # mode -> colour, marker
     'full_kd': (BLUE, 'P'),
     'mixed_kd': (RED, 'X'),
 }
-_OWN_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
+
+# %% ../../nbs/report/00_plotting.ipynb #30873640
+_OTHER_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
 WIDTH = 6.2  # inches: the text width of the thesis, so that a letter is printed as large as it is drawn
 SMALLEST = 7  # points
 _FILE = files('kdnotes').joinpath('assets', 'figures.mplstyle')
 STYLE = sns.axes_style('ticks') | matplotlib.rc_params_from_file(_FILE, use_default_template=False)
 
-
+# %% ../../nbs/report/00_plotting.ipynb #36b4dc68
 def look(
     arm: str,
     arms: dict[str, list[dict]],  # of `arms_of`
@@ -68,8 +70,8 @@ def look(
     "An arm's colour and marker, the same in every figure."
     if arm in LOOKS:
         return LOOKS[arm]
-    own = [a for a in arms if a not in LOOKS]
-    return LOOKS[arms[arm][0]['mode']][0], _OWN_MARKERS[own.index(arm) % len(_OWN_MARKERS)]
+    others = [a for a in arms if a not in LOOKS]
+    return LOOKS[arms[arm][0]['mode']][0], _OTHER_MARKERS[others.index(arm) % len(_OTHER_MARKERS)]
 
 # %% ../../nbs/report/00_plotting.ipynb #bfc206bf
 def theme():
@@ -78,7 +80,7 @@ def theme():
         {**matplotlib.rcParamsDefault, 'backend': matplotlib.rcParams['backend'], **STYLE}
     )
 
-
+# %% ../../nbs/report/00_plotting.ipynb #9bdb170b
 _DPI = 110  # of a PNG
 
 
@@ -97,7 +99,7 @@ def figure_bytes(
         )
     return buffer.getvalue()
 
-
+# %% ../../nbs/report/00_plotting.ipynb #282a3120
 def notebook_png(figure: Figure) -> bytes:  # of a PNG file
     "A figure as a notebook stores it: with a palette, in about a third of the room."
     picture = Image.open(io.BytesIO(figure_bytes(figure, 'png'))).convert('RGB')
@@ -107,7 +109,7 @@ def notebook_png(figure: Figure) -> bytes:  # of a PNG file
     reduced.save(buffer, 'png', optimize=True)
     return buffer.getvalue()
 
-
+# %% ../../nbs/report/00_plotting.ipynb #bd583d2e
 def drawing(
     draw: Callable,  # makes a Figure
 ) -> Callable:  # the same in the one style; a notebook shows its figures without pyplot's global state
@@ -139,7 +141,7 @@ def mark(
     ends = dict(value=interval.estimate, low=interval.low, high=interval.high)
     return {k: math.nan if v is None else factor * v for k, v in ends.items()} | dict(looks=looks) | marks
 
-
+# %% ../../nbs/report/00_plotting.ipynb #532e7a30
 def put_marks(
     axes: Axes,
     rows: Iterable[dict],  # of `mark`, with `at`, the place on the other axis
@@ -158,7 +160,7 @@ def put_marks(
         if row.get('bounded'):
             drawn.lines[2][0].set_linestyle(BOUNDED)
 
-
+# %% ../../nbs/report/00_plotting.ipynb #f95463f5
 def explain_bounded(figure: Figure) -> None:
     "Say what dashed bars are, below a figure that has some."
     kinds = {'interval from the variance': '-', 'bound, since few units differ': BOUNDED}
@@ -172,7 +174,7 @@ def interval_rows(
     runs: Iterable[tuple[str, str, float]] = (),  # row, panel, value: small points
     height: float = 0.3,  # inches a row
 ) -> tuple[Figure, dict[str, Axes]]:  # panel -> its axes
-    "A row a name, a panel a quantity, an interval in each."
+    "One row per name, one panel per quantity, an interval in each."
     places = {row: y for y, row in enumerate(dict.fromkeys(row['row'] for row in rows))}
     names = dict.fromkeys(row['panel'] for row in rows if 'panel' in row)
     figure = Figure(figsize=(WIDTH, 0.85 + height * len(places)))
@@ -195,7 +197,7 @@ def interval_rows(
         explain_bounded(figure)
     return figure, panels
 
-
+# %% ../../nbs/report/00_plotting.ipynb #527a69d6
 def rows_from_the_top(
     axes: Axes,
     names: Sequence[str],  # of rows at 0, 1, ...
@@ -211,7 +213,7 @@ BAND = dict(errorbar=('pi', 100), err_kws=dict(alpha=0.18, linewidth=0))  # from
 
 
 def grid(
-    names: Sequence[str],  # a panel each
+    names: Sequence[str],  # one panel each
     columns: int,  # at most
     height: float,  # inches a panel
     below: str = '',  # what the horizontal axis is, where each column says it
@@ -221,36 +223,36 @@ def grid(
     columns = min(columns, len(names))
     rows = math.ceil(len(names) / columns)
     figure = Figure(figsize=(WIDTH, 0.5 + height * rows))
-    found = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
-    for n, (axes, name) in enumerate(zip(found, names)):
+    panels = figure.subplots(rows, columns, squeeze=False, **shared).ravel()
+    for n, (axes, name) in enumerate(zip(panels, names)):
         axes.set_title(name)
         lowest = n + columns >= len(names)
         axes.tick_params(axis='x', labelbottom=lowest)
         axes.set_xlabel(below if lowest else '')
-    for axes in found[len(names) :]:
+    for axes in panels[len(names) :]:
         axes.set_visible(False)
-    return figure, dict(zip(names, found))
+    return figure, dict(zip(names, panels))
 
-
+# %% ../../nbs/report/00_plotting.ipynb #2a183710
 def course_grid(
     arms: Sequence[str],  # a row each
     quantities: Sequence[str],  # a column each
     height: float,  # inches a row
     below: str,  # what the common horizontal axis is
 ) -> tuple[Figure, dict[tuple[str, str], Axes]]:  # (arm, quantity) -> its axes
-    "A row an arm, a column a quantity, all of a column on the same axes."
+    "One row per arm, one column per quantity, all of a column on the same axes."
     figure = Figure(figsize=(WIDTH, 0.7 + height * len(arms)))
-    found = figure.subplots(len(arms), len(quantities), sharex=True, sharey='col', squeeze=False)
-    for arm, axes in zip(arms, found[:, 0]):
+    panels = figure.subplots(len(arms), len(quantities), sharex=True, sharey='col', squeeze=False)
+    for arm, axes in zip(arms, panels[:, 0]):
         name = textwrap.fill(arm.replace('_', ' '), 14, break_long_words=False).replace(' ', '_')
         axes.set_ylabel(name, rotation=0, ha='right', va='center', fontsize=8)
-    for quantity, axes in zip(quantities, found.T):
+    for quantity, axes in zip(quantities, panels.T):
         axes[0].set_title(quantity)
         axes[-1].set_xlabel(below)
-    figure.align_ylabels(found[:, 0])
-    return figure, {(a, q): axes for a, row in zip(arms, found) for q, axes in zip(quantities, row)}
+    figure.align_ylabels(panels[:, 0])
+    return figure, {(a, q): axes for a, row in zip(arms, panels) for q, axes in zip(quantities, row)}
 
-
+# %% ../../nbs/report/00_plotting.ipynb #ca51b74c
 def put_lines(
     axes: Axes,
     points: pd.DataFrame,  # x and y
@@ -259,7 +261,7 @@ def put_lines(
     "Lines, without the columns' names as labels."
     sns.lineplot(x=points['x'].to_numpy(), y=points['y'].to_numpy(), ax=axes, legend=False, **how)
 
-
+# %% ../../nbs/report/00_plotting.ipynb #0f91c9a3
 def put_course(
     axes: Axes,
     points: pd.DataFrame,  # x (steps) and y, of several seeds
@@ -272,14 +274,14 @@ def put_course(
     marks = dict(marker=marker, markevery=max(1, steps // 5) if steps > 12 else 1, markersize=4, mec=colour)
     put_lines(axes, points, color=colour, linestyle='--' if mixed else '-', **marks, **BAND)
 
-
+# %% ../../nbs/report/00_plotting.ipynb #b244e59b
 def in_mixed_precision(
     runs: Sequence[dict],  # of one arm
 ) -> bool:
     "Is an arm's mode one in mixed precision?"
     return MODES[runs[0]['mode']].precision == 'mixed'
 
-
+# %% ../../nbs/report/00_plotting.ipynb #adc0984d
 def put_band(
     axes: Axes,
     points: pd.DataFrame,  # x, y, low and high
@@ -303,7 +305,7 @@ def log_axis(
     ticks = sorted(set(ticks))
     axis.set_ticks(ticks, [f'{t:,.0f}' if t >= 1000 else f'{t:g}' for t in ticks])
 
-
+# %% ../../nbs/report/00_plotting.ipynb #680b166d
 def number_label(x: Any) -> str:  # of a float '14 M', '0.05', '3e-5'
     "A number of an axis, or what else there is to choose."
     if not isinstance(x, float):
@@ -315,7 +317,7 @@ def number_label(x: Any) -> str:  # of a float '14 M', '0.05', '3e-5'
         return f"{digits.removesuffix('.0')}e{int(power)}"
     return f'{x:.4g}'
 
-
+# %% ../../nbs/report/00_plotting.ipynb #41cb765f
 def number_axis(
     axes: Axes,
     low: float,
@@ -342,7 +344,7 @@ def stacked_bars(
     colours: Mapping[str, str],  # of the parts, in their order from the left
     below: str,  # what the horizontal axis is
 ) -> tuple[Figure, Axes]:
-    "A bar a row, of parts one after the other."
+    "One bar per row, of parts one after the other."
     rows = list(frame['row'].unique())
     parts = [part for part in colours if (frame['part'] == part).any()]
     figure = Figure(figsize=(WIDTH, 1.1 + 0.28 * len(rows)))
@@ -383,24 +385,24 @@ class FigureFile:
     run_ids: tuple[str, ...]  # the runs it shows, or would
     reason: str | None = None  # why it was not made
 
-
+# %% ../../nbs/report/00_plotting.ipynb #7687efd8
 @dataclass(frozen=True)
 class Picture:
     "A figure that all of a kind have, or have a reason not to have."
 
-    of: Callable[..., Figure]  # draws it; raises NotDrawn where its numbers are not there
-    words: str | Callable[[Any], str]  # its caption, or what is shown -> its caption
-    given: Callable[[Any], tuple] = lambda shown: (shown,)  # what is shown -> what `of` asks for
+    function: Callable[..., Figure]  # draws it; raises NotDrawn where its numbers are not there
+    caption_text: str | Callable[[Any], str]  # its caption, or what is shown -> its caption
+    arguments: Callable[[Any], tuple] = lambda shown: (shown,)  # what is shown -> arguments of `function`
 
     def draw(self, shown: Any) -> Figure:
         "The figure of what is shown; `NotDrawn` says why there is none."
-        return self.of(*self.given(shown))
+        return self.function(*self.arguments(shown))
 
     def caption(self, shown: Any) -> str:
         "Its caption for what is shown."
-        return self.words if isinstance(self.words, str) else self.words(shown)
+        return self.caption_text if isinstance(self.caption_text, str) else self.caption_text(shown)
 
-
+# %% ../../nbs/report/00_plotting.ipynb #cb99e944
 def save_figure(
     figure: Figure,
     folder: Path,  # runs/<study>/figures
@@ -415,7 +417,7 @@ def save_figure(
     )
     return path
 
-
+# %% ../../nbs/report/00_plotting.ipynb #0e768a4c
 def bind_figures(
     folder: Path,  # runs/<study>/figures
     # file name -> producer, run_ids, sha256 (None: not made) and reason; None takes the entry out
@@ -437,9 +439,9 @@ def make_figures(
 ) -> list[FigureFile]:  # one for each name, made or with a reason
     "Draw and save figures with their captions, or keep in the manifest why there is none."
     ids = tuple(sorted(run_ids))
-    found = []
+    saved = []
     for name, picture in pictures.items():
-        producer = f'{picture.of.__module__}.{picture.of.__name__}'
+        producer = f'{picture.function.__module__}.{picture.function.__name__}'
         try:
             figure = mark_smoke(picture.draw(shown), smoke)
         except NotDrawn as why:
@@ -447,9 +449,9 @@ def make_figures(
             (folder / f'{name}.svg').unlink(missing_ok=True)
             entry = dict(producer=producer, run_ids=list(ids), sha256=None, reason=str(why))
             bind_figures(folder, {f'{name}.svg': entry})
-            found.append(FigureFile(name, None, '', ids, str(why)))
+            saved.append(FigureFile(name, None, '', ids, str(why)))
         else:
             path = save_figure(figure, folder, name, ids, producer)
             warned = 'Smoke runs: these numbers mean nothing. ' * smoke
-            found.append(FigureFile(name, path, warned + picture.caption(shown), ids))
-    return found
+            saved.append(FigureFile(name, path, warned + picture.caption(shown), ids))
+    return saved

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 import pandas as pd
-from ..stats.comparable import commits, lacks, trained
+from ..stats.comparable import commits, missing_value, trained
 from ..stats.coverage import ENOUGH_SEEDS
 from ..stats.evidence import Evidence, difference_table, evidence, unscored_starts
 from ..stats.deployment import GapRecovered, deployment, summary
@@ -35,7 +35,7 @@ from kdnotes.report.tables import (
 )
 
 # %% auto #0
-__all__ = ['FIRST_LOOK', 'Report', 'starts_made_again', 'report', 'report_of']
+__all__ = ['FIRST_LOOK', 'Report', 'unequal_starts', 'report', 'report_of']
 
 # %% ../../nbs/report/04_report.ipynb #d48e841a
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Report:
         def numbers(i: Interval | None) -> dict | None:
             return i and dict(estimate=i.estimate, low=i.low, high=i.high, level=i.level, n=i.n)
 
-        kept = {
+        recovered = {
             arm: k
             and dict(
                 code=k.code,
@@ -100,7 +100,7 @@ class Report:
             headline=list(self.headline),
             arms={arm: {key: numbers(i) for key, i in known.items()} for arm, known in self.values.items()},
             floors=self.scored_baselines,
-            kept=kept,
+            kept=recovered,
             comparisons=json.loads(self.numbers.to_json(orient='records')),
             sentences=list(self.sentences),
             notes=[str(note) for note in self.notes],
@@ -110,14 +110,18 @@ class Report:
 # %% ../../nbs/report/04_report.ipynb #faa00a83
 def _setting(e: Evidence) -> tuple[str, ...]:
     "How the arms were trained, and on how much they were scored."
-    found = [runs[0] for runs in e.arms.values()]
-    task = found[0]['task']
-    given = [r['models']['teacher'] for r in found if r['settings'].get('teacher_mode') == 'given']
-    others = [phrase('setting.jinja', 'teachers', r['teachers'], task) for r in found if r.get('teachers')]
-    changed = [(r['arm'], changed_settings(r['settings'], task, r['mode'], r['corpus'])) for r in found]
+    first_runs = [runs[0] for runs in e.arms.values()]
+    task = first_runs[0]['task']
+    given = [r['models']['teacher'] for r in first_runs if r['settings'].get('teacher_mode') == 'given']
+    others = [
+        phrase('setting.jinja', 'teachers', r['teachers'], task) for r in first_runs if r.get('teachers')
+    ]
+    changed = [(r['arm'], changed_settings(r['settings'], task, r['mode'], r['corpus'])) for r in first_runs]
     changed = [(arm, phrase('setting.jinja', 'changes', values)) for arm, values in changed]
-    trained_as = [(r['arm'], phrase('setting.jinja', 'training', r['settings'])) for r in found]
-    kept = [(arm, text) for arm, runs in e.arms.items() if (text := phrase('setting.jinja', 'kept', runs))]
+    trained_as = [(r['arm'], phrase('setting.jinja', 'training', r['settings'])) for r in first_runs]
+    selected = [
+        (arm, text) for arm, runs in e.arms.items() if (text := phrase('setting.jinja', 'kept', runs))
+    ]
     lines = {
         'Teacher:': [
             *(f'{name}, already fine-tuned' for name in dict.fromkeys(given)),
@@ -125,56 +129,59 @@ def _setting(e: Evidence) -> tuple[str, ...]:
         ],
         'Setting:': sentences('setting.jinja', 'by_arm', trained_as),
         'Not default:': sentences('setting.jinja', 'by_arm', changed),
-        'Kept:': sentences('setting.jinja', 'by_arm', kept),
-        'Unknown tokens:': _of_tokens(found, 'unknown'),
-        'Cut at max_length:': _of_tokens(found, 'cut'),
-        'Without tokens:': _of_tokens(found, 'empty'),
-        'Same tokens as a row of train:': _of_tokens(found, 'overlap'),
+        'Kept:': sentences('setting.jinja', 'by_arm', selected),
+        'Unknown tokens:': _of_tokens(first_runs, 'unknown'),
+        'Cut at max_length:': _of_tokens(first_runs, 'cut'),
+        'Without tokens:': _of_tokens(first_runs, 'empty'),
+        'Same tokens as a row of train:': _of_tokens(first_runs, 'overlap'),
         'Trained on': _trained_on([r for runs in e.arms.values() for r in filter(trained, runs)]),
         'Scored on': _scored_on(e),
     }
     return tuple(f'{begin} {text}.' for begin, texts in lines.items() for text in texts)
 
-
+# %% ../../nbs/report/04_report.ipynb #79f07ca7
 def _of_tokens(
-    found: Sequence[dict],  # a record of each arm
+    first_runs: Sequence[dict],  # a record of each arm
     name: str,  # of `Tokenisation`
 ) -> Sequence[str]:  # (): it is zero or not known
     "What the tokenizers made of the corpus."
     texts = [
-        (r['arm'], phrase('setting.jinja', 'of_tokens', r.get('tokenisation') or {}, name)) for r in found
+        (r['arm'], phrase('setting.jinja', 'of_tokens', r.get('tokenisation') or {}, name))
+        for r in first_runs
     ]
     return sentences('setting.jinja', 'by_arm', texts)
 
-
+# %% ../../nbs/report/04_report.ipynb #d3d47848
 def _trained_on(
-    found: Sequence[dict],
+    records: Sequence[dict],
 ) -> Sequence[str]:  # (): on all labelled rows of their corpus
     "How many rows the arms learned from, where some have fewer labels than their corpus, or unlabelled rows."
-    found = [r for r in found if r.get('trained_rows')]
-    if not any(r['trained_rows'].get('unlabelled') or r['settings'].get('labels') for r in found):
+    records = [r for r in records if r.get('trained_rows')]
+    if not any(r['trained_rows'].get('unlabelled') or r['settings'].get('labels') for r in records):
         return []
     texts = {}
-    for arm, runs in arms_of(found).items():
+    for arm, runs in arms_of(records).items():
         labelled = [r['trained_rows']['train'] for r in runs]
         unlabelled = [r['trained_rows'].get('unlabelled') or 0 for r in runs]
         texts[arm] = phrase('setting.jinja', 'trained_on', labelled, unlabelled)
     return sentences('setting.jinja', 'by_arm', list(texts.items()))
 
-
+# %% ../../nbs/report/04_report.ipynb #8975c1c5
 def _scored_on(e: Evidence) -> list[str]:  # []: there are no units of the primary metric
     "How much the evaluation sets hold."
     r = e.records[0]
     info = task_info(r['task'])
-    own = e.units[(e.units['run_id'] == r['run_id']) & (e.units['metric'] == r['primary']['metric'])]
-    counts = own.groupby('split')['unit'].nunique()
+    primary_units = e.units[
+        (e.units['run_id'] == r['run_id']) & (e.units['metric'] == r['primary']['metric'])
+    ]
+    counts = primary_units.groupby('split')['unit'].nunique()
     if counts.empty:
         return []
     every = e.units[e.units['run_id'] == r['run_id']].groupby('split')['unit'].nunique()[counts.index]
     left = (every - counts)[every > counts] if info.rows_of else {}
     return [phrase('setting.jinja', 'scored_on', dict(counts), dict(left), info.unit_name[:-1])]
 
-
+# %% ../../nbs/report/04_report.ipynb #4cfd36ba
 def _about(e: Evidence) -> str:
     "What the numbers are of."
     r = e.records[0]
@@ -182,23 +189,23 @@ def _about(e: Evidence) -> str:
     return phrase('setting.jinja', 'about', e.study, e, note, score_name(r))
 
 # %% ../../nbs/report/04_report.ipynb #703491a4
-def starts_made_again(records: Sequence[dict]) -> list[Reason]:
+def unequal_starts(records: Sequence[dict]) -> list[Reason]:
     "Starts meant to be shared that were not: weights that were lost and trained again came out otherwise."
     # (run, layers taken from it) -> hash of the first weights -> seeds
-    made: dict[tuple, dict[str, set]] = {}
+    seeds_of: dict[tuple, dict[str, set]] = {}
     for r in records:
         i = r['initial'].get('transfer_run_id')
         sha = r['initial'].get('start_sha256')
         if i and sha:
-            of_start = made.setdefault((i, tuple(r['initial'].get('layers', ()))), {})
+            of_start = seeds_of.setdefault((i, tuple(r['initial'].get('layers', ()))), {})
             of_start.setdefault(sha, set()).add(r['seed'])
     return [
         reason('start_differs', run=i, seeds=tuple(tuple(sorted(seeds)) for seeds in by.values()))
-        for (i, _), by in made.items()
+        for (i, _), by in seeds_of.items()
         if len(by) > 1
     ]
 
-
+# %% ../../nbs/report/04_report.ipynb #7cb5821f
 def _few_seeds(e: Evidence) -> list[Reason]:  # []: all comparisons have enough
     "What so few seeds can show at all."
     few = [c for _, c in e.comparisons if c.interval_kind == 'crossed' and 1 < c.n_seeds < ENOUGH_SEEDS]
@@ -212,22 +219,22 @@ def _few_seeds(e: Evidence) -> list[Reason]:  # []: all comparisons have enough
     more = dict(limits=limits, enough_limits=enough, members=members)
     return [reason('few_seeds', seeds=seeds, enough=ENOUGH_SEEDS, **more)]
 
-
+# %% ../../nbs/report/04_report.ipynb #2bb6bee2
 def _notes(e: Evidence, arms: pd.DataFrame) -> tuple[Reason, ...]:  # arms: of `arms_table`
     "What a reader of a study should know."
-    found = e.records
-    notes = [*e.times.notes, energy_note(found), *starts_made_again(found)]
-    if names := unscored_starts(found, e.baseline_table):
+    records = e.records
+    notes = [*e.times.notes, energy_note(records), *unequal_starts(records)]
+    if names := unscored_starts(records, e.baseline_table):
         notes.append(reason('encoder_not_scored', names=tuple(names)))
-    if len(names := commits(found)) > 1:
+    if len(names := commits(records)) > 1:
         notes.append(reason('commits', names=tuple(names)))
     if alone := [arm for arm, runs in e.arms.items() if len(runs) == 1]:
         notes.append(reason('single_seed_arms', arms=tuple(alone)))
     notes += _few_seeds(e)
-    if null := [r for r in found if r['primary']['value'] is None]:
-        notes.append(lacks(null))
-    if len({r['parallel']['ranks'] for r in found}) == 1:
-        notes.append(reason('ranks_not_varied', ranks=found[0]['parallel']['ranks']))
+    if null := [r for r in records if r['primary']['value'] is None]:
+        notes.append(missing_value(null))
+    if len({r['parallel']['ranks'] for r in records}) == 1:
+        notes.append(reason('ranks_not_varied', ranks=records[0]['parallel']['ranks']))
     if marked := [f'{c.a} → {c.b}' for _, c in e.comparisons if c.difference and c.few_differ]:
         notes.append(reason('bounded', comparisons=tuple(marked)))
     ratios = [i for _, c in e.comparisons for i in c.speedup.values()]
@@ -250,18 +257,18 @@ def report(
     drawn = draw_evidence(e, figures_path(study), FIRST_LOOK)
     return report_of(e, {f.name: f.path for f in drawn if f.path})
 
-
+# %% ../../nbs/report/04_report.ipynb #d4a9c85a
 def report_of(
     e: Evidence,
     figures: dict[str, Path],  # that are drawn, by name
 ) -> Report:
     "Sentences and tables of what has been read already."
     use = deployment(e)
-    pays = label_efficiency(e)
+    efficiencies = label_efficiency(e)
     arms = arms_table(e.records, e.values)
     nearer = teacher_agreement(e)
     units = task_info(e.records[0]['task']).unit_name
-    labels = sentences('headline.jinja', 'labels', pays)
+    labels = sentences('headline.jinja', 'labels', efficiencies)
     return Report(
         study=e.study,
         about=_about(e),
@@ -281,7 +288,7 @@ def report_of(
         notes=_notes(e, arms),
         figures=figures,
         values=e.values,
-        numbers=all_comparisons(e, use, pays),
+        numbers=all_comparisons(e, use, efficiencies),
         results=results_table(e.records, comparable=e.times.has),
         setting=_setting(e),
         scored_baselines={baseline.name: baseline.record['metrics'] for baseline in e.baselines},

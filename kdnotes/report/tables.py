@@ -19,8 +19,8 @@ from ..core.render import PLAIN, number_texts, phrase, unit_of
 from ..results.runs import RunFolder, read_csv
 
 # %% auto #0
-__all__ = ['plus_minus', 'heading', 'metric_text', 'arms_table', 'use_table', 'baselines_table', 'epochs_text',
-           'comparison_table', 'metrics_table', 'sets_table', 'progress_table', 'runs_table', 'corpus_of', 'run_worst']
+__all__ = ['plus_minus', 'heading', 'metric_text', 'arms_table', 'use_table', 'baselines_table', 'comparison_table',
+           'metrics_table', 'sets_table', 'progress_table', 'runs_table', 'corpus_of', 'run_worst']
 
 # %% ../../nbs/report/01_tables.ipynb #9c472474
 def plus_minus(
@@ -37,7 +37,7 @@ def plus_minus(
     mean, half = number_texts([interval.estimate, half], spec)
     return mean if half is None else f'{mean} ± {half}'
 
-
+# %% ../../nbs/report/01_tables.ipynb #af6155ae
 def heading(task: str, metric: str) -> str:  # 'MAP', 'exact match, %'
     "A metric's name, with its unit."
     sign = unit_of(task, metric).sign
@@ -49,7 +49,7 @@ def metric_text(task: str, metric: str, interval: Interval | None) -> str:
     unit = unit_of(task, metric)
     return plus_minus(interval and scaled(interval, unit.factor), unit.spec)
 
-
+# %% ../../nbs/report/01_tables.ipynb #87bdea46
 def arms_table(
     records: Sequence[dict],  # of one study
     values: dict[str, dict[str, Interval]],  # of `arm_values`
@@ -63,9 +63,9 @@ def arms_table(
         if k != 'tokens_per_s' and any(k in v for v in values.values())
     }
 
-    def cell(runs: list[dict], found: Interval | None, spec: str) -> str:
-        fewer = found is not None and found.n != len(runs)
-        return plus_minus(found, spec, positive=True) + (f' (n={found.n})' if fewer else '')
+    def cell(runs: list[dict], interval: Interval | None, spec: str) -> str:
+        fewer = interval is not None and interval.n != len(runs)
+        return plus_minus(interval, spec, positive=True) + (f' (n={interval.n})' if fewer else '')
 
     rows = {
         arm: {
@@ -83,7 +83,7 @@ def arms_table(
 def use_table(use: Deployment) -> pd.DataFrame:  # one row per arm
     "Size and speed of each arm's model, and how much of the teacher's gain it recovers."
     e = use.evidence
-    floors = tuple({floor.words for arm in e.arms if (floor := use.baseline(arm))})
+    baseline_names = tuple({baseline.words for arm in e.arms if (baseline := use.baseline(arm))})
     one, many = (f' of {n} tokens' if (n := tokens(e, size)) else '' for size in (1, 32))
     rows = {}
     for arm, runs in e.arms.items():
@@ -92,25 +92,32 @@ def use_table(use: Deployment) -> pd.DataFrame:  # one row per arm
         parameters = runs[0]['params_total']
         # in model/ heads that were taken out are zeros
         of_pruned = ' (of pruned/)' if any(r.get('kept_heads') for r in runs) else ''
-        kept = use.recovered[arm]
-        share = '-' if kept is None else phrase('tables.jinja', 'share', kept.code) if not kept.share else ''
+        recovered = use.recovered[arm]
+        share = (
+            '-'
+            if recovered is None
+            else phrase('tables.jinja', 'share', recovered.code)
+            if not recovered.share
+            else ''
+        )
         rows[arm] = {
             'parameters, M': f'{parameters / 1e6:.1f}',
             'weights, MiB': f'{BYTES * parameters / MIB:.0f}{of_pruned}',
             f'one example{one}, ms': f'{np.mean(ms):.1f}' if ms else '-',
             f'batches of 32{many}, examples/s': f'{np.mean(per_s):.0f}' if per_s else '-',
-            phrase('tables.jinja', 'recovered', floors): share or format(scaled(kept.share, 100.0), '.1f'),
+            phrase('tables.jinja', 'recovered', baseline_names): share
+            or format(scaled(recovered.share, 100.0), '.1f'),
         }
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis('arm')
 
-
+# %% ../../nbs/report/01_tables.ipynb #251cece5
 def baselines_table(
     e: Evidence,
 ) -> pd.DataFrame:  # one row per set and metric, one column per trivial baseline; empty: not measured
     "What trivial baselines score, the best first: every metric that is a mean of units."
     task = e.records[0]['task']
     measured = set(e.units['metric']) | {e.records[0]['primary']['metric']}
-    scores = {floor.words: floor.record['metrics'] for floor in e.baselines}
+    scores = {baseline.words: baseline.record['metrics'] for baseline in e.baselines}
     rows = dict.fromkeys(
         (where, metric)
         for by_set in scores.values()
@@ -132,20 +139,17 @@ def baselines_table(
     return pd.DataFrame(table).rename_axis('trivial baselines')
 
 # %% ../../nbs/report/01_tables.ipynb #5afb3a9d
-def epochs_text(c: Comparison) -> str:  # '3, 2': of a and of b; '-' where one was not trained
-    "How long two arms were trained."
-    return ', '.join('-' if n is None else f'{n:g}' for n in c.epochs)
-
-
 def comparison_table(
     comparisons: Iterable[tuple[str, Comparison]],  # of `compare.study_comparisons`
 ) -> pd.DataFrame:  # one row per comparison
     "What changed, by how much, and what a test says about it."
-    found = [c for _, c in comparisons]
-    primary = next((c.primary for c in found if c.primary), None)
-    unit = unit_of(found[0].task, primary['metric']) if primary else PLAIN
+    compared = [c for _, c in comparisons]
+    primary = next((c.primary for c in compared if c.primary), None)
+    unit = unit_of(compared[0].task, primary['metric']) if primary else PLAIN
     metric = (
-        f"{primary['set']} {metric_name(primary['metric'], found[0].task)}" if primary else 'primary metric'
+        f"{primary['set']} {metric_name(primary['metric'], compared[0].task)}"
+        if primary
+        else 'primary metric'
     )
 
     def ratio(c, key):
@@ -160,15 +164,15 @@ def comparison_table(
             'pairs': len(c.seeds),
             f'change in {metric}{"," * bool(unit.points)}{unit.points}': change + ' (bounded)' * c.few_differ,
             'verdict': phrase('tables.jinja', 'verdict', c.verdict().code),
-            'epochs': epochs_text(c),
+            'epochs': ', '.join('-' if n is None else f'{n:g}' for n in c.epochs),
             'training speedup': ratio(c, 'train_s'),
             'speedup with teacher': ratio(c, 'total_s'),
             'attribution': phrase('comparison.jinja', 'called', c),
         }
 
-    return pd.DataFrame([row(c) for c in found])
+    return pd.DataFrame([row(c) for c in compared])
 
-
+# %% ../../nbs/report/01_tables.ipynb #8dc8f790
 def metrics_table(
     records: Sequence[dict],  # of one study
 ) -> pd.DataFrame:  # one row per metric, one column per arm
@@ -181,8 +185,8 @@ def metrics_table(
 
     def cell(runs, name):
         if name in exp_of:
-            found = over_seeds(runs, where, exp_of[name])
-            return '-' if found is None else f'{exp_interval(found):.4g}'
+            interval = over_seeds(runs, where, exp_of[name])
+            return '-' if interval is None else f'{exp_interval(interval):.4g}'
         return metric_text(task, name, over_seeds(runs, where, name))
 
     cells = {arm: {heading(task, name): cell(runs, name) for name in names} for arm, runs in arms.items()}
@@ -196,14 +200,14 @@ def sets_table(
     task = task_info(e.records[0]['task'])
 
     def cell(runs: list[dict], where: str, name: str) -> str:
-        found = set_interval(e, runs, where, name)
-        if found is None:
+        interval = set_interval(e, runs, where, name)
+        if interval is None:
             return '-'
         unit = unit_of(task.name, name)
-        found = scaled(found, unit.factor)
+        interval = scaled(interval, unit.factor)
         spec = '.4g' if name in task.exp_of else unit.spec
         # what all runs have in common needs no limits
-        return format(found.estimate, spec) if found.low == found.high else format(found, spec)
+        return format(interval.estimate, spec) if interval.low == interval.high else format(interval, spec)
 
     rows = {
         (where, heading(task.name, name)): {arm: cell(runs, where, name) for arm, runs in e.arms.items()}
@@ -211,10 +215,10 @@ def sets_table(
         for name in task.of_every_set
         if any(name in r['metrics'].get(where, {}) for r in e.records)
     }
-    found = pd.DataFrame.from_dict(rows, orient='index')
-    return found.rename_axis(['set', 'metric']) if rows else found
+    table = pd.DataFrame.from_dict(rows, orient='index')
+    return table.rename_axis(['set', 'metric']) if rows else table
 
-
+# %% ../../nbs/report/01_tables.ipynb #3a66a90b
 def progress_table(
     records: Sequence[dict],  # of one study
 ) -> (
@@ -274,12 +278,12 @@ def corpus_of(record: dict):  # a Corpus; None: it is not at hand, or it is anot
         return None
     return corpus if corpus.sha256 == record['corpus_sha256'] else None
 
-
+# %% ../../nbs/report/01_tables.ipynb #36a9a1ef
 def run_worst(
     record: dict,
     n: int = 5,  # units
 ) -> pd.DataFrame:  # as the task shows them
     "The units a run got most wrong."
     folder = RunFolder(record['study'], record['run_id']).path
-    found, scored = (read_csv(folder / f'{name}.csv.gz') for name in ('units', 'predictions'))
-    return task_info(record['task']).examples(record, found, scored, corpus_of(record), n)
+    unit_rows, scored = (read_csv(folder / f'{name}.csv.gz') for name in ('units', 'predictions'))
+    return task_info(record['task']).examples(record, unit_rows, scored, corpus_of(record), n)

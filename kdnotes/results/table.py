@@ -20,7 +20,7 @@ def arms_of(
 ) -> dict[str, list[dict]]:  # arm -> its runs by seed; modes in the order of `MODES`, then arms of your own
     "Runs by arm, always in the same order."
     order = list(MODES)
-    found: dict[str, list[dict]] = {}
+    arms: dict[str, list[dict]] = {}
     for r in sorted(
         records,
         key=lambda r: (
@@ -31,8 +31,8 @@ def arms_of(
             r['run_id'],
         ),
     ):
-        found.setdefault(r['arm'], []).append(r)
-    return dict(sorted(found.items(), key=lambda kv: kv[0] not in MODES))
+        arms.setdefault(r['arm'], []).append(r)
+    return dict(sorted(arms.items(), key=lambda kv: kv[0] not in MODES))
 
 # %% ../../nbs/results/07_table.ipynb #1867c17d
 def _metered(part: str) -> dict[str, tuple[str, str, str]]:
@@ -40,7 +40,7 @@ def _metered(part: str) -> dict[str, tuple[str, str, str]]:
     shown = [m for m in METERS.values() if m.title and m.key.startswith(f'{part}.')]
     return {m.key.partition('.')[2]: (m.title, m.spec, part) for m in shown}
 
-
+# %% ../../nbs/results/07_table.ipynb #39cac55b
 # key -> (title, format, place in the record); all but the memory and energy of a machine without a GPU are
 # always shown
 QUANTITIES = {
@@ -70,7 +70,7 @@ def above_rest(
         return None
     return joules - watts * seconds
 
-
+# %% ../../nbs/results/07_table.ipynb #6f0e7a47
 def quantity(
     record: dict,
     key: str,  # of QUANTITIES
@@ -84,7 +84,7 @@ def quantity(
 RESULT_COLUMNS = ('study', 'arm', 'run_id', 'seed', 'set', 'unit', 'cluster', 'metric', 'value', 'reason')
 NOT_COMPARED = 'made on another machine or beside other runs, so it is not compared'
 
-
+# %% ../../nbs/results/07_table.ipynb #7f0c273d
 def _run_rows(record: dict, comparable: Callable[[dict, str], bool]) -> Iterator[dict]:
     "The results of a whole run: its metrics on each set, then its costs."
     about = {key: record[key] for key in ('study', 'arm', 'run_id', 'seed')}
@@ -104,7 +104,7 @@ def _run_rows(record: dict, comparable: Callable[[dict, str], bool]) -> Iterator
         why = None if comparable(record, 'above_rest_j') else NOT_COMPARED
         yield about | dict(metric='energy.above_rest_j', value=value, reason=why)
 
-
+# %% ../../nbs/results/07_table.ipynb #9bbfc7ad
 def results_table(
     records: Iterable[dict],
     units: pd.DataFrame | None = None,  # of `results.store.units`, of the same runs; None: without units
@@ -113,11 +113,11 @@ def results_table(
 ) -> pd.DataFrame:  # columns RESULT_COLUMNS; seconds, MiB, joules and shares as in `record.json`
     "The results of runs, one row per run, set, unit and metric."
     records = list(records)
-    found = pd.DataFrame([row for r in records for row in _run_rows(r, comparable)], columns=RESULT_COLUMNS)
-    found = found.astype(dict(value=float))
+    runs = pd.DataFrame([row for r in records for row in _run_rows(r, comparable)], columns=RESULT_COLUMNS)
+    runs = runs.astype(dict(value=float))
     if units is None or units.empty:
-        return found
+        return runs
     study = {r['run_id']: r['study'] for r in records}
-    own = units[units['run_id'].isin(study)]
-    rows = own.assign(study=own['run_id'].map(study), set=own['split'], reason=None)
-    return pd.concat([found, rows[list(RESULT_COLUMNS)]], ignore_index=True)
+    units = units[units['run_id'].isin(study)]
+    units = units.assign(study=units['run_id'].map(study), set=units['split'], reason=None)
+    return pd.concat([runs, units[list(RESULT_COLUMNS)]], ignore_index=True)

@@ -51,7 +51,7 @@ class SearchConfig(BaseModel):
     max_trial_minutes: float | None = Field(None, gt=0, allow_inf_nan=False)  # of one trial
     memory_mib: float | None = Field(None, gt=0, allow_inf_nan=False)  # of one trial; None: no limit
     front_seeds: int = Field(3, ge=0, le=1000)  # additional seeds for the trials on the front
-    storage: str = ''  # URL of a database; '': a journal file beside the runs
+    storage: str = ''  # URL of a database; '': a journal file in the study's folder
     ray_address: str = ''  # Ray cluster that runs the trials, 'local' starts one; '': this machine
 
     @field_validator('threshold')
@@ -67,7 +67,7 @@ class SearchConfig(BaseModel):
             raise ValueError("must be a score, or 'none' for no threshold")
         return score
 
-
+# %% ../../nbs/search/07_config.ipynb #e484c4b7
 def search_config(**options: Any) -> SearchConfig:
     "The options of a search, or a `ConfigError` of one sentence."
     try:
@@ -86,7 +86,7 @@ def search_named(
         given = given | dict(study=f'{corpus["study"]}-search')
     return named(**given)
 
-
+# %% ../../nbs/search/07_config.ipynb #a3283c89
 def split_options(
     given: Mapping[str, Any],  # fields of `SearchConfig` (None: the default), and parameters of a run
 ) -> tuple[SearchConfig, dict[str, Any]]:
@@ -95,7 +95,7 @@ def split_options(
     config = search_config(**{k: v for k, v in given.items() if k in options and v is not None})
     return config, search_named(**{k: v for k, v in given.items() if k not in options})
 
-
+# %% ../../nbs/search/07_config.ipynb #10625dea
 @dataclass(frozen=True)
 class ResolvedSearch:
     "What a search varies and optimises."
@@ -108,66 +108,66 @@ class ResolvedSearch:
     corpora: dict[str, Corpus]
     threshold: Threshold | None  # of the score
 
-
-def _cores(config: SearchConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+# %% ../../nbs/search/07_config.ipynb #3577d110
+def _cores(options: SearchConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     "The cores of each of several trials."
     from kdnotes.core.resolve import machine
 
     on = machine()
-    if config.workers == 1 or on.device == 'cuda':
+    if options.workers == 1 or on.device == 'cuda':
         return {}
-    if config.workers > on.cores and not config.ray_address:
+    if options.workers > on.cores and not options.ray_address:
         raise ConfigError(
-            f'workers={config.workers} is more than the {pluralize(on.cores, "core")} of this machine; '
+            f'workers={options.workers} is more than the {pluralize(on.cores, "core")} of this machine; '
             'use fewer'
         )
-    own = dict(ranks=1, threads_per_rank=max(1, on.cores // config.workers))
-    return {name: value for name, value in own.items() if name not in given}
+    share = dict(ranks=1, threads_per_rank=max(1, on.cores // options.workers))
+    return {name: value for name, value in share.items() if name not in given}
 
-
+# %% ../../nbs/search/07_config.ipynb #f8896e5b
 def resolve_search(
-    config: SearchConfig,
+    options: SearchConfig,
     given: Mapping[str, Any],  # parameters of a run
 ) -> ResolvedSearch:
     "Resolve and check a search before anything is trained."
     common = dict(mode='mixed_kd', task=FIRST_TASK) | dict(given)
-    space, fixed, space_name = space_of(config.space, common['task'], common['mode'])
+    space, fixed, space_name = space_of(options.space, common['task'], common['mode'])
     common = fixed | common
-    common |= _cores(config, common)
+    common |= _cores(options, common)
     check_space(space, common)
     corpora: dict[str, Corpus] = {}
     first = plan(make_config(**common), corpora=corpora)
-    of = first.config
-    common['seed'] = of.seed
-    if of.teacher_seed is not None:  # one teacher for all seeds, and the labels of the rows that it knows
-        common['teacher_seed'] = of.teacher_seed
-    if of.labels is not None or 'labels' in space:
-        common['labels_seed'] = of.seed if of.labels_seed is None else of.labels_seed
-    if of.seed + config.front_seeds >= 2**32:
+    config = first.config
+    common['seed'] = config.seed
+    if config.teacher_seed is not None:  # one teacher for all seeds, and the labels of the rows that it knows
+        common['teacher_seed'] = config.teacher_seed
+    if config.labels is not None or 'labels' in space:
+        common['labels_seed'] = config.seed if config.labels_seed is None else config.labels_seed
+    if config.seed + options.front_seeds >= 2**32:
         raise ConfigError(
-            f'seed={of.seed} leaves no room for {config.front_seeds} more seeds of the front; use a '
+            f'seed={config.seed} leaves no room for {options.front_seeds} more seeds of the front; use a '
             'smaller one'
         )
-    primary = make_task(of, corpus_of(of)).primary
-    objectives = objectives_of(config.objectives, common['task'], primary.metric, primary.higher_is_better)
-    threshold = _threshold(config, first, objectives, primary.metric)
+    primary = make_task(config, corpus_of(config)).primary
+    objectives = objectives_of(options.objectives, common['task'], primary.metric, primary.higher_is_better)
+    threshold = _threshold(options, first, objectives, primary.metric)
     return ResolvedSearch(common, first, space, space_name, objectives, corpora, threshold)
 
 # %% ../../nbs/search/07_config.ipynb #749fc958
 def _threshold(
-    config: SearchConfig, first: Plan, objectives: Sequence[Objective], metric: str
+    options: SearchConfig, first: Plan, objectives: Sequence[Objective], metric: str
 ) -> Threshold | None:
     "The score that a trial must exceed."
     score = next((o for o in objectives if o.name == 'score'), None)
-    if score is None or config.threshold == 'none':
+    if score is None or options.threshold == 'none':
         return None
-    if config.threshold is not None:
-        return Threshold(config.threshold, '')
+    if options.threshold is not None:
+        return Threshold(options.threshold, '')
     info = task_info(first.config.task)
     have_floors(first.config, first.corpus_sha256)
     table = floors(first.config.study)
-    is_own = table['key'].isin(floor_keys(first.config, first.corpus_sha256)) & (table['unit'] == '')
-    table = table[is_own & (table['split'] == info.tuning_set) & (table['metric'] == metric)]
+    is_current = table['key'].isin(floor_keys(first.config, first.corpus_sha256)) & (table['unit'] == '')
+    table = table[is_current & (table['split'] == info.tuning_set) & (table['metric'] == metric)]
     if not len(table):
         return None  # the task has no trivial baseline
     best = table['value'].idxmax() if score.higher_is_better else table['value'].idxmin()
@@ -178,11 +178,11 @@ def _threshold(
 # parameters of the location and the speed of a run
 _NOT_IDENTITY = {'study', 'corpus', 'columns', 'unlabelled', 'ranks', 'threads_per_rank'}
 
-
+# %% ../../nbs/search/07_config.ipynb #11ec32a3
 def identity_of(resolved: ResolvedSearch) -> dict[str, Any]:  # JSON-able
     "What may not differ between two calls of one search."
     first = resolved.first
-    own = result_parameters(first.config) - _NOT_IDENTITY
+    names = result_parameters(first.config) - _NOT_IDENTITY
     identity = dict(
         task=first.config.task,
         corpus=first.corpus_sha256,
@@ -190,50 +190,50 @@ def identity_of(resolved: ResolvedSearch) -> dict[str, Any]:  # JSON-able
         space=resolved.space,
         objectives=[o.name for o in resolved.objectives],
         threshold=None if resolved.threshold is None else resolved.threshold.value,
-        settings={k: v for k, v in flat(first.config).items() if k in own and k not in resolved.space},
+        settings={k: v for k, v in flat(first.config).items() if k in names and k not in resolved.space},
     )
     in_teacher = ('layers', 'teacher', 'teacher_run_id')  # named by the teacher's run or the space
-    if models := {name: of for name, of in first.stands_on.items() if name not in in_teacher}:
+    if models := {name: content for name, content in first.stands_on.items() if name not in in_teacher}:
         identity['models'] = models
     return json.loads(json.dumps(identity))
 
-
-def search_plan(config: SearchConfig, resolved: ResolvedSearch) -> dict[str, Any]:  # JSON-able
+# %% ../../nbs/search/07_config.ipynb #2088fb19
+def search_plan(options: SearchConfig, resolved: ResolvedSearch) -> dict[str, Any]:  # JSON-able
     "What a search would do, and what there is already."
     study = resolved.first.config.study
     return dict(
         study=study,
-        trials=config.n_trials,
-        workers=config.workers,
-        sampler=config.sampler,
+        trials=options.n_trials,
+        workers=options.workers,
+        sampler=options.sampler,
         objectives=[o.label for o in resolved.objectives],
         threshold=resolved.threshold and asdict(resolved.threshold),
-        max_trial_minutes=config.max_trial_minutes,
-        memory_mib=config.memory_mib,
-        front_seeds=config.front_seeds,
+        max_trial_minutes=options.max_trial_minutes,
+        memory_mib=options.memory_mib,
+        front_seeds=options.front_seeds,
         space_name=resolved.space_name,
         space=resolved.space,
         baseline=baseline(resolved.space, resolved.first),
         runs=len(records(study)),
     )
 
-
+# %% ../../nbs/search/07_config.ipynb #88661725
 def store_of(
-    config: SearchConfig,
+    options: SearchConfig,
     resolved: ResolvedSearch,
     in_memory: bool = False,  # for a plan that stores nothing
 ) -> TrialStore:
     "The trials of a search, found or begun."
-    of = resolved.first.config
+    config = resolved.first.config
     return TrialStore(
         # a study has the searches of several arms if it is tuned
-        name=resolved.common.get('tuning_id') or of.study,
-        path=None if in_memory else runs_path() / of.study / 'trials.journal',
+        name=resolved.common.get('tuning_id') or config.study,
+        path=None if in_memory else runs_path() / config.study / 'trials.journal',
         space=resolved.space,
         objectives=resolved.objectives,
         identity=identity_of(resolved),
-        sampler=config.sampler,
-        seed=of.seed,
-        url='' if in_memory else config.storage,
+        sampler=options.sampler,
+        seed=config.seed,
+        url='' if in_memory else options.storage,
         first=baseline(resolved.space, resolved.first),
     )

@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 import numpy as np
+from fastcore.basics import patch
 from ..core.config import ConfigError, KdnotesError
 from ..core.render import phrase
 from ..core.parse import make_config
@@ -44,123 +45,124 @@ class Driver:
     config: SearchConfig
     resolved: ResolvedSearch
     store: TrialStore
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     execute: Callable[..., dict] = execute  # `launch.execute`, or a cluster's
     failed_in_a_row: int = 0
     # by run_id: of two trials with one setting, the second finds the run of the first
     turns: dict[str, threading.Lock] = field(default_factory=dict)
 
     def report(self, macro: str, *values: Any) -> None:  # macro: of search.jinja
-        "Say what happens."
-        self.say(phrase('search.jinja', macro, *values))
+        "Log what happens."
+        self.log(phrase('search.jinja', macro, *values))
 
     def plan_of(self, params: Mapping[str, Any], **more: Any) -> Plan:
         "The run of a setting."
         resolved = self.resolved
         return plan(make_config(**resolved.common | dict(params) | more), corpora=resolved.corpora)
 
-    def worst(self) -> dict[str, float]:
-        "The values that stand for unknown ones, by objective: the worst so far."
-        found = {}
-        known = losses(self.store.trials(), self.resolved.objectives)
-        for o, column in zip(self.resolved.objectives, known.T):
-            sign = -1 if o.higher_is_better else 1
-            finite = list(column[np.isfinite(column)])
-            if o.name == 'score' and self.resolved.threshold is not None:
-                finite.append(sign * self.resolved.threshold.value)
-            found[o.name] = sign * float(max(finite, default=0.0))
-        return found
+# %% ../../nbs/search/08_driver.ipynb #22c918a4
+@patch
+def worst(self: Driver) -> dict[str, float]:
+    "The values that stand for unknown ones, by objective: the worst so far."
+    values = {}
+    known = losses(self.store.trials(), self.resolved.objectives)
+    for o, column in zip(self.resolved.objectives, known.T):
+        sign = -1 if o.higher_is_better else 1
+        finite = list(column[np.isfinite(column)])
+        if o.name == 'score' and self.resolved.threshold is not None:
+            finite.append(sign * self.resolved.threshold.value)
+        values[o.name] = sign * float(max(finite, default=0.0))
+    return values
 
-    def train(self, p: Plan, limits: Limits = NO_LIMITS, **more: Any) -> dict:  # the record
-        "Train a run; a killed one is tried once more."
-        how = dict(jobs=self.config.workers, limits=limits) | more
-        with self.turns.setdefault(p.run_id, threading.Lock()):
-            try:
-                return self.execute(p, **how)
-            except KdnotesError as e:
-                if e.cause != 'killed':
-                    raise
-            self.report('retried', p.run_id)
+# %% ../../nbs/search/08_driver.ipynb #8a3e7ad9
+@patch
+def train(self: Driver, p: Plan, limits: Limits = NO_LIMITS, **more: Any) -> dict:  # the record
+    "Train a run; a killed one is tried once more."
+    how = dict(jobs=self.config.workers, limits=limits) | more
+    with self.turns.setdefault(p.run_id, threading.Lock()):
+        try:
             return self.execute(p, **how)
+        except KdnotesError as e:
+            if e.cause != 'killed':
+                raise
+        self.report('retried', p.run_id)
+        return self.execute(p, **how)
 
-    def result(self) -> SearchResult:
-        "The result so far, with one seed per setting."
-        resolved = self.resolved
-        config = resolved.first.config
-        result = SearchResult(
-            study=config.study,
-            task=config.task,
-            corpus=config.corpus,
-            corpus_sha256=resolved.first.corpus_sha256,
-            space=resolved.space,
-            space_name=resolved.space_name,
-            objectives=tuple(resolved.objectives),
-            threshold=resolved.threshold,
-            trials=tuple(self.store.trials()),
-            fixed={k: v for k, v in resolved.common.items() if k != 'study'},
-            asked=self.config.model_dump(exclude={'space', 'storage', 'ray_address'}),
-        )
-        return replace(result, seeds={t.run_id: (t.run_id,) for t in result.best})
+# %% ../../nbs/search/08_driver.ipynb #61ce73d0
+@patch
+def result(self: Driver) -> SearchResult:
+    "The result so far, with one seed per setting."
+    resolved = self.resolved
+    config = resolved.first.config
+    result = SearchResult(
+        study=config.study,
+        task=config.task,
+        corpus=config.corpus,
+        corpus_sha256=resolved.first.corpus_sha256,
+        space=resolved.space,
+        space_name=resolved.space_name,
+        objectives=tuple(resolved.objectives),
+        threshold=resolved.threshold,
+        trials=tuple(self.store.trials()),
+        fixed={k: v for k, v in resolved.common.items() if k != 'study'},
+        options=self.config.model_dump(exclude={'space', 'storage', 'ray_address'}),
+    )
+    return replace(result, seeds={t.run_id: (t.run_id,) for t in result.best})
 
-# %% ../../nbs/search/08_driver.ipynb #2fd8dd5d
-_MOST_FAILED = 3  # in a row and for an unknown cause, before the search stops
-
-
+# %% ../../nbs/search/08_driver.ipynb #74093b7b
 def _store_record(driver: Driver, trial, record: dict, driver_s: float) -> None:
     "Store a trial that was trained; driver_s: the seconds of the search itself."
     objectives = driver.resolved.objectives
-    found = outcome_of(record, objectives, driver.resolved.threshold)
+    outcome = outcome_of(record, objectives, driver.resolved.threshold)
     driver.failed_in_a_row = 0
-    values = found.pop('values')
-    constraints = constraints_of(found['causes'], found.pop('constraints'))
-    found |= dict(causes=list(found['causes']), extra=found['extra'] | dict(driver_s=driver_s))
-    found |= dict(run_id=record['run_id'], seconds=record['time']['wall_s'])
-    driver.store.tell(trial, values, driver.worst(), constraints, **found)
+    values = outcome.pop('values')
+    constraints = constraints_of(outcome['causes'], outcome.pop('constraints'))
+    outcome |= dict(causes=list(outcome['causes']), extra=outcome['extra'] | dict(driver_s=driver_s))
+    outcome |= dict(run_id=record['run_id'], seconds=record['time']['wall_s'])
+    driver.store.tell(trial, values, driver.worst(), constraints, **outcome)
     seconds = record['time']['train_s'] or 0.0
-    driver.report('trained', trial.number, record['run_id'], objectives, values, seconds, found['reason'])
+    driver.report('trained', trial.number, record['run_id'], objectives, values, seconds, outcome['reason'])
+
+# %% ../../nbs/search/08_driver.ipynb #1ceb8e78
+_MOST_FAILED = 3  # in a row and for an unknown cause, before the search stops
 
 
-def _store_failure(driver: Driver, trial, cause: str, error: KdnotesError, **found: Any) -> None:
+def _store_failure(driver: Driver, trial, cause: str, error: KdnotesError, **facts: Any) -> None:
     "Store a trial without a record; a failure that is no matter of settings stops the search."
     driver.failed_in_a_row = driver.failed_in_a_row + 1 if cause == 'failed' else 0
     if cause == 'failed' and (trial.number == 0 or driver.failed_in_a_row >= _MOST_FAILED):
         raise RunError(f'the search stops, since this is not a matter of settings: {error}')
     unknown = dict.fromkeys(o.name for o in driver.resolved.objectives)
-    found |= dict(causes=[cause], reason=str(error))
-    driver.store.tell(trial, unknown, driver.worst(), constraints_of([cause]), **found)
+    facts |= dict(causes=[cause], reason=str(error))
+    driver.store.tell(trial, unknown, driver.worst(), constraints_of([cause]), **facts)
     driver.report('infeasible', trial.number, cause, error)
 
 # %% ../../nbs/search/08_driver.ipynb #6551d9a3
-def _interrupted(driver: Driver) -> list:  # trials of Optuna
-    "The trials that an earlier call began and did not end."
-    left = driver.store.running()
-    for trial in left:
+def _trials_to_run(driver: Driver, ends: float) -> Iterator[Any]:  # trials of Optuna
+    "The trials that an earlier call began, then new ones until their number or the time is used up."
+    interrupted = driver.store.running()
+    for trial in interrupted:
         driver.report('resumed', trial.number)
-    return left
+    yield from interrupted
+    while len(driver.store.trials()) < driver.config.n_trials and time.monotonic() < ends:
+        yield driver.store.ask()
 
-
-def _next_trial(driver: Driver, left: list, ends: float) -> Any:  # of Optuna; None: no other begins
-    "A trial that was interrupted, or else a new one while there are fewer than asked for and time is left."
-    if left:
-        return left.pop(0)
-    if len(driver.store.trials()) < driver.config.n_trials and time.monotonic() < ends:
-        return driver.store.ask()
-    return None
-
-
-def _store_outcome(driver: Driver, future: Future, trial: Any, p: Plan, began: float, own: float) -> None:
+# %% ../../nbs/search/08_driver.ipynb #180c6b67
+def _store_outcome(
+    driver: Driver, future: Future, trial: Any, p: Plan, began: float, driver_s: float
+) -> None:
     "Store what became of a trial's run; a stop is raised."
     try:
         record = future.result()
     except Stopped:
         raise
     except KdnotesError as e:
-        more = dict(run_id=p.run_id, seconds=time.perf_counter() - began, extra=dict(driver_s=own))
+        more = dict(run_id=p.run_id, seconds=time.perf_counter() - began, extra=dict(driver_s=driver_s))
         _store_failure(driver, trial, e.cause or 'failed', e, **more)
     else:
-        _store_record(driver, trial, record, own)
+        _store_record(driver, trial, record, driver_s)
 
-
+# %% ../../nbs/search/08_driver.ipynb #80bfe05a
 def run_trials(
     driver: Driver,
     on_trial: Callable[[], None] = lambda: None,  # called after each trial
@@ -171,14 +173,14 @@ def run_trials(
     # on a GPU, torch itself raises an error
     on_gpu = not config.ray_address and machine().device == 'cuda'
     limits = Limits(minutes=config.max_trial_minutes, memory_mib=None if on_gpu else config.memory_mib)
-    left = _interrupted(driver)
+    trials = _trials_to_run(driver, ends)
     going: dict[Future, tuple[Any, Plan, float, float]] = {}
     with ThreadPoolExecutor(config.workers) as pool:
         try:
             while True:
                 while len(going) < config.workers:
                     began = time.perf_counter()
-                    trial = _next_trial(driver, left, ends)
+                    trial = next(trials, None)
                     if trial is None:
                         break
                     try:
@@ -207,13 +209,13 @@ def have_runs(driver: Driver, trials: Sequence[Trial]) -> None:
             driver.report('run_missing', t.number, t.run_id)
             driver.train(driver.plan_of(t.params))
 
-
+# %% ../../nbs/search/08_driver.ipynb #60da33d4
 def _more_seeds(driver: Driver, trials: Sequence[Trial]) -> dict[str, tuple[str, ...]]:
     "Train the settings of trials with more seeds: run_id -> its runs, the trial's own first."
     have_runs(driver, trials)
     config = driver.resolved.first.config
     seeds = [config.seed + n for n in range(1, driver.config.front_seeds + 1)]
-    found: dict[str, list[str]] = {t.run_id: [t.run_id] for t in trials}
+    run_ids: dict[str, list[str]] = {t.run_id: [t.run_id] for t in trials}
     with ThreadPoolExecutor(driver.config.workers) as pool:
         futures: list[tuple[str, Plan, Future]] = []
         try:
@@ -224,7 +226,7 @@ def _more_seeds(driver: Driver, trials: Sequence[Trial]) -> dict[str, tuple[str,
                         futures.append((t.run_id, p, pool.submit(driver.train, p)))
             for run_id, p, future in futures:
                 try:
-                    found[run_id].append(future.result()['run_id'])
+                    run_ids[run_id].append(future.result()['run_id'])
                 except Stopped:
                     raise
                 except KdnotesError as e:
@@ -232,9 +234,9 @@ def _more_seeds(driver: Driver, trials: Sequence[Trial]) -> dict[str, tuple[str,
         except BaseException:
             stop_futures([future for *_, future in futures])
             raise
-    return {run_id: tuple(of) for run_id, of in found.items()}
+    return {run_id: tuple(ids) for run_id, ids in run_ids.items()}
 
-
+# %% ../../nbs/search/08_driver.ipynb #6c88e933
 def _with_seeds(driver: Driver, result: SearchResult) -> SearchResult:
     "Train the front with more seeds, and trials that get to the front as the means fall, until none does."
     seeds: dict[str, tuple[str, ...]] = {}
@@ -254,12 +256,12 @@ def _with_seeds(driver: Driver, result: SearchResult) -> SearchResult:
 def driving(
     config: SearchConfig,
     resolved: ResolvedSearch,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Iterator[Driver]:
     "A driver with the trials of earlier calls, once the models exist that all trials need."
     with ExitStack() as stack:
         stack.enter_context(exclusive(resolved.first.config.study, config.storage))
-        driver = Driver(config, resolved, store_of(config, resolved), say, execute)
+        driver = Driver(config, resolved, store_of(config, resolved), log, execute)
         if config.ray_address:
             from kdnotes.experiment.cluster import Cluster
 
@@ -267,23 +269,23 @@ def driving(
         for base in (resolved.first.transfer, resolved.first.teacher):
             if base is not None and find_run_model(base.run_id) is None:
                 driver.report('dependency', base.run_id)
-                driver.train(base, say=say)
+                driver.train(base, say=log)
         try:
             yield driver
         except KeyboardInterrupt:
             raise Stopped(phrase('search.jinja', 'stopped')) from None
 
-
+# %% ../../nbs/search/08_driver.ipynb #a331fe96
 @file_errors()
 def search(
-    say: Callable[[str], None] = lambda text: None,  # is told what happens
+    log: Callable[[str], None] = lambda text: None,  # called with a sentence on each event
     on_result: Callable[[SearchResult], None] = lambda result: None,  # called after each trial
     **given: Any,  # fields of `SearchConfig`, and parameters of a run that all trials share
 ) -> SearchResult:
     "Search for students on the Pareto front; the same call continues a search that was stopped."
     config, common = split_options(given)
     resolved = resolve_search(config, common)
-    with driving(config, resolved, say) as driver:
+    with driving(config, resolved, log) as driver:
         run_trials(driver, lambda: on_result(driver.result()))
         result = driver.result()
         save_result(result)  # so that a stop among the seeds keeps it

@@ -34,7 +34,7 @@ class Objective:
         "A value as it is printed."
         return amount(100 * value if self.in_percent else value)
 
-
+# %% ../../nbs/search/01_front.ipynb #aa4661db
 @dataclass(frozen=True)
 class Trial:
     "A setting of a search and its result."
@@ -67,7 +67,7 @@ def losses(
         )
     return np.array(rows, dtype=float).reshape(len(trials), len(objectives))
 
-
+# %% ../../nbs/search/01_front.ipynb #d48b8634
 def study_of(
     trials: Sequence[Trial],
     objectives: Sequence[Objective],
@@ -77,7 +77,7 @@ def study_of(
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    of = distributions or {}
+    varied = distributions or {}
     study = optuna.create_study(
         directions=['maximize' if o.higher_is_better else 'minimize' for o in objectives]
     )
@@ -90,12 +90,12 @@ def study_of(
             user_attrs=dict(index=index),
             constraints=dict(feasible=1.0 if t.state == 'infeasible' else -1.0),
         )
-        params = {name: t.params[name] for name in of if name in t.params}
+        params = {name: t.params[name] for name in varied if name in t.params}
         with suppress(ValueError):  # a setting outside of the space, of an older search
-            study.add_trial(optuna.trial.create_trial(params=params, distributions=dict(of), **result))
+            study.add_trial(optuna.trial.create_trial(params=params, distributions=dict(varied), **result))
     return study
 
-
+# %% ../../nbs/search/01_front.ipynb #c031a3ae
 def front(
     trials: Sequence[Trial],
     objectives: Sequence[Objective],
@@ -121,7 +121,7 @@ def box(
     names = [o.name for o in objectives]
     return dict(zip(names, worst)), dict(zip(names, best))
 
-
+# %% ../../nbs/search/01_front.ipynb #52760d53
 def hypervolume_history(
     trials: Sequence[Trial],  # in the order in which they ended
     objectives: Sequence[Objective],
@@ -154,14 +154,14 @@ def with_means(
     seeds: Seeds,
 ) -> list[Trial]:  # only those with more seeds
     "The trials with means over their seeds as values."
-    found = []
+    averaged = []
     for t in trials:
         if t.run_id in seeds:
             means = {name: float(np.mean(values)) for name, values in seeds[t.run_id].items()}
-            found.append(replace(t, values=t.values | means))
-    return found
+            averaged.append(replace(t, values=t.values | means))
+    return averaged
 
-
+# %% ../../nbs/search/01_front.ipynb #ba578584
 def above_threshold(
     trials: Sequence[Trial],
     objectives: Sequence[Objective],
@@ -174,7 +174,7 @@ def above_threshold(
     sign = 1 if score.higher_is_better else -1
     return [t for t in trials if sign * t.values['score'] > sign * threshold]
 
-
+# %% ../../nbs/search/01_front.ipynb #dfd8c426
 def pareto_with_seeds(
     trials: Sequence[Trial],
     objectives: Sequence[Objective],
@@ -209,19 +209,19 @@ def share_saved(
     "How much smaller a cost is than another one, as a share of it."
     return 1 - cost / before
 
-
+# %% ../../nbs/search/01_front.ipynb #f1a2a11e
 def knee(
-    found: Sequence[Trial],  # of `front`, at least one
+    pareto: Sequence[Trial],  # of `front`, at least one
     objectives: Sequence[Objective],
 ) -> Trial:
     "The trial of a front after which one objective costs most of the others."
-    points = losses(found, objectives)
+    points = losses(pareto, objectives)
     spread = np.ptp(points, axis=0)
     scaled = (points - points.min(0)) / np.where(spread > 0, spread, 1)
-    best = min(range(len(found)), key=lambda n: (round(scaled[n].sum(), 12), points[n, 0], n))
-    return found[best]
+    best = min(range(len(pareto)), key=lambda n: (round(scaled[n].sum(), 12), points[n, 0], n))
+    return pareto[best]
 
-
+# %% ../../nbs/search/01_front.ipynb #a4aba997
 @dataclass(frozen=True)
 class Choice:
     "The trial to ship, and the rule that chose it."
@@ -259,16 +259,16 @@ def ship(
     known = {} if baseline is None else baseline.values
     before = {o.name: v for o in objectives if (v := known.get(o.name)) is not None and math.isfinite(v)}
     facts = dict(objectives=tuple(objectives), margin=margin, baseline=before)
-    found = front(trials, objectives)
-    if not found:
+    pareto = front(trials, objectives)
+    if not pareto:
         scored = [t for t in trials if np.isfinite(losses([t], [score])).all()]
         best = min(scored, key=lambda t: (sign * t.values[score.name], t.number), default=None)
         return Choice(None, 'nothing', best=best, **facts)
     least = before.get(score.name)
     close = [  # rounding of a difference is not a loss
-        t for t in found if least is not None and sign * (t.values[score.name] - least) <= margin + 1e-12
+        t for t in pareto if least is not None and sign * (t.values[score.name] - least) <= margin + 1e-12
     ]
-    chosen = close[0] if close else knee(found, objectives)
+    chosen = close[0] if close else knee(pareto, objectives)
     is_baseline = baseline is not None and chosen.number == baseline.number
     by = 'baseline' if is_baseline else 'margin' if close else 'knee'
     return Choice(chosen, by, **facts)

@@ -13,7 +13,7 @@ from .front import Objective, Trial, losses, study_of
 from .spaces import Space, distributions
 
 # %% auto #0
-__all__ = ['FEWEST', 'SHUFFLES', 'CHANCE', 'NEIGHBOURS', 'searched', 'fewest_trials', 'importances']
+__all__ = ['FEWEST', 'SHUFFLES', 'CHANCE', 'NEIGHBOURS', 'searched', 'importances']
 
 # %% ../../nbs/search/02_importances.ipynb #05584a2a
 FEWEST = 20  # trials, for importances
@@ -26,14 +26,7 @@ def searched(space: Space) -> dict[str, Any]:  # parameter -> distribution of Op
     "The parameters of a space that have more than one value."
     return {name: d for name, d in distributions(space).items() if not d.single()}
 
-
-def fewest_trials(
-    parameters: int,
-) -> int:
-    "How many trials importances of so many parameters need."
-    return max(FEWEST, 2 * parameters)
-
-
+# %% ../../nbs/search/02_importances.ipynb #678d0b40
 def _divergences(
     study: Any,  # of Optuna
     points: np.ndarray,  # one loss per trial of the study
@@ -44,8 +37,8 @@ def _divergences(
 
     best = min(0.25, max(0.1, 5 / len(points)))
     evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)
-    found = evaluator.evaluate(study, target=lambda t: float(points[t.number]))
-    return np.array([found.get(name, 0.0) for name in names])
+    scores = evaluator.evaluate(study, target=lambda t: float(points[t.number]))
+    return np.array([scores.get(name, 0.0) for name in names])
 
 
 def _shuffled(points: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -53,24 +46,25 @@ def _shuffled(points: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     starts = range(0, len(points), NEIGHBOURS)
     return np.concatenate([rng.permutation(points[n : n + NEIGHBOURS]) for n in starts])
 
-
+# %% ../../nbs/search/02_importances.ipynb #90078384
 def importances(
     trials: Sequence[Trial],  # in the order in which they ended
     objective: Objective,
     space: Space,
 ) -> pd.DataFrame:  # trials, parameter, importance (shares of 1), is_chance; no rows with too few trials
     "How much each parameter decides an objective."
-    of = searched(space)
-    names = list(of)
+    varied = searched(space)
+    names = list(varied)
     rows = []
     with warnings.catch_warnings(action='ignore', category=UserWarning):  # it is experimental
-        study = study_of(trials, [objective], of)
+        study = study_of(trials, [objective], varied)
         points = losses([trials[t.user_attrs['index']] for t in study.trials], [objective])[:, 0]
-        if len(points) >= fewest_trials(len(names)) and len(names) > 1 and np.ptp(points):
+        fewest = max(FEWEST, 2 * len(names))
+        if len(points) >= fewest and len(names) > 1 and np.ptp(points):
             rng = np.random.default_rng(0)
-            found = _divergences(study, points, names)
+            divergences = _divergences(study, points, names)
             others = [_divergences(study, _shuffled(points, rng), names) for _ in range(SHUFFLES)]
-            is_chance = (np.array(others) >= found).sum(0) >= CHANCE
-            shares = found / (found.sum() or 1.0)
+            is_chance = (np.array(others) >= divergences).sum(0) >= CHANCE
+            shares = divergences / (divergences.sum() or 1.0)
             rows = list(zip([len(points)] * len(names), names, shares, is_chance))
     return pd.DataFrame(rows, columns=['trials', 'parameter', 'importance', 'is_chance'])

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from fastcore.basics import patch
 from ..core.config import ConfigError, task_info
 from ..core.render import phrase, sentences
 from ..core.files import atomic_write, evidence_path, read_json, runs_path, write_json
@@ -34,7 +35,7 @@ class Threshold:
         "By how much a score misses the threshold; an equal score misses it."
         return (self.value - score) * (1 if higher_is_better else -1) + 1e-9
 
-
+# %% ../../nbs/search/04_result.ipynb #2368296c
 def outcome_of(
     record: dict,  # of a trial's run
     objectives: Sequence[Objective],
@@ -74,7 +75,7 @@ class SearchResult:
     fixed: dict[str, Any]  # parameters that all trials share
     # of the front and the baseline: run_id of a trial -> the runs of its setting, one per seed, its own first
     seeds: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    asked: dict[str, Any] = field(default_factory=dict)  # sampler, workers, limits; {}: not recorded
+    options: dict[str, Any] = field(default_factory=dict)  # sampler, workers, limits; {}: not recorded
 
     @property
     def front(self) -> list[Trial]:
@@ -95,53 +96,60 @@ class SearchResult:
     @cached_property
     def runs(self) -> dict[str, list[dict]]:  # run_id of a trial -> records, by seed
         "The runs of the settings with several seeds."
-        wanted = {run_id for of in self.seeds.values() for run_id in of}
+        wanted = {run_id for run_ids in self.seeds.values() for run_id in run_ids}
         known = {r['run_id']: r for r in records(self.study) if r['run_id'] in wanted}
-        return {t: [known[run_id] for run_id in of if run_id in known] for t, of in self.seeds.items()}
+        return {t: [known[i] for i in run_ids if i in known] for t, run_ids in self.seeds.items()}
 
     @cached_property
     def seed_values(self) -> dict[str, dict[str, list[float]]]:  # run_id -> objective -> value per seed
         "The values of these settings; if the runs are gone, those that are stored with the trial."
-        values = {run_id: [values_of(r, self.objectives) for r in of] for run_id, of in self.runs.items()}
+        values = {t: [values_of(r, self.objectives) for r in runs] for t, runs in self.runs.items()}
         values |= {t.run_id: [t.values] for t in self.trials if t.run_id in values and not values[t.run_id]}
         return {
-            run_id: {o.name: [v[o.name] for v in of] for o in self.objectives}
-            for run_id, of in values.items()
-            if of
+            run_id: {o.name: [v[o.name] for v in per_seed] for o in self.objectives}
+            for run_id, per_seed in values.items()
+            if per_seed
         }
-
-    @property
-    def choice(self) -> Choice:
-        "The student to ship, by means over seeds, and the rule that chose it."
-        margin = 0.0
-        trained = next((t.run_id for t in self.trials if t.state == 'complete'), None)
-        known = find_record(trained) if trained and self.objectives[0].name == 'score' else None
-        if known:
-            margin = task_info(self.task).margins[known[0]['primary']['metric']][0]
-        threshold = self.threshold and self.threshold.value
-        return ship(self.trials, self.objectives, self.baseline, margin, self.seed_values, threshold)
 
     @property
     def ship(self) -> Trial | None:  # None: no trial satisfies all constraints
         "The student to ship."
         return self.choice.trial
 
-    @property
-    def is_smoke(self) -> bool:
-        "Are these runs of a few steps, whose numbers mean nothing?"
-        return str(self.fixed.get('smoke') or False).lower() != 'false'
+# %% ../../nbs/search/04_result.ipynb #e358fe22
+@patch(as_prop=True)
+def choice(self: SearchResult) -> Choice:
+    "The student to ship, by means over seeds, and the rule that chose it."
+    margin = 0.0
+    trained = next((t.run_id for t in self.trials if t.state == 'complete'), None)
+    known = find_record(trained) if trained and self.objectives[0].name == 'score' else None
+    if known:
+        margin = task_info(self.task).margins[known[0]['primary']['metric']][0]
+    threshold = self.threshold and self.threshold.value
+    return ship(self.trials, self.objectives, self.baseline, margin, self.seed_values, threshold)
 
-    @property
-    def table(self):  # a `pandas.DataFrame`
-        "The front and the baseline, one row each; the report has test scores."
-        return trials_table(self.best, self.objectives)
+# %% ../../nbs/search/04_result.ipynb #5a6c0278
+@patch(as_prop=True)
+def is_smoke(self: SearchResult) -> bool:
+    "Are these runs of a few steps, whose numbers mean nothing?"
+    return str(self.fixed.get('smoke') or False).lower() != 'false'
 
-    def __repr__(self) -> str:
-        return '\n'.join(sentences('search.jinja', 'overview', self, self.choice))
 
-    def _repr_html_(self) -> str:
-        lines = ''.join(f'<p>{html.escape(line)}</p>' for line in repr(self).splitlines())
-        return f'{lines}{self.table.to_html(index=False)}'
+@patch(as_prop=True)
+def table(self: SearchResult):  # a `pandas.DataFrame`
+    "The front and the baseline, one row each; the report has test scores."
+    return trials_table(self.best, self.objectives)
+
+# %% ../../nbs/search/04_result.ipynb #18c09e50
+@patch
+def __repr__(self: SearchResult) -> str:
+    return '\n'.join(sentences('search.jinja', 'overview', self, self.choice))
+
+
+@patch
+def _repr_html_(self: SearchResult) -> str:
+    lines = ''.join(f'<p>{html.escape(line)}</p>' for line in repr(self).splitlines())
+    return f'{lines}{self.table.to_html(index=False)}'
 
 # %% ../../nbs/search/04_result.ipynb #2bebf4e4
 def result_path(study: str) -> Path:
@@ -151,9 +159,11 @@ def result_path(study: str) -> Path:
 
 def save_result(result: SearchResult) -> Path:
     "Store the result of a search."
-    return write_json(result_path(result.study), json.loads(json.dumps(asdict(result), default=str)))
+    content = asdict(result)
+    content['asked'] = content.pop('options')  # the key of the file
+    return write_json(result_path(result.study), json.loads(json.dumps(content, default=str)))
 
-
+# %% ../../nbs/search/04_result.ipynb #72bc4b55
 def load_result(
     study: str,
 ) -> SearchResult:
@@ -164,12 +174,13 @@ def load_result(
         space=space_of(content['space'], content['task'], content['fixed']['mode'])[0],
         objectives=tuple(objective_of(o, content['task']) for o in content['objectives']),
         threshold=None if content['threshold'] is None else Threshold(**content['threshold']),
-        trials=tuple(Trial(**of | dict(causes=tuple(of['causes']))) for of in content['trials']),
-        seeds={run_id: tuple(of) for run_id, of in content['seeds'].items()},
+        trials=tuple(Trial(**t | dict(causes=tuple(t['causes']))) for t in content['trials']),
+        seeds={run_id: tuple(run_ids) for run_id, run_ids in content['seeds'].items()},
+        options=content.pop('asked', {}),
     )
     return SearchResult(**content)
 
-
+# %% ../../nbs/search/04_result.ipynb #7199350c
 def _evidence_of(study: str) -> Path:
     return evidence_path() / f'{study}.search.json'
 

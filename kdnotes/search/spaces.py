@@ -35,12 +35,12 @@ def distributions(space: Space) -> dict[str, Any]:  # parameter -> distribution 
     "A space as Optuna samples it, or a ValueError of Optuna."
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    def one(of: dict[str, Any]) -> Any:
-        if 'choices' in of:
-            return CategoricalDistribution(of['choices'])
-        return (IntDistribution if 'step' in of else FloatDistribution)(**of)
+    def one(values: dict[str, Any]) -> Any:
+        if 'choices' in values:
+            return CategoricalDistribution(values['choices'])
+        return (IntDistribution if 'step' in values else FloatDistribution)(**values)
 
-    return {name: one(of) for name, of in space.items()}
+    return {name: one(values) for name, values in space.items()}
 
 # %% ../../nbs/search/00_spaces.ipynb #d132531f
 _ALMOST_ALL = 0.999  # the largest dropout
@@ -65,6 +65,8 @@ STUDY: dict[str, Any] = {
     'warmup_steps': [0, 100],
     'weight_decay': [8.3e-7, 0.018, 'log'],
 }
+
+# %% ../../nbs/search/00_spaces.ipynb #5cc72f10
 LAPTOP = STUDY | {
     'soft_weight': [1e-3, 1.0, 'log'],
     'attention_dropout': [0.0, 0.5],
@@ -77,6 +79,8 @@ LAPTOP = STUDY | {
     'eval_batch_size': [8, 32],
     'warmup_steps': [0, 50],
 }
+
+# %% ../../nbs/search/00_spaces.ipynb #7a02c717
 STUDENT: dict[str, Any] = {
     'layers': [1, 6],
     'heads': [1, 12],
@@ -96,7 +100,7 @@ NOT_DRAWN = frozenset(
     'score_epochs checkpoint_minutes checkpoint_steps gradient_stats keep_checkpoints grid_g_per_kwh'.split()
 )
 
-
+# %% ../../nbs/search/00_spaces.ipynb #f5e202bf
 def space_of(
     given: str | Mapping[str, Any],  # a name of SPACES, a YAML file, or a mapping as in such a file
     task: str = FIRST_TASK,  # of TASKS
@@ -107,32 +111,36 @@ def space_of(
         return _parse(given, task, mode, 'space'), {}, 'own'
     if given in SPACES:
         ranges, fixed = SPACES[given]
-        known = {name: of for name, of in ranges.items() if name in parameters(task)}
+        known = {name: values for name, values in ranges.items() if name in parameters(task)}
         if 'soft_weight' in ranges and 'soft_weight' not in known:
             known['alpha'] = [0.0, 1.0]
         unread = _unread(known, task, mode)
-        known = {name: of for name, of in known.items() if name not in unread}
+        known = {name: values for name, values in known.items() if name not in unread}
         return _parse(known, task, mode, f'space={given}'), dict(fixed), given
     path = Path(str(given))
     if path.suffix not in ('.yaml', '.yml'):
         raise ConfigError(f'space={truncate_repr(given)} is none of {", ".join(SPACES)}, and not a YAML file')
     return _parse(_read_yaml(path), task, mode, str(path)), {}, path.stem
 
-
+# %% ../../nbs/search/00_spaces.ipynb #828545a1
 def _unread(names: Iterable[str], task: str, mode: str) -> list[str]:
     "Parameters that a run of this mode does not read."
-    own = MODES.get(mode, MODES['mixed_kd'])  # unknown modes are refused elsewhere
+    arm = MODES.get(mode, MODES['mixed_kd'])  # unknown modes are refused elsewhere
     known = parameters(task)
     facts = {name: about(known[name]) for name in names}
     return [
         name
-        for name, of in facts.items()
-        if of.shape and own.network == 'teacher' or of.kd and not own.kd or name in task_info(task).unread
+        for name, field in facts.items()
+        if field.shape
+        and arm.network == 'teacher'
+        or field.kd
+        and not arm.kd
+        or name in task_info(task).unread
     ]
 
-
+# %% ../../nbs/search/00_spaces.ipynb #36f3b3b7
 def _read_yaml(path: Path) -> Any:
-    "The content of a YAML file."
+    "The content of a YAML file, or a `ConfigError` with the reason."
     import yaml
 
     try:
@@ -142,23 +150,25 @@ def _read_yaml(path: Path) -> Any:
         why = ' '.join(str(e).split()) or type(e).__name__
         raise ConfigError(f'space={str(path)!r} cannot be read: {why}') from None
 
-
+# %% ../../nbs/search/00_spaces.ipynb #ef00fb4e
 def _parse(given: Any, task: str, mode: str, where: str) -> Space:
     "The space of a user."
     if not isinstance(given, Mapping) or not given:
         raise ConfigError(f'{where} must map parameters to ranges, for example layers: [1, 6]')
     known = parameters(task)
     space = {}
-    for name, of in given.items():
+    for name, written in given.items():
         if name not in known:
             raise ConfigError(f'{where}: {no_parameter(str(name), known)}')
         if name in NOT_DRAWN:
             raise ConfigError(f'{where}: {name} cannot be varied; leave it out')
         try:
-            space[name] = _range(of, known[name].annotation)
+            space[name] = _range(written, known[name].annotation)
             distributions({name: space[name]})
         except ValueError as e:
-            raise ConfigError(f'{where}: {name}={truncate_repr(of)} is refused: {first_reason(e)}') from None
+            raise ConfigError(
+                f'{where}: {name}={truncate_repr(written)} is refused: {first_reason(e)}'
+            ) from None
     if unread := _unread(space, task, mode):
         raise ConfigError(
             f'{where}: {" and ".join(unread)} would play no part in mode={mode!r} of task {task}; leave it '
@@ -188,18 +198,18 @@ class _WholeNumbers(BaseModel, extra='forbid'):
 class _Choices(BaseModel, extra='forbid'):
     choices: list[str | bool | int | float] = Field(min_length=1)
 
-
+# %% ../../nbs/search/00_spaces.ipynb #db575a51
 def _range(given: Any, annotation: Any) -> dict[str, Any]:
     "A range or choices as written by a user."
     kinds = {annotation, *get_args(annotation)}
     kind = _WholeNumbers if int in kinds and float not in kinds else _Numbers
-    of = given
+    values = given
     if isinstance(given, list | tuple):
         is_log = len(given) == 3 and given[2] in ('log', True)
         is_range = is_log or len(given) == 2 and all(map(_is_number, given))
-        of = dict(low=given[0], high=given[1], log=is_log) if is_range else dict(choices=list(given))
-    is_choice = isinstance(of, Mapping) and 'choices' in of
-    return (_Choices if is_choice else kind).model_validate(of).model_dump()
+        values = dict(low=given[0], high=given[1], log=is_log) if is_range else dict(choices=list(given))
+    is_choice = isinstance(values, Mapping) and 'choices' in values
+    return (_Choices if is_choice else kind).model_validate(values).model_dump()
 
 
 def _is_number(value: Any) -> bool:
@@ -209,7 +219,7 @@ def _is_number(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
 
-
+# %% ../../nbs/search/00_spaces.ipynb #85c83b61
 def first_reason(e: ValueError) -> str:
     "The first reason of a validation error of pydantic; of another error, its message."
     if not isinstance(e, ValidationError):
@@ -226,11 +236,16 @@ def check_space(
     if both := sorted(space.keys() & common.keys()):
         raise ConfigError(f'{", ".join(both)} cannot be both drawn and given; leave them out of one')
     make_config(**common)  # an error here is not an error of the space
-    values = {name: of.get('choices') or [of['low'], of['high']] for name, of in space.items()}
-    first = {name: of[0] for name, of in values.items()}
-    settings = [{name: of[-1] for name, of in values.items()}]
+    values = {
+        name: bounds.get('choices') or [bounds['low'], bounds['high']] for name, bounds in space.items()
+    }
+    first = {name: bounds[0] for name, bounds in values.items()}
+    settings = [{name: bounds[-1] for name, bounds in values.items()}]
     settings += [
-        first | {name: value} for name, of in values.items() if 'choices' in space[name] for value in of
+        first | {name: value}
+        for name, bounds in values.items()
+        if 'choices' in space[name]
+        for value in bounds
     ]
     for setting in [first, *settings]:
         try:
@@ -238,7 +253,7 @@ def check_space(
         except ConfigError as e:
             raise ConfigError(f'the space has settings that no run can have: {e}') from None
 
-
+# %% ../../nbs/search/00_spaces.ipynb #690ec026
 PRESET = 'sigopt_baseline'  # the student that the third study started from
 # parameter -> its name in the configuration of BERT
 _IN_MODEL = dict(
@@ -249,7 +264,7 @@ _IN_MODEL = dict(
     initializer_range='initializer_range',
 )
 
-
+# %% ../../nbs/search/00_spaces.ipynb #8ac81e87
 def baseline(
     space: Space,
     first: Plan,  # a trial with default settings
@@ -265,13 +280,13 @@ def baseline(
     shape = {name: getattr(network, theirs, None) for name, theirs in _IN_MODEL.items()}
     shape['layers'] = len(config.student_layers or range(depth(network)))
     values = shape | {name: value for name, value in values.items() if value is not None}
-    return {name: _inside(of, values.get(name)) for name, of in space.items()}
+    return {name: _inside(bounds, values.get(name)) for name, bounds in space.items()}
 
-
-def _inside(of: dict[str, Any], value: Any) -> Any:
+# %% ../../nbs/search/00_spaces.ipynb #550be1e9
+def _inside(bounds: dict[str, Any], value: Any) -> Any:
     "The value if it is in the range, otherwise the nearest one; the first choice."
-    if 'choices' in of:
-        return value if value in of['choices'] else of['choices'][0]
-    low, step = of['low'], of.get('step')
-    value = min(max(low if value is None else value, low), of['high'])
+    if 'choices' in bounds:
+        return value if value in bounds['choices'] else bounds['choices'][0]
+    low, step = bounds['low'], bounds.get('step')
+    value = min(max(low if value is None else value, low), bounds['high'])
     return low + step * round((value - low) / step) if step else float(value)

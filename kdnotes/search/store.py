@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 import numpy as np
+from fastcore.basics import patch
 from ..core.config import ConfigError, metric_name, truncate_repr, task_info
 from ..core.files import BusyError, lock, runs_path, without_password
 from .front import Objective, Trial
@@ -34,7 +35,7 @@ def _peak_mib(record: dict) -> float | None:
     on_device = record['memory']['peak_device_mib']
     return record['memory']['peak_host_mib'] if on_device is None else on_device
 
-
+# %% ../../nbs/search/03_store.ipynb #187f0d60
 # objective -> its label, and its value in a record; None: the record has the reason
 MEASURED = {
     'score': ('', _score_of),
@@ -45,7 +46,7 @@ MEASURED = {
     'peak_mib': ('peak memory, MiB', _peak_mib),
 }
 
-
+# %% ../../nbs/search/03_store.ipynb #0b814245
 def objectives_of(
     names: str | Sequence[str],  # of MEASURED, with commas or as a list
     task: str,
@@ -53,35 +54,35 @@ def objectives_of(
     higher_is_better: bool,
 ) -> list[Objective]:
     "The objectives of a search, the score first."
-    asked = [n.strip() for n in names.split(',')] if isinstance(names, str) else list(names)
-    asked = [name for name in asked if name]
-    for name in asked:
+    requested = [n.strip() for n in names.split(',')] if isinstance(names, str) else list(names)
+    requested = [name for name in requested if name]
+    for name in requested:
         if name not in MEASURED:
             raise ConfigError(
                 f'objectives={truncate_repr(names)} names {truncate_repr(name)}; the objectives are '
                 f'{", ".join(MEASURED)}'
             )
-    if not asked or len(set(asked)) < len(asked):
+    if not requested or len(set(requested)) < len(requested):
         raise ConfigError(f'objectives={truncate_repr(names)} must name one or more objectives, each once')
     in_percent = metric in task_info(task).percent
     score = Objective('score', _score_label(task, metric), higher_is_better, in_percent)
-    others = [Objective(name, MEASURED[name][0], False) for name in asked if name != 'score']
-    return [score] * ('score' in asked) + others
+    others = [Objective(name, MEASURED[name][0], False) for name in requested if name != 'score']
+    return [score] * ('score' in requested) + others
 
-
+# %% ../../nbs/search/03_store.ipynb #e12624f1
 def _score_label(task: str, metric: str) -> str:  # 'dev exact match'
     return f'{task_info(task).tuning_set} {metric_name(metric, task)}'
 
 
 def objective_of(
-    kept: Mapping[str, Any],  # as in a file; older ones do not have `in_percent`
+    stored: Mapping[str, Any],  # as in a file; older ones do not have `in_percent`
     task: str,
 ) -> Objective:
     "An objective of a search that is read from a file."
     percent = [_score_label(task, metric) for metric in task_info(task).percent]
-    return Objective(**dict(in_percent=kept['name'] == 'score' and kept['label'] in percent) | kept)
+    return Objective(**dict(in_percent=stored['name'] == 'score' and stored['label'] in percent) | stored)
 
-
+# %% ../../nbs/search/03_store.ipynb #40e8b730
 def values_of(
     record: dict,
     objectives: Sequence[Objective],
@@ -95,18 +96,18 @@ CONSTRAINTS = ('threshold', 'memory', 'time', 'run')
 
 def constraints_of(
     causes: Iterable[str],
-    known: Mapping[str, float] | None = None,  # constraint -> its value where it is known
+    known: Mapping[str, float] | None = None,  # constraint -> measured value
 ) -> dict[str, float]:  # of each of CONSTRAINTS; satisfied if <= 0
     "The constraints of a trial as the sampler sees them."
     broken = {cause if cause in CONSTRAINTS else 'run' for cause in causes}
-    found = {name: 1.0 if name in broken else -1.0 for name in CONSTRAINTS}
-    return found | dict(known or {})
+    values = {name: 1.0 if name in broken else -1.0 for name in CONSTRAINTS}
+    return values | dict(known or {})
 
 # %% ../../nbs/search/03_store.ipynb #b2e1900f
 SAMPLERS = ('tpe', 'gp', 'nsga2', 'random', 'sobol')
 STARTUP = 10  # trials before TPE and GP use results
 
-
+# %% ../../nbs/search/03_store.ipynb #9f2b1fb7
 def make_sampler(
     name: str,  # of SAMPLERS
     seed: int,
@@ -121,22 +122,22 @@ def make_sampler(
         def _find_sample_id(self, study, search_space) -> int:
             return max(0, number - 1)  # the first trial is the baseline
 
-    own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+    trial_seed = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
     if name == 'sobol' or name in ('tpe', 'gp') and number <= STARTUP:
         return Sobol(scramble=True, seed=seed, warn_independent_sampling=False)
     if name == 'tpe':
-        return samplers.TPESampler(seed=own, n_startup_trials=1, multivariate=True, constant_liar=True)
+        return samplers.TPESampler(seed=trial_seed, n_startup_trials=1, multivariate=True, constant_liar=True)
     if name == 'gp':
-        return samplers.GPSampler(seed=own, n_startup_trials=1)
+        return samplers.GPSampler(seed=trial_seed, n_startup_trials=1)
     if name == 'nsga2':
-        return samplers.NSGAIISampler(seed=own, population_size=16)
-    return samplers.RandomSampler(seed=own)
+        return samplers.NSGAIISampler(seed=trial_seed, population_size=16)
+    return samplers.RandomSampler(seed=trial_seed)
 
 # %% ../../nbs/search/03_store.ipynb #a8306175
 _RESTORE = 'restore it, or move it away and give the same command: finished runs are found'
 
 
-def _open_storage(path: Path | None, url: str):  # of Optuna; None: in memory
+def _open_storage(path: Path | None, url: str):  # a storage of Optuna; None: in memory
     "The storage of trials."
     from optuna.storages import JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend
@@ -155,7 +156,7 @@ def _open_storage(path: Path | None, url: str):  # of Optuna; None: in memory
         os.truncate(path, whole.rfind(b'\n') + 1)
     return JournalStorage(JournalFileBackend(str(path)))
 
-
+# %% ../../nbs/search/03_store.ipynb #b3f9ec41
 @contextmanager
 def _storage_errors(place: str, opening: bool = False) -> Iterator[None]:
     "Errors of Optuna and of a database as one sentence; warnings of experimental functions are hidden."
@@ -212,84 +213,96 @@ class TrialStore:
             )
             self._open()
 
-    def _open(self) -> None:
-        "Begin the search, or check that it is the one that was begun."
-        trials = self.study.get_trials(deepcopy=False)
-        known = self.study.user_attrs.get('identity')
-        if known is None and any(t.params for t in trials):
-            raise self._damaged('it does not say what was searched for')
-        if known is None:
-            self.study.set_metric_names([o.label for o in self.objectives])
-            if self.first:
-                self.study.enqueue_trial(self.first, skip_if_exists=True)
-            # last, so that a kill before it begins the search anew
-            self.study.set_user_attr('identity', dict(self.identity))
-        elif differs := [
-            text for name, of in self.identity.items() if (text := _difference(name, known.get(name), of))
-        ]:
-            raise ConfigError(
-                f'study={self.name!r} is a search with another {" and ".join(differs)}; '
-                'give this one another study name, or use the same values'
-            )
-        for t in trials:
-            is_whole = t.params.keys() == self._distributions.keys() and 'told' in t.user_attrs
-            if t.state.is_finished() and not is_whole:
-                raise self._damaged(f'trial {t.number} is incomplete')
-
-    def _damaged(self, why: str) -> ConfigError:
-        return ConfigError(f'{self.place} is damaged ({why}); {_RESTORE}')
-
-    def ask(self):  # a trial of Optuna
-        "A new trial with its setting."
-        with _storage_errors(self.place):
-            number = len(self.study.get_trials(deepcopy=False))
-            self.study.sampler = make_sampler(self.sampler, self.seed, number)
-            return self.study.ask(self._distributions)
-
-    def running(self) -> list:  # trials of Optuna
-        "The trials that a killed search left without a result."
-        from optuna.trial import Trial as Open
-        from optuna.trial import TrialState
-
-        with _storage_errors(self.place):
-            left = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-            found = []
-            for t in left:
-                # a kill can leave a part of a setting: its sampler proposes the same again
-                is_whole = t.params.keys() == self._distributions.keys()
-                self.study.sampler = make_sampler('random' if is_whole else self.sampler, self.seed, t.number)
-                found.append(Open(self.study, t._trial_id))
-                for name, distribution in self._distributions.items():
-                    found[-1]._suggest(name, distribution)
-            return found
-
-    def tell(
-        self,
-        trial,  # of `ask`
-        values: Mapping[str, float | None],  # by objective; None: unknown, and the worst is used
-        worst: Mapping[str, float],  # by objective
-        constraints: Mapping[str, float],  # of `constraints_of`
-        **result: Any,  # fields of `Trial`: run_id, causes, seconds, extra, reason
-    ) -> None:
-        "Store the result of a trial."
-        with _storage_errors(self.place):
-            for name, value in constraints.items():  # a value that was set before a kill stays
-                trial.set_constraint(name, float(value))
-            trial.set_user_attr('told', result | dict(values=dict(values)))
-            known = {name: value for name, value in values.items() if value is not None}
-            self.study.tell(trial, [(dict(worst) | known)[o.name] for o in self.objectives])
-
-    def trials(self) -> list[Trial]:
-        "All trials that were asked for, in their order."
-        from optuna.trial import TrialState
-
-        with _storage_errors(self.place):
-            states = (TrialState.COMPLETE, TrialState.RUNNING)
-            found = self.study.get_trials(deepcopy=False, states=states)
-        begin = min((t.datetime_start for t in found), default=None)
-        return [_as_trial(t, begin) for t in found]
+# %% ../../nbs/search/03_store.ipynb #d2601dc3
+@patch
+def _damaged(self: TrialStore, why: str) -> ConfigError:
+    return ConfigError(f'{self.place} is damaged ({why}); {_RESTORE}')
 
 
+@patch
+def _open(self: TrialStore) -> None:
+    "Begin the search, or check that it is the one that was begun."
+    trials = self.study.get_trials(deepcopy=False)
+    known = self.study.user_attrs.get('identity')
+    if known is None and any(t.params for t in trials):
+        raise self._damaged('it does not say what was searched for')
+    if known is None:
+        self.study.set_metric_names([o.label for o in self.objectives])
+        if self.first:
+            self.study.enqueue_trial(self.first, skip_if_exists=True)
+        # last, so that a kill before it begins the search anew
+        self.study.set_user_attr('identity', dict(self.identity))
+    elif differs := [
+        text for name, value in self.identity.items() if (text := _difference(name, known.get(name), value))
+    ]:
+        raise ConfigError(
+            f'study={self.name!r} is a search with another {" and ".join(differs)}; '
+            'give this one another study name, or use the same values'
+        )
+    for t in trials:
+        is_whole = t.params.keys() == self._distributions.keys() and 'told' in t.user_attrs
+        if t.state.is_finished() and not is_whole:
+            raise self._damaged(f'trial {t.number} is incomplete')
+
+# %% ../../nbs/search/03_store.ipynb #11882da7
+@patch
+def ask(self: TrialStore):  # a trial of Optuna
+    "A new trial with its setting."
+    with _storage_errors(self.place):
+        number = len(self.study.get_trials(deepcopy=False))
+        self.study.sampler = make_sampler(self.sampler, self.seed, number)
+        return self.study.ask(self._distributions)
+
+# %% ../../nbs/search/03_store.ipynb #d9d97f01
+@patch
+def running(self: TrialStore) -> list:  # trials of Optuna
+    "The trials that a killed search left without a result."
+    from optuna.trial import Trial as Open
+    from optuna.trial import TrialState
+
+    with _storage_errors(self.place):
+        left = self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        open_trials = []
+        for t in left:
+            # a kill can leave a part of a setting: its sampler proposes the same again
+            is_whole = t.params.keys() == self._distributions.keys()
+            self.study.sampler = make_sampler('random' if is_whole else self.sampler, self.seed, t.number)
+            open_trials.append(Open(self.study, t._trial_id))
+            for name, distribution in self._distributions.items():
+                open_trials[-1]._suggest(name, distribution)
+        return open_trials
+
+# %% ../../nbs/search/03_store.ipynb #09c971d4
+@patch
+def tell(
+    self: TrialStore,
+    trial,  # of `ask`
+    values: Mapping[str, float | None],  # by objective; None: unknown, and the worst is used
+    worst: Mapping[str, float],  # by objective
+    constraints: Mapping[str, float],  # of `constraints_of`
+    **result: Any,  # fields of `Trial`: run_id, causes, seconds, extra, reason
+) -> None:
+    "Store the result of a trial."
+    with _storage_errors(self.place):
+        for name, value in constraints.items():  # a value that was set before a kill stays
+            trial.set_constraint(name, float(value))
+        trial.set_user_attr('told', result | dict(values=dict(values)))
+        known = {name: value for name, value in values.items() if value is not None}
+        self.study.tell(trial, [(dict(worst) | known)[o.name] for o in self.objectives])
+
+# %% ../../nbs/search/03_store.ipynb #4eb19e07
+@patch
+def trials(self: TrialStore) -> list[Trial]:
+    "All trials that were asked for, in their order."
+    from optuna.trial import TrialState
+
+    with _storage_errors(self.place):
+        states = (TrialState.COMPLETE, TrialState.RUNNING)
+        ended_or_open = self.study.get_trials(deepcopy=False, states=states)
+    begin = min((t.datetime_start for t in ended_or_open), default=None)
+    return [_as_trial(t, begin) for t in ended_or_open]
+
+# %% ../../nbs/search/03_store.ipynb #fd89623e
 def _as_trial(t, begin) -> Trial:  # t: of Optuna; begin: the first trial's start
     "A trial of the store as the rest of kdnotes uses it."
     known = t.user_attrs.get('told', {})
@@ -305,19 +318,19 @@ def _as_trial(t, begin) -> Trial:  # t: of Optuna; begin: the first trial's star
         **dict(values={}) | known | dict(causes=tuple(known.get('causes', ()))),
     )
 
-
-def _difference(name: str, known: Any, asked: Any) -> str:  # '': there is none
+# %% ../../nbs/search/03_store.ipynb #9712526d
+def _difference(name: str, known: Any, requested: Any) -> str:  # '': there is none
     "The name of what differs; of settings, which ones."
-    if known == asked:
+    if known == requested:
         return ''
-    if not (isinstance(known, dict) and isinstance(asked, dict)):
+    if not (isinstance(known, dict) and isinstance(requested, dict)):
         return name
     # a parameter that is newer than the search has its default there
-    shared = known.keys() & asked.keys() if name == 'settings' else {*known, *asked}
-    others = [k for k in sorted(shared) if known.get(k) != asked.get(k)]
+    shared = known.keys() & requested.keys() if name == 'settings' else {*known, *requested}
+    others = [k for k in sorted(shared) if known.get(k) != requested.get(k)]
     return f'{name} ({", ".join(others)})' if others else ''
 
-
+# %% ../../nbs/search/03_store.ipynb #c1d326a5
 @contextmanager
 def exclusive(
     study: str,

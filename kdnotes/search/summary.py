@@ -64,17 +64,17 @@ def front_with_test(
     table = pd.DataFrame(rows).fillna('')
     return table.rename(columns=lambda name: phrase('search.jinja', 'heading', name, labels))
 
-
+# %% ../../nbs/search/06_summary.ipynb #710f6597
 def _test_score(runs: Sequence[dict]) -> str:  # '51.9 [48.1, 55.7]'
     "The primary metric of the runs of a setting, with its interval."
     primary = runs[0]['primary']
-    of = primary_interval(runs, units(runs[0]['study'], [r['run_id'] for r in runs]))
-    if of is None:
+    interval = primary_interval(runs, units(runs[0]['study'], [r['run_id'] for r in runs]))
+    if interval is None:
         return ''
     in_percent = primary['metric'] in task_info(runs[0]['task']).percent
-    return f'{scaled(of, 100):.1f}' if in_percent else f'{of:.3f}'
+    return f'{scaled(interval, 100):.1f}' if in_percent else f'{interval:.3f}'
 
-
+# %% ../../nbs/search/06_summary.ipynb #ef0808c7
 def settings_table(
     result: SearchResult,
 ) -> pd.DataFrame:  # one row per parameter, one column per trial; cells are text
@@ -88,7 +88,7 @@ def settings_table(
     cells = pd.DataFrame(dict(parameter=list(result.space)) | columns, dtype=object)
     return cells.map(lambda value: number(value) if isinstance(value, float) else str(value))
 
-
+# %% ../../nbs/search/06_summary.ipynb #cfc4afee
 def infeasible_table(result: SearchResult) -> pd.DataFrame:  # cause, trials, an example
     "The infeasible trials by the constraint that they violate."
     broken = [t for t in result.trials if t.state == 'infeasible']
@@ -100,15 +100,15 @@ def infeasible_table(result: SearchResult) -> pd.DataFrame:  # cause, trials, an
     columns = [phrase('search.jinja', 'heading', name, {}) for name in ('cause', 'trials', 'example')]
     return pd.DataFrame(rows, columns=columns)
 
-
+# %% ../../nbs/search/06_summary.ipynb #adf4b930
 def trials_as_text(result: SearchResult) -> pd.DataFrame:  # cells are text
     "All trials with shortened numbers."
     texts = {o.name: o.text for o in result.objectives}
     table = trials_table(result.trials, result.objectives)
     for name in table.columns:
-        of = texts.get(name, number)
+        as_text = texts.get(name, number)
         cells = [
-            '' if v is None or v != v else of(v) if isinstance(v, float) else str(v) for v in table[name]
+            '' if v is None or v != v else as_text(v) if isinstance(v, float) else str(v) for v in table[name]
         ]
         table[name] = pd.Series(cells, dtype=object)
     return table
@@ -116,7 +116,7 @@ def trials_as_text(result: SearchResult) -> pd.DataFrame:  # cells are text
 # %% ../../nbs/search/06_summary.ipynb #32923364
 def sentences(result: SearchResult) -> tuple[str, ...]:
     "A search in a few sentences, the most important one first."
-    wanted = 1 + result.asked.get('front_seeds', 0)
+    wanted = 1 + result.options.get('front_seeds', 0)
     numbers = {t.run_id: t.number for t in reversed(result.trials)}
     return paragraphs(
         'search.jinja',
@@ -127,24 +127,24 @@ def sentences(result: SearchResult) -> tuple[str, ...]:
         time=times(result),
         states=Counter(t.state for t in result.trials),
         wanted=wanted,
-        fewer={numbers[run_id]: len(of) for run_id, of in result.seeds.items() if len(of) < wanted},
+        fewer={numbers[t]: len(run_ids) for t, run_ids in result.seeds.items() if len(run_ids) < wanted},
     )
 
-
+# %% ../../nbs/search/06_summary.ipynb #e9ceeb14
 def times(result: SearchResult) -> dict[str, Any]:  # total, as text; shares: training, search, waiting
     "The time of the trials and its parts; no shares if a run is older than its search."
     trained = [t for t in result.trials if t.seconds]
     took = sum(t.seconds for t in trained)
-    own = sum(t.extra.get('driver_s', 0.0) for t in trained)
+    driver_s = sum(t.extra.get('driver_s', 0.0) for t in trained)
     spans = [t.ended_s - t.started_s for t in trained if None not in (t.started_s, t.ended_s)]
-    waiting = sum(spans) - took - own
+    waiting = sum(spans) - took - driver_s
     if not took or len(spans) < len(trained) or waiting < 0:
         return dict(total=duration(took), shares={})
-    parts = dict(training=took, search=own, waiting=waiting)
+    parts = dict(training=took, search=driver_s, waiting=waiting)
     shares = {name: part / sum(spans) for name, part in parts.items()}
     return dict(total=duration(sum(spans)), shares=shares)
 
-
+# %% ../../nbs/search/06_summary.ipynb #e03fe6b8
 def _is_better(student: dict, teacher: dict) -> bool:  # records
     "Is the student significantly better on the set of the search? Without units, any difference counts."
     tuning = task_info(student['task']).tuning_set
@@ -161,7 +161,7 @@ def _is_better(student: dict, teacher: dict) -> bool:  # records
     gained = (matrix.iloc[0] - matrix.iloc[1]).to_numpy()
     return is_above(mean_interval(gained if student['primary']['higher_is_better'] else -gained))
 
-
+# %% ../../nbs/search/06_summary.ipynb #3257792f
 def weak_teacher(
     result: SearchResult,
 ) -> dict[str, Any] | None:  # number of the best trial, score of teacher and student; None: no
@@ -172,23 +172,31 @@ def weak_teacher(
     teacher = find_record(record[0]['teacher_run_id']) if record and record[0]['teacher_run_id'] else None
     if teacher is None:
         return None
-    own = fmean(result.seed_values.get(best.run_id, {score.name: [best.values[score.name]]})[score.name])
-    its = values_of(teacher[0], [score])[score.name]
-    if its is None or (its >= own if score.higher_is_better else its <= own):
+    student_score = fmean(
+        result.seed_values.get(best.run_id, {score.name: [best.values[score.name]]})[score.name]
+    )
+    teacher_score = values_of(teacher[0], [score])[score.name]
+    if teacher_score is None or (
+        teacher_score >= student_score if score.higher_is_better else teacher_score <= student_score
+    ):
         return None
-    return dict(number=best.number, teacher=its, student=own) if _is_better(record[0], teacher[0]) else None
+    return (
+        dict(number=best.number, teacher=teacher_score, student=student_score)
+        if _is_better(record[0], teacher[0])
+        else None
+    )
 
-
+# %% ../../nbs/search/06_summary.ipynb #fd4fe549
 def progress(
     result: SearchResult,
     n_trials: int,  # of the whole search
 ) -> str:
     "How far a search has come."
     ended = [t for t in result.trials if t.ended_s is not None]
-    found = result.front
-    best = found and found[int(losses(found, result.objectives)[:, 0].argmin())]
+    pareto = result.front
+    best = pareto and pareto[int(losses(pareto, result.objectives)[:, 0].argmin())]
     a_trial = fmean(t.seconds or 0.0 for t in ended) if len(ended) > 1 else 0.0
-    left = (n_trials - len(ended)) * a_trial / result.asked.get('workers', 1)
+    left = (n_trials - len(ended)) * a_trial / result.options.get('workers', 1)
     time_left = duration(left) if left > 0 else ''
     return phrase('search.jinja', 'progress', result, n_trials, len(ended), best, time_left)
 
@@ -220,10 +228,10 @@ def search_page(result: SearchResult, figures: Sequence[FigureFile]) -> Page:
         phrase('search.jinja', 'title', result),
         phrase('search.jinja', 'about', result),
         sentences(result),
-        tuple(Part(phrase('search.jinja', 'part', name), **of) for name, of in parts.items()),
+        tuple(Part(phrase('search.jinja', 'part', name), **content) for name, content in parts.items()),
     )
 
-
+# %% ../../nbs/search/06_summary.ipynb #ade6c1d3
 def search_lines(result: SearchResult) -> list[str]:
     "A search for a terminal."
     lines = list(sentences(result))
@@ -232,7 +240,7 @@ def search_lines(result: SearchResult) -> list[str]:
             lines += ['', *table.to_string(index=False).splitlines()]
     return lines
 
-
+# %% ../../nbs/search/06_summary.ipynb #ba2d10c9
 def search_json(result: SearchResult) -> dict:  # JSON-able
     "A search for a program."
     chosen = result.choice
@@ -246,7 +254,7 @@ def search_json(result: SearchResult) -> dict:  # JSON-able
         trials=json.loads(trials_table(result.trials, result.objectives).to_json(orient='records')),
     )
 
-
+# %% ../../nbs/search/06_summary.ipynb #27cc90f5
 def save_search(
     result: SearchResult,
     folder: Path | None = None,  # for report.html and report.pdf; None: runs/<study>

@@ -40,7 +40,7 @@ SPACES: dict[str, dict[str, list]] = {  # network -> as of `space_of`
     'student': dict(learning_rate=[4e-5, 4e-4, 'log'], epochs=[2.0, 3.0, 4.0]),
 }
 
-
+# %% ../../nbs/search/09_tuning.ipynb #6d51ae23
 @dataclass(frozen=True)
 class Tuning:
     "A tuned arm."
@@ -50,13 +50,15 @@ class Tuning:
     trials: pd.DataFrame  # of `judge`
     chosen: dict  # parameter -> value of the best trial
 
-
+# %% ../../nbs/search/09_tuning.ipynb #f9c183ca
 def _resolve(
     mode: str, trials: int, study: str, jobs: int, common: dict[str, Any]
 ) -> tuple[SearchConfig, ResolvedSearch]:
     "The search that tunes an arm; its trials are runs of <study>-tuning."
-    if own := sorted({'seed', 'tuning_id'} & common.keys()):
-        raise ConfigError(f"{' and '.join(own)} cannot be given to a search, which has its own; leave it out")
+    if reserved := sorted({'seed', 'tuning_id'} & common.keys()):
+        raise ConfigError(
+            f"{' and '.join(reserved)} cannot be given to a search, which has its own; leave it out"
+        )
     space = SPACES[MODES[make_config(mode=mode).mode].network]
     options = dict(sampler='sobol', objectives='score', threshold='none', front_seeds=0, space=space)
     config = search_config(n_trials=trials, workers=jobs, **options)
@@ -66,7 +68,7 @@ def _resolve(
     id = f'{study}-{mode}-{digest[:8]}'
     return config, replace(resolved, common=resolved.common | dict(tuning_id=id))
 
-
+# %% ../../nbs/search/09_tuning.ipynb #4ec563f1
 def plan_trials(
     mode: str,
     trials: int = 6,
@@ -95,7 +97,7 @@ def as_judged(
         judged.append(r | dict(primary=r['primary'] | dict(set=where, value=value)))
     return sorted(judged, key=lambda r: (sign * r['primary']['value'], r['run_id']))
 
-
+# %% ../../nbs/search/09_tuning.ipynb #6bce7d22
 def from_the_best(
     judged: Sequence[dict],  # of `as_judged`
     units: pd.DataFrame | None,  # of these runs
@@ -107,7 +109,7 @@ def from_the_best(
     best = values.loc[judged[0]['run_id']]
     return [None] + [crossed_interval([values.loc[r['run_id']] - best]) for r in judged[1:]]
 
-
+# %% ../../nbs/search/09_tuning.ipynb #5de12b05
 def judge(
     settings: Sequence[dict],
     records: Sequence[dict],  # of the trials, in the same order
@@ -130,24 +132,24 @@ def tune(
     trials: int = 6,
     study: str = 'default',
     jobs: int = 1,  # trials at the same time
-    say: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
     **common: Any,  # parameters that all trials share
 ) -> Tuning:
     "Train the trials of an arm, or find them finished, and choose the best one on the development set."
     config, resolved = _resolve(mode, trials, study, jobs, common)
-    with driving(config, resolved, say) as driver:
+    with driving(config, resolved, log) as driver:
         run_trials(driver)
         trained = {t.run_id: t for t in driver.store.trials() if t.state == 'complete'}
         have_runs(driver, list(trained.values()))
-    found = [find_record(run_id)[0] for run_id in trained]
-    if not found:
+    trained_records = [find_record(run_id)[0] for run_id in trained]
+    if not trained_records:
         raise RunError(f'no trial of {mode} has a score')
     settings = [t.params for t in trained.values()]
-    table = judge(settings, found, units(resolved.first.config.study, list(trained)))
+    table = judge(settings, trained_records, units(resolved.first.config.study, list(trained)))
     chosen = {name: table[name].tolist()[0] for name in resolved.space}
     return Tuning(resolved.common['tuning_id'], mode, table, chosen)
 
-
+# %% ../../nbs/search/09_tuning.ipynb #395d8808
 def tuned_plans(
     tuning: Tuning,
     seeds: int,  # seeds 0 .. seeds - 1
@@ -155,16 +157,16 @@ def tuned_plans(
     **common: Any,  # parameters that all runs share
 ) -> list[Plan]:
     "The runs of an arm with its own setting, one per seed."
-    own = dict(mode=tuning.arm, study=f'{study}-sensitivity', tuning_id=tuning.id)
-    return [plan(make_config(**own, **common, **tuning.chosen, seed=seed)) for seed in range(seeds)]
+    arm = dict(mode=tuning.arm, study=f'{study}-sensitivity', tuning_id=tuning.id)
+    return [plan(make_config(**arm, **common, **tuning.chosen, seed=seed)) for seed in range(seeds)]
 
-
+# %% ../../nbs/search/09_tuning.ipynb #775909e0
 def train_tuned(
     tuning: Tuning,
     seeds: int,  # as for `tuned_plans`; 0: none
     study: str = 'default',
     jobs: int = 1,  # runs at the same time
-    say: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
     on_plans: Callable[[Sequence[Plan]], None] = lambda plans: None,  # called before the first run
     follow: Follow = milestones,  # of runs that are trained one after the other
     **common: Any,  # parameters that all runs share
@@ -177,10 +179,10 @@ def train_tuned(
     if not plans:
         return []
 
-    def make(p: Plan, beside: int) -> None:
-        execute(p, (milestones if beside > 1 else follow)(say), say, beside)
+    def make(p: Plan, n_jobs: int) -> None:
+        execute(p, (milestones if n_jobs > 1 else follow)(log), log, n_jobs)
 
-    if failed := make_runs(plans, make, say, jobs):
+    if failed := make_runs(plans, make, log, jobs):
         raise RunError(failures(failed, len(plans)))
-    found = {r['run_id']: r for r in records(plans[0].config.study)}
-    return [found[p.run_id] for p in plans]
+    by_run = {r['run_id']: r for r in records(plans[0].config.study)}
+    return [by_run[p.run_id] for p in plans]

@@ -41,19 +41,25 @@ COLUMNS = (
     'verdict',  # of `compare.VERDICTS`; None: nothing is claimed of this row
     'reason',  # code: why there is no verdict, interval or value
 )
-# quantities that are compared as a ratio beside the times
+# quantities that are compared as a ratio, in addition to the times
 RATIOS = ('peak_device_mib', 'peak_host_mib', 'device_j', 'above_rest_j', 'batch_1_ms')
 
-
-def _row(about: dict, name: str, method: str, of: Interval | None = None, **more: Any) -> dict:
+# %% ../../nbs/stats/14_comparison_table.ipynb #f6cfbecb
+def _row(about: dict, name: str, method: str, interval: Interval | None = None, **more: Any) -> dict:
     "One row; what is not given is None."
     known = dict.fromkeys(COLUMNS) | about | dict(quantity=name, method=method)
-    if of is not None:
-        known |= dict(estimate=of.estimate, low=of.low, high=of.high, n_seeds=of.n, n_units=of.units)
-        known |= dict(reason=of.reason and of.reason.code)
+    if interval is not None:
+        known |= dict(
+            estimate=interval.estimate,
+            low=interval.low,
+            high=interval.high,
+            n_seeds=interval.n,
+            n_units=interval.units,
+        )
+        known |= dict(reason=interval.reason and interval.reason.code)
     return known | {key: value.code if isinstance(value, Reason) else value for key, value in more.items()}
 
-
+# %% ../../nbs/stats/14_comparison_table.ipynb #207e4cf6
 def _tested(c: Comparison, about: dict, name: str) -> dict:
     "The row of a quantity that is tested: 'primary' or one of TIMES."
     interval, p, corrected = c.tested(name)
@@ -63,12 +69,12 @@ def _tested(c: Comparison, about: dict, name: str) -> dict:
     more |= dict(n_seeds=c.n_seeds) if interval is None else {}
     return _row(about, name, method, interval, **more, verdict=verdict.code, reason=verdict.reason)
 
-
+# %% ../../nbs/stats/14_comparison_table.ipynb #2cb56277
 def tested_rows(
     kind: str,  # of `compare.study_comparisons`
     c: Comparison,
 ) -> Iterator[dict]:
-    "What a comparison knows by itself."
+    "The rows of a comparison itself, without costs."
     x = c.attribution
     about = dict(kind=kind, a=c.a, b=c.b, factor=x and x.factor, attribution=x and x.code)
     yield from (_tested(c, about, name) for name in ('primary', *TIMES))
@@ -82,7 +88,7 @@ def tested_rows(
         yield _row(about, 'effect_size', 'seeds', c.effect_size_seeds)
     for e in c.equivalences:
         corrected = dict(reason=e.reason, family=e.corrected_over and 'margins of precision')
-        # of a margin that is corrected, the p that is kept is the corrected one
+        # of a margin that is corrected, the p of the comparison is the corrected one
         key = 'p_corrected' if e.corrected_over else 'p'
         yield _row(about, 'noninferiority', f'margin {e.margin:g}', **{key: e.p_noninferior}, **corrected)
         yield _row(about, 'equivalence', f'margin {e.margin:g}', **{key: e.p_equivalent}, **corrected)
@@ -94,11 +100,11 @@ def tested_rows(
 # %% ../../nbs/stats/14_comparison_table.ipynb #5810c141
 def _cost(e: Evidence, record: dict, key: str) -> float | None:
     "A cost of a run that can be compared; None: it cannot."
-    own = 'latency' if key == 'batch_1_ms' else key
-    value = (record.get('latency') or {}).get(key) if own == 'latency' else quantity(record, key)
-    return value if e.times.has(record, own) else None
+    quantity_key = 'latency' if key == 'batch_1_ms' else key
+    value = (record.get('latency') or {}).get(key) if quantity_key == 'latency' else quantity(record, key)
+    return value if e.times.has(record, quantity_key) else None
 
-
+# %% ../../nbs/stats/14_comparison_table.ipynb #93027f18
 def untested_rows(
     e: Evidence,
     kind: str,
@@ -118,25 +124,23 @@ def untested_rows(
     values = [unit_matrix(list(runs), e.units, clusters=False) for runs in zip(*pairs)]
     if all(v is not None and not v.isna().any(axis=None) for v in values) and {*values[0]} == {*values[1]}:
         x, y = (v[values[0].columns].to_numpy() for v in values)
-        share = mean_interval((np.abs(y - x) > SAME).mean(1))
-        if share.low is not None:
-            share = replace(share, low=max(share.low, 0.0), high=min(share.high, 1.0))
+        share = mean_interval((np.abs(y - x) > SAME).mean(1)).within(0.0, 1.0)
         share = replace(share, units=x.shape[1])
         yield _row(about, 'prediction_churn', 'seeds', share, **untested)
 
 # %% ../../nbs/stats/14_comparison_table.ipynb #560c406c
 def share_rows(
     use: Deployment,
-    pays: Sequence[LabelEfficiency],  # of `labels.label_efficiency`
+    efficiencies: Sequence[LabelEfficiency],  # of `labels.label_efficiency`
 ) -> Iterator[dict]:
     "What students have of their teachers."
-    for arm, kept in use.recovered.items():
-        if kept is None:
+    for arm, recovered in use.recovered.items():
+        if recovered is None:
             continue
         about = dict(kind='teacher', a=use.teachers[arm], b=arm)
-        why = None if kept.share else reason(f'share_{kept.code}')
-        yield _row(about, 'gain_recovered', 'linearised ratio', kept.share, reason=why)
-    for p in pays:
+        why = None if recovered.share else reason(f'share_{recovered.code}')
+        yield _row(about, 'gain_recovered', 'linearised ratio', recovered.share, reason=why)
+    for p in efficiencies:
         about = dict(kind='labels', a=p.alone.arm, b=p.taught.arm)
         yield _row(about, 'gap_closed', 'inverted intervals', p.closed, reason=p.why)
         if p.equivalent:
@@ -151,12 +155,12 @@ def share_rows(
             why = None if inside else reason('labels_outside')
             yield _row(about, 'labels_for_equal_score', 'inverted intervals', **ends, reason=why)
 
-
+# %% ../../nbs/stats/14_comparison_table.ipynb #e655196a
 def all_comparisons(
     e: Evidence,
     use: Deployment,  # of it
-    pays: Sequence[LabelEfficiency],  # of it
+    efficiencies: Sequence[LabelEfficiency],  # of it
 ) -> pd.DataFrame:  # one row per comparison, quantity and method; columns: COLUMNS
     "All comparisons of a study in all quantities."
     rows = [row for kind, c in e.comparisons for row in (*tested_rows(kind, c), *untested_rows(e, kind, c))]
-    return pd.DataFrame([*rows, *share_rows(use, pays)], columns=COLUMNS)
+    return pd.DataFrame([*rows, *share_rows(use, efficiencies)], columns=COLUMNS)

@@ -25,7 +25,7 @@ class Unconverged(NamedTuple):
     middle: float  # over the second quarter
     end: float  # over the last
 
-
+# %% ../../nbs/stats/06_convergence.ipynb #83f7e621
 def unconverged(
     record: dict,  # of a finished run
 ) -> Unconverged | None:  # None: it has converged, or its losses do not tell
@@ -40,12 +40,12 @@ def unconverged(
     start = float(np.mean(losses[: max(1, len(losses) // 20)]))
     late = middle.mean() - end.mean()
     noise = np.sqrt((middle.var(ddof=1) + end.var(ddof=1)) / quarter)
-    found = Unconverged(start, float(middle.mean()), float(end.mean()))
-    if found.end < LEFT * start or late < LATE * (start - found.end) or late <= 2 * noise:
+    losses_of_parts = Unconverged(start, float(middle.mean()), float(end.mean()))
+    if losses_of_parts.end < LEFT * start or late < LATE * (start - losses_of_parts.end) or late <= 2 * noise:
         return None
-    return found
+    return losses_of_parts
 
-
+# %% ../../nbs/stats/06_convergence.ipynb #3c158ded
 @dataclass(frozen=True)
 class UnconvergedTeachers:
     "Teachers that stopped while they were still learning."
@@ -53,15 +53,15 @@ class UnconvergedTeachers:
     worst: dict  # the record of the one with the largest share of its first loss left
     losses: Unconverged  # of this one
     n: int  # how many have not converged
-    of: int  # how many there are
+    n_teachers: int  # how many there are
 
-
+# %% ../../nbs/stats/06_convergence.ipynb #525a188c
 def unconverged_teachers(
     teachers: Sequence[dict],  # records
 ) -> UnconvergedTeachers | None:  # None: they have converged, or their losses do not tell
     "The teachers that have not converged."
-    known = {r['run_id']: (r, found) for r in teachers if (found := unconverged(r))}
+    known = {r['run_id']: (r, losses) for r in teachers if (losses := unconverged(r))}
     if not known:
         return None
-    record, losses = max(known.values(), key=lambda one: one[1].end / one[1].start)
-    return UnconvergedTeachers(record, losses, len(known), len({r['run_id'] for r in teachers}))
+    record, worst = max(known.values(), key=lambda one: one[1].end / one[1].start)
+    return UnconvergedTeachers(record, worst, len(known), len({r['run_id'] for r in teachers}))

@@ -41,7 +41,7 @@ class Setting:
     rest: float  # of a seed with a unit
     ease: float | None = None  # of the ease that both arms share; None: normal data, without a metric
     shift: float = 0.0  # of arm b: the difference itself; latent where there is an ease
-    edge: bool = False  # a rare case, reported apart from the others
+    edge: bool = False  # a rare case, reported separately
 
     def truth(self) -> float:
         "The mean difference over all seeds and units there could be."
@@ -54,7 +54,7 @@ class Setting:
 
         return mean(self.shift) - mean(0.0)
 
-
+# %% ../../nbs/stats/09_coverage.ipynb #19b0771a
 def draw(
     setting: Setting,
     shape: tuple[int, int, int],  # trials, seeds, units
@@ -89,7 +89,7 @@ COLUMNS = (
     'seed flips misread',
 )
 
-
+# %% ../../nbs/stats/09_coverage.ipynb #ab42c0d9
 def rates(
     setting: Setting,
     seeds: int,
@@ -104,10 +104,10 @@ def rates(
     truth = setting.truth()
     blocks = [min(BLOCK, trials - k) for k in range(0, trials, BLOCK)]
     counted = [_block(setting, draw(setting, (n, seeds, units), rng), rng, n_draws) for n in blocks]
-    found = {name: 100 * float(np.concatenate([c[name] for c in counted]).mean()) for name in counted[0]}
-    return {name: found[name] for name in COLUMNS if name in found and (truth == 0 or 'covers' in name)}
+    percent = {name: 100 * float(np.concatenate([c[name] for c in counted]).mean()) for name in counted[0]}
+    return {name: percent[name] for name in COLUMNS if name in percent and (truth == 0 or 'covers' in name)}
 
-
+# %% ../../nbs/stats/09_coverage.ipynb #910664ee
 def _block(setting: Setting, d: np.ndarray, rng: np.random.Generator, n_draws: int) -> dict[str, np.ndarray]:
     "Trial by trial: did it cover, did it reject."
     _, S, U = d.shape
@@ -115,21 +115,21 @@ def _block(setting: Setting, d: np.ndarray, rng: np.random.Generator, n_draws: i
     mean, variance, share = crossed_moments(d)
     few, many = sorted((S - 1, U - 1))
     two_sided, one_sided = (t_limit(q, few, many, share) * np.sqrt(variance) for q in (0.975, 0.95))
-    found = {'crossed covers': np.abs(mean - truth) <= two_sided}
+    outcomes = {'crossed covers': np.abs(mean - truth) <= two_sided}
     if n_draws:
         counts = draw_counts((S, U), rng, n_draws)
         limits = np.array([studentised_limits(y, *counts) for y in d])
-        found['bootstrap covers'] = (limits[:, 0] <= truth) & (truth <= limits[:, 1])
-    found['crossed rejects'] = np.abs(mean) > two_sided
-    found['one-sided rejects'] = mean > one_sided
-    found[f"permutation {'misread' if setting.seeds else 'rejects'}"] = (
+        outcomes['bootstrap covers'] = (limits[:, 0] <= truth) & (truth <= limits[:, 1])
+    outcomes['crossed rejects'] = np.abs(mean) > two_sided
+    outcomes['one-sided rejects'] = mean > one_sided
+    outcomes[f"permutation {'misread' if setting.seeds else 'rejects'}"] = (
         flip_p(d.mean(1), flips(U, rng, 999)) <= 0.05
     )
     if S >= LEAST_SEEDS:
-        found[f"seed flips {'misread' if setting.units else 'reject'}"] = (
+        outcomes[f"seed flips {'misread' if setting.units else 'reject'}"] = (
             flip_p(d.mean(2), flips(S, rng)) <= 0.05
         )
-    return found
+    return outcomes
 
 # %% ../../nbs/stats/09_coverage.ipynb #5b13c344
 SETTINGS = (
@@ -146,7 +146,7 @@ SETTINGS = (
     Setting('edge: AP, arms hardly differ', 0.0, 0.0, 0.01, ease=0.9, edge=True),
 )
 
-
+# %% ../../nbs/stats/09_coverage.ipynb #1425c90d
 def coverage_table(
     rng: np.random.Generator,
     settings: Sequence[Setting] = SETTINGS,
@@ -185,7 +185,7 @@ def mean_squares_drawn(
     squares = np.stack([e * rng.chisquare(d, size) / d for e, d in zip(expected, df)], -1)
     return np.sqrt((of_seeds + other) / (S * U)) * rng.normal(size=size), squares, df
 
-
+# %% ../../nbs/stats/09_coverage.ipynb #2f2c9ece
 def family_table(
     rng: np.random.Generator,
     shares: Sequence[float] = SHARES,
@@ -215,7 +215,7 @@ def _cube() -> np.ndarray:
     "Points that fill the unit cube evenly, (2048, 3), none on its faces."
     return distributions.qmc.Sobol(3, scramble=False).random_base2(11) + 0.5 / 2**11
 
-
+# %% ../../nbs/stats/09_coverage.ipynb #2ae8dbf3
 def power(
     difference: float,  # the true one
     # of one value: seeds, units, the rest (`Components.variance` of differences); not all 0
@@ -239,5 +239,5 @@ def power(
     square, share = moments_of(expected * chdtri(df, 1 - _cube()) / df, df)
     few, many = sorted(df[:2])
     # a mean further from 0 is significant
-    reach = t_limit((1 + LEVEL) / 2, few, many, share) * np.sqrt(square)
-    return float((ndtr((difference - reach) / sigma) + ndtr((-difference - reach) / sigma)).mean())
+    limit = t_limit((1 + LEVEL) / 2, few, many, share) * np.sqrt(square)
+    return float((ndtr((difference - limit) / sigma) + ndtr((-difference - limit) / sigma)).mean())

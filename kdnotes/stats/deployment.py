@@ -11,20 +11,19 @@ from functools import cached_property, partial
 import numpy as np
 from kdnotes.stats.comparable import (
     TrivialBaseline,
-    beside,
+    baselines_for,
     gain,
     gain_interval,
     interval_of_gain,
     is_above,
-    lacks,
+    missing_value,
 )
 from .compare import Comparison
 from kdnotes.stats.intervals import (
     Interval,
     checked_numbers,
-    crossed_interval,
-    mean_interval,
     ratio_interval,
+    values_interval,
 )
 from ..results.table import arms_of
 from .convergence import UnconvergedTeachers, unconverged_teachers
@@ -33,7 +32,7 @@ from ..core.render import Reason
 from ..telemetry.summary import is_busy
 
 # %% auto #0
-__all__ = ['KEPT', 'MIB', 'BYTES', 'teacher_arm', 'with_teachers', 'student_arm', 'share_interval', 'GapRecovered',
+__all__ = ['SHARE_CODES', 'MIB', 'BYTES', 'teacher_arm', 'with_teachers', 'student_arm', 'share_interval', 'GapRecovered',
            'gap_recovered', 'Deployment', 'deployment', 'latencies', 'tokens', 'TrainingSpeed', 'Savings', 'savings',
            'effect_of_kd', 'NoEffect', 'why_no_effect', 'Summary', 'summary']
 
@@ -50,7 +49,7 @@ def teacher_arm(
         return None  # what taught them is no run
     return next((arm for arm in arms_of(records) if arm in arm_of.values()), None)
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #627b9d7a
 def with_teachers(
     students: Sequence[dict],  # of one arm
     teachers: Sequence[dict],  # of one arm
@@ -62,7 +61,7 @@ def with_teachers(
     pairs = [(s, by_id.get(s.get('teacher_run_id')) or by_seed.get(s['seed'], only)) for s in students]
     return sorted(((s, t) for s, t in pairs if t), key=lambda pair: pair[0]['seed'])
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #5bef7548
 def student_arm(
     records: Sequence[dict],  # of one study
 ) -> str | None:  # None: no run is a student
@@ -79,7 +78,7 @@ def share_interval(
     student,  # (seeds, units) or (seeds,) values of the primary metric
     teacher,  # of its teachers, in the same order; their mean is > 0
 ) -> Interval:  # of the student's mean over the teacher's
-    "How much of its teacher a student keeps, over seeds and units where there are units."
+    "The share of its teacher that a student recovers, over seeds and units where there are units."
     ndim = np.ndim(student)
     s = checked_numbers(student, ndim, 'student')
     t = checked_numbers(teacher, ndim, 'teacher')
@@ -89,53 +88,53 @@ def share_interval(
         raise ValueError(f'the mean of teacher is {t.mean():g}; a share needs one above 0')
     share = s.mean() / t.mean()
     rest = s - share * t
-    found = crossed_interval(rest) if ndim == 2 else mean_interval(rest)
+    interval = values_interval(rest)
 
     def limit(x: float | None) -> float | None:
         return None if x is None else float(share + x / t.mean())
 
     return replace(
-        found,
+        interval,
         estimate=float(share),
-        low=limit(found.low),
-        high=limit(found.high),
-        se=None if found.se is None else found.se / float(t.mean()),
-        method=f'ratio of means, linearised: {found.method}',
+        low=limit(interval.low),
+        high=limit(interval.high),
+        se=None if interval.se is None else interval.se / float(t.mean()),
+        method=f'ratio of means, linearised: {interval.method}',
         null=1.0,
     )
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #8d173577
 @dataclass(frozen=True)
 class GapRecovered:
     "What students have of their teachers' gain over the best trivial baseline."
 
-    # of KEPT: why there is no share, or that there is one
+    # of SHARE_CODES: why there is no share, or that there is one
     code: str
     baseline: TrivialBaseline | None = None  # None: none was measured
-    teacher: Interval | None = None  # how much better than the floor; None: there is no value, or no floor
+    teacher: Interval | None = None  # how much better than the baseline; None: no value, or no baseline
     student: Interval | None = None
     share: Interval | None = None  # of the gain
 
 
 # codes of a share: it is known; a run has no value; no baseline was scored; the teacher, or the student, is
 # not better than the baseline; there is a single value
-KEPT = ('kept', 'no_value', 'no_floor', 'teacher_at_floor', 'student_at_floor', 'one_value')
+SHARE_CODES = ('kept', 'no_value', 'no_floor', 'teacher_at_floor', 'student_at_floor', 'one_value')
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #cdde8c0a
 def gap_recovered(
     pairs: Sequence[tuple[dict, dict]],  # of `with_teachers`, at least one
-    floor: TrivialBaseline | None,  # of `comparable.trivial_baselines`: the first
+    baseline: TrivialBaseline | None,  # of `comparable.trivial_baselines`: the first
     gained: Callable[[Sequence[dict]], np.ndarray | None],  # runs -> of `compare.gain`
     interval: Callable[[np.ndarray], Interval],  # of such a gain
 ) -> GapRecovered:
-    "How much of their teachers' gain some runs keep, or why nobody can say."
+    "How much of their teachers' gain some runs recover, or why that is not known."
     if any(r['primary']['value'] is None for pair in pairs for r in pair):
-        return GapRecovered('no_value', floor)
-    if floor is None:
+        return GapRecovered('no_value', baseline)
+    if baseline is None:
         return GapRecovered('no_floor')
     s, t = (gained(runs) for runs in zip(*pairs))
     student, teacher = interval(s), interval(t)
-    known = dict(baseline=floor, teacher=teacher, student=student)
+    known = dict(baseline=baseline, teacher=teacher, student=student)
     if None in (student.low, teacher.low):
         return GapRecovered('one_value', **known)
     if not is_above(teacher):
@@ -150,7 +149,7 @@ def gap_recovered(
 # %% ../../nbs/stats/12_deployment.ipynb #f38b9ec1
 @dataclass(frozen=True)
 class Deployment:
-    "The students of a study beside their teachers."
+    "The students of a study and their teachers."
 
     evidence: Evidence
     teacher: str | None  # of the student in the headline; None: no run is of the teacher's architecture
@@ -180,74 +179,77 @@ class Deployment:
 
     def gain(self, arm: str) -> Interval | None:
         "How much better than the best trivial baseline an arm is; None: no value, or no baseline."
-        floor = self.baseline(arm)
-        return floor and gain_interval(self.evidence.arms[arm], floor, self.evidence.units)
+        baseline = self.baseline(arm)
+        return baseline and gain_interval(self.evidence.arms[arm], baseline, self.evidence.units)
 
     @cached_property
     def at_baseline(self) -> dict[str, Interval]:
         "Gains of the headline's student and teacher that are not significantly above the baseline."
-        floor = self.baseline(self.student or self.teacher)
-        arms = [arm for arm in dict.fromkeys((self.student, self.teacher)) if arm and floor]
-        gains = {arm: gain_interval(self.evidence.arms[arm], floor, self.evidence.units) for arm in arms}
+        baseline = self.baseline(self.student or self.teacher)
+        arms = [arm for arm in dict.fromkeys((self.student, self.teacher)) if arm and baseline]
+        gains = {arm: gain_interval(self.evidence.arms[arm], baseline, self.evidence.units) for arm in arms}
         return {arm: i for arm, i in gains.items() if i and i.low is not None and i.low <= 0}
 
     @cached_property
     def student_above_teacher(self) -> bool:
         "Is the student of the headline significantly better than its teacher?"
-        kept = self.recovered[self.student] if self.student and self.teacher else None
-        if kept is None or kept.student is None or kept.teacher is None:
+        recovered = self.recovered[self.student] if self.student and self.teacher else None
+        if recovered is None or recovered.student is None or recovered.teacher is None:
             return False
         e = self.evidence
-        x, y = (gain(runs, kept.baseline, e.units) for runs in zip(*self.pairs[self.student]))
+        x, y = (gain(runs, recovered.baseline, e.units) for runs in zip(*self.pairs[self.student]))
         if x is None or y is None or x.shape != y.shape:
             return False
         return is_above(interval_of_gain(x - y, e.records, e.units))
 
     def baseline(self, arm: str) -> TrivialBaseline | None:
-        "The best trivial baseline beside an arm; None: none was measured."
-        return next(iter(beside(self.evidence.baselines, self.evidence.arms[arm])), None)
+        "The best trivial baseline to compare an arm with; None: none was measured."
+        return next(iter(baselines_for(self.evidence.baselines, self.evidence.arms[arm])), None)
 
     @property
     def shares(self) -> dict[str, Interval | None]:
-        "Arm -> the share of its teacher's gain that it keeps; None: there is none."
-        return {arm: kept and kept.share for arm, kept in self.recovered.items()}
+        "Arm -> the share of its teacher's gain that it recovers; None: there is none."
+        return {arm: recovered and recovered.share for arm, recovered in self.recovered.items()}
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #eb461c77
 def _teachers(e: Evidence) -> dict[str, str | None]:  # arm -> arm; None: no run is of the teacher's network
     "The arm that each arm is measured by: the one that has taught it, where cells of a grid have one each."
     of_study = teacher_arm(e.records)
-    own = [r for r in e.records if r['factors']['network'] == 'teacher']
-    ids = {r['run_id'] for r in own}
+    of_teachers = [r for r in e.records if r['factors']['network'] == 'teacher']
+    ids = {r['run_id'] for r in of_teachers}
     taught = {arm: any(r.get('teacher_run_id') in ids for r in runs) for arm, runs in e.arms.items()}
-    return {arm: teacher_arm([*runs, *own]) if taught[arm] else of_study for arm, runs in e.arms.items()}
+    return {
+        arm: teacher_arm([*runs, *of_teachers]) if taught[arm] else of_study for arm, runs in e.arms.items()
+    }
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #eb7406cc
 def deployment(e: Evidence) -> Deployment:
-    "Pair the runs of a study, and compute what each arm keeps."
+    "Pair the runs of a study, and compute what each arm recovers."
     teachers = _teachers(e)
     student = student_arm(e.records)
     teacher = teachers[student] if student else teacher_arm(e.records)
     gains: dict[tuple[str, ...], np.ndarray | None] = {}
 
-    def gained(runs: Sequence[dict], floor: TrivialBaseline) -> np.ndarray | None:
-        key = (floor.name, *(r['run_id'] for r in runs))
+    def gained(runs: Sequence[dict], baseline: TrivialBaseline) -> np.ndarray | None:
+        key = (baseline.name, *(r['run_id'] for r in runs))
         if key not in gains:  # all arms have the same teachers
-            gains[key] = gain(runs, floor, e.units)
+            gains[key] = gain(runs, baseline, e.units)
         return gains[key]
 
-    def interval(found: np.ndarray) -> Interval:
-        return interval_of_gain(found, e.records, e.units)
+    def gain_limits(gain_values: np.ndarray) -> Interval:
+        return interval_of_gain(gain_values, e.records, e.units)
 
     pairs = {
-        arm: [] if its is None or arm in teachers.values() else with_teachers(e.arms[arm], e.arms[its])
-        for arm, its in teachers.items()
+        arm: []
+        if taught_by is None or arm in teachers.values()
+        else with_teachers(e.arms[arm], e.arms[taught_by])
+        for arm, taught_by in teachers.items()
     }
     use = Deployment(e, teacher, teachers, pairs, {})
-    for arm, its in pairs.items():
-        floor = use.baseline(arm)
-        use.recovered[arm] = (
-            gap_recovered(its, floor, partial(gained, floor=floor), interval) if its else None
-        )
+    for arm, runs in pairs.items():
+        baseline = use.baseline(arm)
+        gained_over = partial(gained, baseline=baseline)
+        use.recovered[arm] = gap_recovered(runs, baseline, gained_over, gain_limits) if runs else None
     return use
 
 # %% ../../nbs/stats/12_deployment.ipynb #249cff6c
@@ -267,7 +269,7 @@ def latencies(
         if e.times.has(r, 'latency') and (value := (r.get('latency') or {}).get(name)) is not None
     ]
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #e6bb97d8
 def tokens(
     e: Evidence,
     size: int,  # of the batch: 1 or 32
@@ -276,7 +278,7 @@ def tokens(
     known = {(r.get('latency') or {}).get(f'batch_{size}_tokens') for r in e.records} - {None}
     return known.pop() if len(known) == 1 else None
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #971b0a97
 @dataclass(frozen=True)
 class TrainingSpeed:
     "How fast an arm was trained, compared with another."
@@ -286,7 +288,7 @@ class TrainingSpeed:
     fewer: bool  # are there fewer pairs than seeds?
     epochs: tuple[float | None, float | None]  # of the other arm, and of this one
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #5a56abd6
 @dataclass(frozen=True)
 class Savings:
     "What a student costs, compared with its teacher."
@@ -301,7 +303,7 @@ class Savings:
     )  # with the teacher's network in the student's number format, where it differs
     is_busy: bool  # did other programs use the machine?
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #64c684ba
 def _trained_as(e: Evidence, pairs: Sequence[tuple[dict, dict]], other: str) -> TrainingSpeed | None:
     "How fast runs were trained, compared with others; None: that cannot be compared."
     timed = [pair for pair in pairs if all(e.times.has(r, 'train_s') and r['time']['train_s'] for r in pair)]
@@ -309,10 +311,10 @@ def _trained_as(e: Evidence, pairs: Sequence[tuple[dict, dict]], other: str) -> 
         return None
     seconds = [[r['time']['train_s'] for r in runs] for runs in zip(*timed)]
     ratio = ratio_interval(seconds[1], seconds[0])
-    own, theirs = (r['settings'].get('epochs') for r in timed[0])
-    return TrainingSpeed(other, ratio, ratio.n != len(pairs), (theirs, own))
+    epochs, other_epochs = (r['settings'].get('epochs') for r in timed[0])
+    return TrainingSpeed(other, ratio, ratio.n != len(pairs), (other_epochs, epochs))
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #127ef027
 def savings(
     use: Deployment,
     student: str,  # an arm that has pairs
@@ -347,27 +349,29 @@ def effect_of_kd(
     e: Evidence,
     student: str,  # an arm
 ) -> Comparison | None:  # None: none of the study's comparisons does
-    "The comparison that tells distillation from everything else, of this student if there is one."
-    found = [c for _, c in e.comparisons if c.attribution and c.attribution.factor == 'kd' and c.difference]
-    return next((c for c in found if c.b == student), found[0] if found else None)
+    "The comparison that isolates distillation, of this student if there is one."
+    comparisons = [
+        c for _, c in e.comparisons if c.attribution and c.attribution.factor == 'kd' and c.difference
+    ]
+    return next((c for c in comparisons if c.b == student), comparisons[0] if comparisons else None)
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #b1c5c133
 @dataclass(frozen=True)
 class NoEffect:
-    "Why a study does not tell what distillation itself adds."
+    "Why a study does not show what distillation itself adds."
 
     code: str  # add_arm | not_compared | no_difference | several_factors
-    arm: str  # that would tell it, by its mode
+    arm: str  # that would show it, by its mode
     taught: bool  # is the student the distilled one?
     there: tuple[str, ...] = ()  # arms of that mode
     comparison: Comparison | None = None
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #f2817cac
 def why_no_effect(
     e: Evidence,
     student: str,  # an arm
 ) -> NoEffect:
-    "What is missing where nothing tells distillation from everything else."
+    "What is missing where no comparison isolates distillation."
     factors = e.arms[student][0]['factors']
     taught = bool(factors['kd'])
     precision = 'full' if factors['precision'] == 'fp32' else 'mixed'
@@ -390,11 +394,11 @@ class Summary:
     no_value: Reason | None  # why its score, or its teacher's, is not known
     savings: Savings | None  # None: it has no teacher among the runs
     tokens: int | None  # of the one example whose forward was timed
-    effect: Comparison | None  # that tells distillation from everything else
+    effect: Comparison | None  # that isolates distillation
     no_effect: NoEffect | None  # why there is none
     unconverged: UnconvergedTeachers | None  # its teachers, or itself, where it is a teacher
 
-
+# %% ../../nbs/stats/12_deployment.ipynb #1115391b
 def summary(
     use: Deployment,
     arm: str | None = None,  # None: the study's student, else its teacher
@@ -410,7 +414,7 @@ def summary(
     return Summary(
         use,
         arm,
-        lacks(null) if null else None,
+        missing_value(null) if null else None,
         savings(use, arm) if teachers else None,
         tokens(e, 1),
         effect,

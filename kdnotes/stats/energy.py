@@ -11,7 +11,7 @@ from .intervals import LEVEL
 from ..core.files import KdnotesError
 
 # %% auto #0
-__all__ = ['TWICE', 'COMPARED', 'measured_modes', 'needed_factor', 'is_told', 'energy_table', 'energy_values']
+__all__ = ['TWICE', 'COMPARED', 'measured_modes', 'needed_factor', 'exceeds_noise', 'energy_table', 'energy_values']
 
 # %% ../../nbs/stats/17_energy.ipynb #5f659eb1
 # column of the check's table -> name of the number
@@ -30,15 +30,15 @@ def measured_modes(
     str, dict
 ]:  # mode -> format, idle and loaded (W), board and above (J for 1,000 examples), speed, busy (%)
     "What each mode drew, as numbers."
-    found = {}
+    drawn = {}
     for cells in table['rows']:
         row = dict(zip(table['head'], cells))
         if '-' in (row[title] for title in _MEASURED):
             continue
         numbers = {name: float(row[title].replace(',', '')) for title, name in _MEASURED.items()}
         above = 1000 * (numbers['loaded'] - numbers['idle']) / numbers['speed']
-        found[row['']] = dict(format=row['format']) | numbers | dict(above=above)
-    return found
+        drawn[row['']] = dict(format=row['format']) | numbers | dict(above=above)
+    return drawn
 
 # %% ../../nbs/stats/17_energy.ipynb #1f7a99b5
 TWICE = ('baseline', 'parallel_baseline')  # one configuration where there is one GPU
@@ -50,7 +50,7 @@ def needed_factor() -> float:  # 12.7
     return float(student_t.ppf((1 + LEVEL) / 2, 1))
 
 
-def is_told(
+def exceeds_noise(
     ratio: float,  # of two configurations, a measurement each
     twice: float | None,  # the ratio of one configuration to itself; None: it was measured once
 ) -> bool:
@@ -62,7 +62,7 @@ def is_told(
 # %% ../../nbs/stats/17_energy.ipynb #ff46db4e
 def energy_table(
     modes: dict[str, dict],  # of `measured_modes`
-) -> pd.DataFrame:  # a row a mode, text
+) -> pd.DataFrame:  # one row per mode, text
     "The board's energy of each mode, with the power at rest and above it."
     return pd.DataFrame(
         [
@@ -80,14 +80,14 @@ def energy_table(
         ]
     )
 
-
+# %% ../../nbs/stats/17_energy.ipynb #1f452101
 def energy_values(
     table: dict,  # head and rows, text: `energy` of `thesis.build.gpu_facts`
     pairs: dict[str, tuple[str, str]],  # step -> the modes that it compares
     # table; rest: share of the power; twice: a, b, ratios and differences of one configuration measured
     # twice; steps: a, b, format, ratios, told; untold: by quantity; of each quantity the range of the steps
 ) -> dict:
-    "What may be said of energy and speed, a measurement a mode."
+    "Energy and speed of the modes, each measured once, and which differences exceed chance."
     modes = measured_modes(table)
 
     def ratios(a: str, b: str) -> dict[str, float]:
@@ -97,16 +97,16 @@ def energy_values(
     steps = {}
     for key, (a, b) in pairs.items():
         if {a, b} <= modes.keys():
-            its = ratios(a, b)
-            told = {name: is_told(ratio, twice.get(name)) for name, ratio in its.items()}
+            numbers = ratios(a, b)
+            significant = {name: exceeds_noise(ratio, twice.get(name)) for name, ratio in numbers.items()}
             of_b = {name: modes[b][name] for name in ('format', 'idle', 'loaded')}
-            steps[key] = dict(a=a, b=b, told=told) | of_b | its
+            steps[key] = dict(a=a, b=b, told=significant) | of_b | numbers
     if not steps:
         raise KdnotesError(
             'the check of the GPU has no pair of modes with an energy each to compare; run it again'
         )
     shares = [m['idle'] / m['loaded'] for m in modes.values()]
-    found = dict(
+    values = dict(
         table=energy_table(modes),
         rest=dict(low=min(shares), high=max(shares)),
         steps=steps,
@@ -114,9 +114,9 @@ def energy_values(
         factor=needed_factor(),
     )
     for name in COMPARED:
-        its = [step[name] for step in steps.values()]
-        found[name] = dict(low=min(its), high=max(its))
+        numbers = [step[name] for step in steps.values()]
+        values[name] = dict(low=min(numbers), high=max(numbers))
     if twice:
-        apart = {name: abs(ratio - 1) for name, ratio in twice.items()}
-        found['twice'] = dict(a=TWICE[0], b=TWICE[1], apart=apart) | twice
-    return found
+        noise = {name: abs(ratio - 1) for name, ratio in twice.items()}
+        values['twice'] = dict(a=TWICE[0], b=TWICE[1], apart=noise) | twice
+    return values

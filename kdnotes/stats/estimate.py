@@ -32,7 +32,7 @@ class Work:
     kind: dict[str, Any]  # equal for runs whose epochs take equally long
     epochs: float  # 0: nothing is trained
 
-
+# %% ../../nbs/stats/15_estimate.ipynb #d6aefd8c
 def _work(arm: str, given: dict, **more: Any) -> Work:
     kind = {name: value for name, value in given.items() if name not in _FREE and value is not None}
     return Work(arm, kind | more, given.get('epochs') or 0.0)
@@ -47,7 +47,7 @@ def work_of(
     source = dict(teacher=models.get('teacher'), student=models.get('student'))
     return _work(record['arm'], record['settings'], **source, **where)
 
-
+# %% ../../nbs/stats/15_estimate.ipynb #d24789a1
 def work_planned(
     config: RunConfig,  # resolved
     corpus_sha256: str,
@@ -69,15 +69,15 @@ def seconds_of(
         alone = (r.get('machine') or {}).get('jobs', 1) == 1
         if not alone or [r['environment'].get(name) for name in HARDWARE] != here:
             continue
-        its = work_of(r)
+        done = work_of(r)
         wall_s, train_s = r['time']['wall_s'], r['time']['train_s']
-        if its.kind != work.kind or r.get('resumed_at') or None in (wall_s, train_s):
+        if done.kind != work.kind or r.get('resumed_at') or None in (wall_s, train_s):
             continue
-        times = work.epochs / its.epochs if its.epochs else 1.0
+        times = work.epochs / done.epochs if done.epochs else 1.0
         taken.append(max(0.0, wall_s - train_s) + times * train_s)
     return (float(np.mean(taken)) if taken else None), len(taken)
 
-
+# %% ../../nbs/stats/15_estimate.ipynb #53a18923
 @dataclass(frozen=True)
 class Estimate:
     "How long some runs will take, one after the other."
@@ -88,19 +88,19 @@ class Estimate:
     n_finished: int  # finished runs that it is the mean of
     unknown: tuple[str, ...]  # arms of which no run was finished on this machine
 
-
+# %% ../../nbs/stats/15_estimate.ipynb #d9213799
 def estimate(
     works: Sequence[Work],  # that are to be done
     finished: Sequence[dict],  # records
     machine: dict,  # `environment` of a record made here
 ) -> Estimate:
     "How long all of these will take."
-    found = [seconds_of(work, finished, machine) for work in works]
-    kinds = {work.arm: n for work, (_, n) in zip(works, found)}
+    times = [seconds_of(work, finished, machine) for work in works]
+    kinds = {work.arm: n for work, (_, n) in zip(works, times)}
     return Estimate(
         runs=len(works),
-        known=sum(seconds is not None for seconds, _ in found),
-        seconds=sum(seconds or 0.0 for seconds, _ in found),
+        known=sum(seconds is not None for seconds, _ in times),
+        seconds=sum(seconds or 0.0 for seconds, _ in times),
         n_finished=sum(kinds.values()),
-        unknown=tuple(dict.fromkeys(w.arm for w, (seconds, _) in zip(works, found) if seconds is None)),
+        unknown=tuple(dict.fromkeys(w.arm for w, (seconds, _) in zip(works, times) if seconds is None)),
     )

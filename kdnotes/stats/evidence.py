@@ -14,7 +14,7 @@ from kdnotes.stats.comparable import (
     check_arm,
     trivial_baselines,
     independent_name,
-    mixed,
+    incompatible_kinds,
     timed,
     unit_matrix,
     units_alike,
@@ -43,7 +43,7 @@ class NotDrawn(KdnotesError):
 class ReportError(KdnotesError):
     "A study that cannot be reported."
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #64651266
 def check_study(study: str, records: Sequence[dict]) -> None:
     "Refuse runs that do not belong into one report."
 
@@ -55,7 +55,7 @@ def check_study(study: str, records: Sequence[dict]) -> None:
             f'it has no finished runs in {runs_path() / study} and none exported to {evidence_path()}; '
             'train some first, with nbs/run.ipynb or nbs/study.ipynb'
         )
-    for kind, seen in mixed(records).items():
+    for kind, seen in incompatible_kinds(records).items():
         if kind != 'schemas':
             text = f"it mixes {kind}: {' and '.join(seen)}"
             refuse(f'{text}; report them apart, by run_ids or in studies of their own')
@@ -68,11 +68,11 @@ def _off_the_end(runs: Sequence[dict], units: pd.DataFrame, most: float) -> int:
     "In how many units, or clusters of them, some run is off the nearer end of the scale of its metric."
     p = runs[0]['primary']
     ids = [r['run_id'] for r in runs]
-    own = units[(units['split'] == p['set']) & (units['metric'] == p['metric']) & units['run_id'].isin(ids)]
-    where = own['cluster' if units_alike(runs, units) else 'unit']
-    return min(where[(own['value'] - end).abs() > SAME].nunique() for end in (0.0, most))
+    rows = units[(units['split'] == p['set']) & (units['metric'] == p['metric']) & units['run_id'].isin(ids)]
+    where = rows['cluster' if units_alike(runs, units) else 'unit']
+    return min(where[(rows['value'] - end).abs() > SAME].nunique() for end in (0.0, most))
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #425e0992
 def primary_interval(
     runs: Sequence[dict],  # of one arm
     units: pd.DataFrame | None,  # of these runs
@@ -88,22 +88,22 @@ def primary_interval(
     values = [r['primary']['value'] for r in runs if r['primary']['value'] is not None]
     return mean_interval(values) if values else None
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #ec81d794
 def arm_values(
     records: Sequence[dict],  # of one study
     units: pd.DataFrame | None,  # of these runs
     # arm -> 'primary' or a key of QUANTITIES -> interval; what no run has is not there
 ) -> dict[str, dict[str, Interval]]:
     "All quantities of all arms, as numbers."
-    found = {}
+    quantities = {}
     times = timed(records)
     for arm, runs in arms_of(records).items():
-        found[arm] = {'primary': p} if (p := primary_interval(runs, units)) else {}
+        quantities[arm] = {'primary': p} if (p := primary_interval(runs, units)) else {}
         for key in QUANTITIES:
             values = [v for r in runs if times.has(r, key) and (v := quantity(r, key)) is not None]
             if values:
-                found[arm][key] = mean_interval(values)
-    return found
+                quantities[arm][key] = mean_interval(values)
+    return quantities
 
 # %% ../../nbs/stats/08_evidence.ipynb #974bb599
 @dataclass(frozen=True)
@@ -137,68 +137,68 @@ class Evidence:
         "The runs whose times, memory and energy are shown."
         return timed(self.records)
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #f81bf193
 def evidence(
     study: str,
     # these runs only, a missing one is refused by name; None: all finished runs of the study
     run_ids: Iterable[str] | None = None,
 ) -> Evidence:
     "Read a study's runs, refuse what does not belong together, and compute what the figures show."
-    found = records(study, None if run_ids is None else list(run_ids))
-    check_study(study, found)
-    its_units = units(study, [r['run_id'] for r in found])
-    its_floors = known_baselines(study, found)
+    runs = records(study, None if run_ids is None else list(run_ids))
+    check_study(study, runs)
+    study_units = units(study, [r['run_id'] for r in runs])
+    baseline_table = known_baselines(study, runs)
     return Evidence(
         study,
-        found,
-        its_units,
-        arm_values(found, its_units),
-        study_comparisons(found, its_units, its_floors),
-        its_floors,
+        runs,
+        study_units,
+        arm_values(runs, study_units),
+        study_comparisons(runs, study_units, baseline_table),
+        baseline_table,
     )
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #25109654
 def known_baselines(
     study: str,
     records: Sequence[dict],  # of it
 ) -> pd.DataFrame | None:  # None: not measured
-    "What the trivial baselines of a study score on its sets, kept by the study or by one of its runs'."
-    kept: dict[str, pd.DataFrame] = {}  # study -> all that it keeps
-    found: dict[str, pd.DataFrame] = {}
+    "What the trivial baselines of a study score on its sets, stored by it or by the study of a run."
+    tables_of: dict[str, pd.DataFrame] = {}  # study -> all that it stores
+    by_key: dict[str, pd.DataFrame] = {}
     for key, about in _baselines(records).items():
         for home in dict.fromkeys([study, *about.pop('homes')]):
-            if home not in kept:
-                kept[home] = floors(home)
-            own = kept[home]
-            if len(own := own[own['key'] == key]):
-                found[key] = own.assign(**{name: [value] * len(own) for name, value in about.items()})
+            if home not in tables_of:
+                tables_of[home] = floors(home)
+            table = tables_of[home]
+            if len(table := table[table['key'] == key]):
+                by_key[key] = table.assign(**{name: [value] * len(table) for name, value in about.items()})
                 break
-    tables = list(_told_apart(found, task_info(records[0]['task']).floors)) if found else []
+    tables = list(_with_distinct_names(by_key, task_info(records[0]['task']).floors)) if by_key else []
     return pd.concat(tables, ignore_index=True) if tables else None
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #ea56bb0c
 def _baselines(records: Sequence[dict]) -> dict[str, dict]:  # key -> labels, weights and homes
-    "The tables of baselines that some runs may stand beside."
+    "The tables of baselines that some runs can be compared with."
     wanted: dict[str, dict] = {}
-    for r, own_encoders in zip(records, _encoders(records)):
+    for r, encoders in zip(records, _encoders(records)):
         info = task_info(r['task'])
         settings = r['settings']
         reads = (settings.get('labels'),) if 'labels' in info.floor_settings else ()
-        own = {floors_key(info, r['corpus_sha256'], settings): dict(labels=reads, weights='')}
-        for name, key in own_encoders.items():
-            own[key] = dict(labels=reads if info.probes else (), weights=name)
-        for key, about in own.items():
+        keys = {floors_key(info, r['corpus_sha256'], settings): dict(labels=reads, weights='')}
+        for name, key in encoders.items():
+            keys[key] = dict(labels=reads if info.probes else (), weights=name)
+        for key, about in keys.items():
             wanted.setdefault(key, about | dict(homes=[]))['homes'].append(r['study'])
     return wanted
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #ecdd18b7
 def _encoders(records: Sequence[dict]) -> Iterator[dict[str, str]]:
     "For each run: what its pretrained weights are called -> the key of what their frozen encoder scores."
     known = {r['run_id']: r for r in records}
 
     @cache
     def find(run_id: str) -> dict | None:
-        return known.get(run_id) or (found[0] if (found := find_record(run_id)) else None)
+        return known.get(run_id) or (stored[0] if (stored := find_record(run_id)) else None)
 
     for r in records:
         info = task_info(r['task'])
@@ -208,40 +208,44 @@ def _encoders(records: Sequence[dict]) -> Iterator[dict[str, str]]:
             for name, start in starts.items()
         }
 
-
-def _told_apart(
-    found: dict[str, pd.DataFrame],
+# %% ../../nbs/stats/08_evidence.ipynb #1a3b736c
+def _with_distinct_names(
+    tables: dict[str, pd.DataFrame],
     words: dict[str, str],  # of `TaskInfo.floors`
 ) -> Iterator[pd.DataFrame]:
     "Tables whose baselines have names and words of their own."
-    every = [table.iloc[0] for table in found.values()]
+    every = [table.iloc[0] for table in tables.values()]
     several_labels = len({about['labels'] for about in every if about['labels']}) > 1
     several_weights = len({about['weights'] for about in every if about['weights']}) > 1
     seen: dict[str, list[float]] = {}
-    for key, table in found.items():
+    for key, table in tables.items():
         about = table.iloc[0]
         labels = about['labels']
         n = '' if not labels else 'all labels' if labels[0] is None else pluralize(labels[0], 'label')
-        of = f' of {about["weights"].rpartition("/")[2]}' * (several_weights and bool(about['weights']))
+        weights_label = f' of {about["weights"].rpartition("/")[2]}' * (
+            several_weights and bool(about['weights'])
+        )
         probe = bool(about['weights'] and labels)
         more = f' on {n}' if probe else f' ({n})' if labels and several_labels else ''
-        for name, own in table.groupby('floor', sort=False):
-            called = name + of + (more if several_labels else '')
-            values = own['value'].tolist()
+        for name, rows in table.groupby('floor', sort=False):
+            called = name + weights_label + (more if several_labels else '')
+            values = rows['value'].tolist()
             if seen.get(called) == values:  # the same weights under two names of their content
                 continue
-            apart = f' ({key})' if called in seen else ''  # other weights of the same name
-            seen[called + apart] = values
-            yield own.assign(floor=called + apart, words=words.get(name, name) + of + more + apart)
+            key_label = f' ({key})' if called in seen else ''  # other weights of the same name
+            seen[called + key_label] = values
+            yield rows.assign(
+                floor=called + key_label, words=words.get(name, name) + weights_label + more + key_label
+            )
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #4cdfb627
 def unscored_starts(
     records: Sequence[dict],
     table: pd.DataFrame | None,  # of `known_baselines`
 ) -> list[str]:  # what weights are called
-    "The pretrained weights of some runs whose frozen encoder was not scored beside them."
+    "The pretrained weights of some runs whose frozen encoder was not scored."
     scored = set() if table is None else set(table['key'])
-    names = (name for own in _encoders(records) for name, key in own.items() if key not in scored)
+    names = (name for encoders in _encoders(records) for name, key in encoders.items() if key not in scored)
     return list(dict.fromkeys(names))
 
 # %% ../../nbs/stats/08_evidence.ipynb #c82b13bb
@@ -249,13 +253,13 @@ def run_evidence(
     record: dict,  # of a finished run
 ) -> Evidence:  # of the run and its teacher, where that is known
     "A run as a study of its own."
-    found = find_record(record['teacher_run_id']) if record['teacher_run_id'] else None
-    pair = [record, *([found[0]] if found else [])]
-    its_units = pd.concat([_units_of(r) for r in pair], ignore_index=True)
+    teacher = find_record(record['teacher_run_id']) if record['teacher_run_id'] else None
+    pair = [record, *([teacher[0]] if teacher else [])]
+    run_units = pd.concat([_units_of(r) for r in pair], ignore_index=True)
     floors = known_baselines(record['study'], pair)
-    return Evidence(record['study'], pair, its_units, arm_values(pair, its_units), [], floors)
+    return Evidence(record['study'], pair, run_units, arm_values(pair, run_units), [], floors)
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #bfe124f1
 def _units_of(record: dict) -> pd.DataFrame:
     "A run's units; none where its files are gone."
     try:
@@ -285,25 +289,25 @@ def difference_table(
 
 # %% ../../nbs/stats/08_evidence.ipynb #ba3405f1
 def curve_points(record: dict) -> list[dict]:  # step and loss, or step, set and value
-    "All that a record says of its run on the way."
+    "What a record holds of the training curve."
     return record.get('curve') or []
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #7cdd42b4
 def curve_of(
     record: dict,
     points: int = 40,  # at most so many losses
 ) -> list[dict]:  # of `stats.intervals.compact_curve`
     "A run's training curve, with losses few enough for a figure of many runs."
-    found = curve_points(record)
-    evaluated = [p for p in found if p.get('value') is not None]
+    curve = curve_points(record)
+    evaluated = [p for p in curve if p.get('value') is not None]
     first = evaluated[0].get('set') if evaluated else None
     return compact_curve(
-        [(p['step'], p['loss']) for p in found if p.get('loss') is not None],
+        [(p['step'], p['loss']) for p in curve if p.get('loss') is not None],
         [(p['step'], p['value']) for p in evaluated if p.get('set') == first],
         points,
     )
 
-
+# %% ../../nbs/stats/08_evidence.ipynb #29350250
 def curve_set(
     records: Sequence[dict],  # of one study
 ) -> str:

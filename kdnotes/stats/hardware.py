@@ -24,12 +24,12 @@ from ..results.overview import evidence_studies, find_run, find_study, studies
 from ..core.render import Reason, reason
 from ..core.config import ConfigError, truncate_repr
 from ..core.tables import as_text, no_table, read_table
-from ..results.schema import RecordError, made_on_cpu
+from ..results.schema import RecordError, ran_on_cpu
 from ..results.store import records
 
 # %% auto #0
 __all__ = ['PRECISIONS', 'Range', 'Ends', 'Device', 'read_devices', 'Timing', 'timings', 'given_timing', 'named_records',
-           'kept_records', 'lacking', 'slowdown', 'Choice', 'Asked', 'wall_clock', 'choices']
+           'evidence_records', 'lacking', 'slowdown', 'Choice', 'Workload', 'wall_clock', 'choices']
 
 # %% ../../nbs/stats/16_hardware.ipynb #4aaf0894
 PRECISIONS = ('fp32', 'fp16', 'bf16')
@@ -57,7 +57,7 @@ class Device(BaseModel):
     priced_on: Annotated[str, AfterValidator(lambda day: day and date.fromisoformat(day).isoformat())] = ''
     price_from: str = ''
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #86962093
 _COLUMNS = tuple(Device.model_fields)
 _PRICE = ('price_per_hour', 'currency', 'priced_on')  # come together
 
@@ -81,7 +81,7 @@ def _device(row: dict, place: str, known: dict[str, Device]) -> Device:
             why = 'no day; write it like 2026-01-31'
         raise ConfigError(f'{place}: {name}={truncate_repr(given[name])} is {why}') from None
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #9c434172
 def _merged(path: Path, known: dict[str, Device]) -> dict[str, Device]:
     "The devices that were known, with what a file says of them and of others."
     head, *tables = read_table(path, _COLUMNS)
@@ -89,19 +89,19 @@ def _merged(path: Path, known: dict[str, Device]) -> dict[str, Device]:
         raise ConfigError(
             f'{path}: there is no column {truncate_repr(unknown[0])}; there are {", ".join(_COLUMNS)}'
         )
-    found: dict[str, Device] = {}
+    named: dict[str, Device] = {}
     for table in tables:
         for i, cells in enumerate(zip(*table.cells.values())):
             row = dict(zip(table.cells, (as_text(cell) or '' for cell in cells)))
             device = _device(row, table.place(i), known)
-            if device.device in found:
+            if device.device in named:
                 raise ConfigError(
                     f'{table.place(i)} names {truncate_repr(device.device)} again; leave one of its rows'
                 )
-            found[device.device] = device
-    return known | found
+            named[device.device] = device
+    return known | named
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #7d20eb10
 def read_devices(
     path: str | Path | None = None,  # a file of one's own; None: the packaged one alone
 ) -> dict[str, Device]:  # by name
@@ -122,7 +122,7 @@ class Timing:
     device: str
     precision: str  # of PRECISIONS
     epoch_s: float
-    said_by: str  # a run_id, or who else
+    source: str  # a run_id, or who else
     work: str = ''  # equal where the same was trained on
     epochs: float = 1.0  # that the run had
     rest_s: float = 0.0  # of the run, besides training
@@ -133,16 +133,16 @@ class Timing:
     gpu_percent: float | None = None  # of the time in which the GPU was busy
     memory_mib: float | None = None  # of the device, at most
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #b5b8ac4c
 def _timing(record: dict) -> Timing:
     epochs, time, cost = record['settings']['epochs'], record['time'], training_cost(record)
-    n_devices = 1 if made_on_cpu(record) else record['parallel']['ranks']
+    n_devices = 1 if ran_on_cpu(record) else record['parallel']['ranks']
     work = work_of(record).kind | dict(ranks=None, threads_per_rank=None, devices=n_devices)
     return Timing(
         device=record['environment']['device'],
         precision=record['settings']['precision'],
         epoch_s=record['examples'] / epochs / record['throughput']['examples_per_s'],
-        said_by=record['run_id'],
+        source=record['run_id'],
         work=json.dumps(work, sort_keys=True, default=str),
         epochs=epochs,
         rest_s=max(0.0, (time['wall_s'] or 0.0) - time['train_s']),
@@ -154,13 +154,13 @@ def _timing(record: dict) -> Timing:
         memory_mib=record['memory']['peak_device_mib'],
     )
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #dc75b40f
 def timings(
-    found: Iterable[dict],  # records
+    finished: Iterable[dict],  # records
 ) -> tuple[list[Timing], dict[Reason, int]]:  # and why runs are left out -> how many
     "What finished runs say of their devices."
     timed, left = [], Counter()
-    for record in found:
+    for record in finished:
         counts = (record['settings'].get('epochs'), record.get('examples'))
         if not (trained(record) and all(counts) and record['throughput']['examples_per_s']):
             left[reason('not_timed')] += 1
@@ -173,7 +173,7 @@ def timings(
         left[reason('device_was_shared')] = len(timed) - len(alone)
     return alone or timed, dict(left)
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #a4911512
 def given_timing(
     text: str,  # 'Tesla T4=2.5': hours of an epoch
     precision: str = 'fp32',  # that it was trained in
@@ -199,26 +199,26 @@ def named_records(
 ) -> list[dict]:
     "The finished runs that a name means."
     if {name, f'{name}-smoke'} & {*studies(), *evidence_studies()}:
-        found = records(find_study(name))
+        runs = records(find_study(name))
     else:
-        found = [find_run(name)[0]]
-    if None in found:
+        runs = [find_run(name)[0]]
+    if None in runs:
         raise ConfigError(f'{name} is not done, so it tells no time; `kdnotes show {name}` says more')
-    arms = list(dict.fromkeys(r['arm'] for r in found))
+    arms = list(dict.fromkeys(r['arm'] for r in runs))
     if arm is not None and arm not in arms:
         raise ConfigError(f'{truncate_repr(name)} has no arm {truncate_repr(arm)}; it has {", ".join(arms)}')
-    return [r for r in found if arm in (None, r['arm'])]
+    return [r for r in runs if arm in (None, r['arm'])]
 
-
-def kept_records() -> list[dict]:
+# %% ../../nbs/stats/16_hardware.ipynb #244ab58d
+def evidence_records() -> list[dict]:
     "The finished runs of all studies that have evidence; those that cannot be read are left out."
-    found = []
+    runs = []
     for study in evidence_studies():
         try:
-            found += records(study)
+            runs += records(study)
         except RecordError:
-            pass  # whoever needs it is told
-    return found
+            pass  # a command that reads this study reports it
+    return runs
 
 # %% ../../nbs/stats/16_hardware.ipynb #5c03c845
 def lacking(
@@ -229,7 +229,7 @@ def lacking(
     names = [*(f'{precision}_tflops' for precision in sorted(precisions)), 'bandwidth_gb_s']
     return tuple(name for name in names if getattr(device, name, None) is None)
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #f3e3357d
 def slowdown(
     measured: Device,
     other: Device,  # neither lacks anything
@@ -263,9 +263,9 @@ class Choice:
     reasons: dict[str, Any] = field(default_factory=dict)  # what is None -> why; so is what follows from it
     notes: tuple[Reason, ...] = ()
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #d8bb3ba5
 @dataclass(frozen=True)
-class Asked:
+class Workload:
     "What is to be trained or searched."
 
     epochs: float | None = None  # None: those that the runs had
@@ -290,7 +290,7 @@ class Asked:
         trials_s = [t.rest_s + self.training_s(t) for t in timed]
         return wall_clock(trials_s, self.trials, self.workers, asynchronous, self.seed)
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #69c06321
 def wall_clock(
     durations: Sequence[float],  # seconds of trials that were made
     trials: int,  # of the search
@@ -320,16 +320,16 @@ def _mean(timed: Sequence[Timing], value: Callable[[Timing], float]) -> float:
         of_work.setdefault(t.work, []).append(value(t))
     return float(np.mean([np.mean(values) for values in of_work.values()]))
 
-
-def _measured(found: Iterable[Timing], works: set[str]) -> dict[str, list[Timing]]:
+# %% ../../nbs/stats/16_hardware.ipynb #f9aaf158
+def _measured(timings: Iterable[Timing], works: set[str]) -> dict[str, list[Timing]]:
     "The devices that each of these works was done on."
     on: dict[str, list[Timing]] = {}
-    for t in found:
+    for t in timings:
         if t.work in works:
             on.setdefault(t.device, []).append(t)
     return {name: timed for name, timed in on.items() if {t.work for t in timed} == works}
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #1c82f71e
 _BUSY = 90  # per cent of the time: a GPU that works more does not wait for its host
 
 
@@ -347,64 +347,64 @@ def _ends(timed: Sequence[Timing], base: Device, device: Device) -> Ends:
             end.append(replace(t, epoch_s=factor * t.epoch_s))
     return ends
 
-
-def _energy(timed: Sequence[Timing], device: Device, asked: Asked) -> tuple[float | None, Any]:
+# %% ../../nbs/stats/16_hardware.ipynb #b93bb91f
+def _energy(timed: Sequence[Timing], device: Device, workload: Workload) -> tuple[float | None, Any]:
     "Joules of a training, as read, or of a board that always draws what it may; and why it is not known."
     if timed[0].device == device.device:
         unread = [t.no_energy for t in timed if t.epoch_j is None]
-        return (None, unread[0]) if unread else (_mean(timed, asked.joules), '')
+        return (None, unread[0]) if unread else (_mean(timed, workload.joules), '')
     if device.power_w is None:
         return None, reason('no_power')
-    return device.power_w * _mean(timed, lambda t: t.n_devices * asked.training_s(t)), ''
+    return device.power_w * _mean(timed, lambda t: t.n_devices * workload.training_s(t)), ''
 
-
-def _doubts(timed: Sequence[Timing], device: Device) -> tuple[Reason, ...]:
+# %% ../../nbs/stats/16_hardware.ipynb #84591e6d
+def _caveats(timed: Sequence[Timing], device: Device) -> tuple[Reason, ...]:
     "What speaks against an estimate, or against a time that was measured."
-    found = []
+    doubts = []
     if (jobs := max(t.jobs for t in timed)) > 1:
-        found.append(reason('runs_shared_device', jobs=jobs))
+        doubts.append(reason('runs_shared_device', jobs=jobs))
     if timed[0].device == device.device:
-        return tuple(found)
+        return tuple(doubts)
     busy = [t.gpu_percent for t in timed if t.gpu_percent is not None]
     if busy and min(busy) < _BUSY:
-        found.append(reason('gpu_not_busy', percent=min(busy)))
+        doubts.append(reason('gpu_not_busy', percent=min(busy)))
     gb = max(t.memory_mib or 0.0 for t in timed) * 2**20 / 1e9
     if device.memory_gb is not None and gb > device.memory_gb:
-        found.append(reason('too_little_memory', needed_gb=gb, memory_gb=device.memory_gb))
-    return tuple(found)
+        doubts.append(reason('too_little_memory', needed_gb=gb, memory_gb=device.memory_gb))
+    return tuple(doubts)
 
 # %% ../../nbs/stats/16_hardware.ipynb #a44005f3
-def _choice(ends: Ends, device: Device, asked: Asked) -> Choice:
+def _choice(ends: Ends, device: Device, workload: Workload) -> Choice:
     "A device, from what runs take on it at best and at worst."
     worst = ends[1]
-    joules, why = _energy(worst, device, asked)
+    joules, why = _energy(worst, device, workload)
     reasons = dict(joules=why) if why else {}
     known: dict[str, Any] = {}
     if device.price_per_hour is None:
         reasons = dict(price=reason('no_price')) | reasons
     else:
-        hours = (_mean(timed, lambda t: t.n_devices * asked.training_s(t)) / 3600 for timed in ends)
+        hours = (_mean(timed, lambda t: t.n_devices * workload.training_s(t)) / 3600 for timed in ends)
         known['price'] = tuple(h * device.price_per_hour for h in hours)
         known |= dict(currency=device.currency, priced_on=device.priced_on)
-    if asked.trials:
-        known['search_s'] = tuple(asked.searched(timed, True) for timed in ends)
-        known['rounds_s'] = tuple(asked.searched(timed, False) for timed in ends)
+    if workload.trials:
+        known['search_s'] = tuple(workload.searched(timed, True) for timed in ends)
+        known['rounds_s'] = tuple(workload.searched(timed, False) for timed in ends)
     return Choice(
         device=device.device,
         basis='measured' if worst[0].device == device.device else 'estimate',
-        rests_on=tuple(t.said_by for t in worst),
+        rests_on=tuple(t.source for t in worst),
         works=len({t.work for t in worst}),
         measured_on=worst[0].device,
         epoch_s=tuple(_mean(timed, lambda t: t.epoch_s) for timed in ends),
-        training_s=tuple(_mean(timed, asked.training_s) for timed in ends),
+        training_s=tuple(_mean(timed, workload.training_s) for timed in ends),
         joules=joules,
         reasons=reasons,
-        notes=_doubts(worst, device),
+        notes=_caveats(worst, device),
         **known,
     )
 
-
-def _only(devices: dict[str, Device], names: Sequence[str]) -> dict[str, Device]:
+# %% ../../nbs/stats/16_hardware.ipynb #46076186
+def _select_devices(devices: dict[str, Device], names: Sequence[str]) -> dict[str, Device]:
     "These devices alone; one that is not known is refused."
     for name in names:
         if name not in devices:
@@ -415,39 +415,39 @@ def _only(devices: dict[str, Device], names: Sequence[str]) -> dict[str, Device]
             )
     return {name: devices[name] for name in names or devices}
 
-
+# %% ../../nbs/stats/16_hardware.ipynb #dcef89b2
 def choices(
     wanted: Sequence[Timing],  # of what is to be trained
     devices: dict[str, Device],  # of `read_devices`
-    asked: Asked = Asked(),
+    workload: Workload = Workload(),
     among: Sequence[Timing] = (),  # each once, of any work: the same may have been done elsewhere
     only: Sequence[str] = (),  # these devices; none: all
 ) -> list[Choice]:  # measured, then estimated, then unknown ones; the fastest first
     "What a training takes and costs on every device that is known."
-    if asked.epochs is not None and not 0 < asked.epochs < math.inf:
-        raise ConfigError(f'epochs={asked.epochs:g} must be above 0')
+    if workload.epochs is not None and not 0 < workload.epochs < math.inf:
+        raise ConfigError(f'epochs={workload.epochs:g} must be above 0')
     if not wanted:
         raise ConfigError('no finished run tells how long this takes; make one')
-    own = {t.said_by for t in wanted}
-    others = [t for t in among if t.said_by not in own]
+    wanted_runs = {t.source for t in wanted}
+    others = [t for t in among if t.source not in wanted_runs]
     measured = _measured([*wanted, *others], {t.work for t in wanted})
     if not measured:
         raise ConfigError('no device made all of these runs; name one of them, or an arm of the study')
     precisions = {t.precision for t in wanted}
     known = {name: Device(device=name) for name in measured} | devices
-    found = []
-    for name, device in _only(known, only).items():
+    options = []
+    for name, device in _select_devices(known, only).items():
         if name in measured:
-            found.append(_choice(_ends(measured[name], device, device), device, asked))
+            options.append(_choice(_ends(measured[name], device, device), device, workload))
             continue
         complete = {base for base in measured if not lacking(known[base], precisions)}
         if complete and not lacking(device, precisions):
             ends = (_ends(measured[base], known[base], device) for base in measured if base in complete)
-            estimates = [_choice(of, device, asked) for of in ends]
-            found.append(min(estimates, key=lambda c: c.epoch_s[1] / c.epoch_s[0]))  # the narrowest
+            estimates = [_choice(end, device, workload) for end in ends]
+            options.append(min(estimates, key=lambda c: c.epoch_s[1] / c.epoch_s[0]))  # the narrowest
         else:
             one = device if complete else known[next(iter(measured))]
             why = reason('no_peaks', names=lacking(one, precisions), device=one.device)
-            found.append(Choice(name, 'unknown', reasons=dict(epoch_s=why)))
+            options.append(Choice(name, 'unknown', reasons=dict(epoch_s=why)))
     order = ('measured', 'estimate', 'unknown')
-    return sorted(found, key=lambda c: (order.index(c.basis), (c.training_s or (0.0, 0.0))[1]))
+    return sorted(options, key=lambda c: (order.index(c.basis), (c.training_s or (0.0, 0.0))[1]))

@@ -13,9 +13,10 @@ from ..core.render import Reason, number_texts, reason
 # %% auto #0
 __all__ = ['LEVEL', 'TIE', 'FEW_DIFFER', 'SAME', 'MOST_TIMES', 'StatsError', 'Interval', 'no_interval', 'checked_numbers',
            't_limit', 'mean_interval', 'cluster_interval', 'scaled', 'exp_interval', 'mean_squares', 'Components',
-           'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval', 'differing_units', 'few_differ',
-           'BoundedMean', 'bounded_mean', 'bounded_interval', 'difference_interval', 'wilson_limits', 'score_interval',
-           'ratio_interval', 'draw_counts', 'studentised_limits', 'bootstrap_interval', 'compact_curve']
+           'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval', 'values_interval',
+           'differing_units', 'few_differ', 'BoundedMean', 'bounded_mean', 'bounded_interval', 'difference_interval',
+           'wilson_limits', 'score_interval', 'ratio_interval', 'draw_counts', 'studentised_limits',
+           'bootstrap_interval', 'compact_curve']
 
 # %% ../../nbs/stats/01_intervals.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
@@ -56,13 +57,18 @@ class Interval:
         low, high = (None if x is None else -x for x in (self.high, self.low))
         return replace(self, estimate=-self.estimate, low=low, high=high)
 
+    def within(self, least: float, most: float) -> Interval:
+        "The same with limits that do not leave a scale; an unknown limit stays unknown."
+        low = None if self.low is None else max(self.low, least)
+        return replace(self, low=low, high=None if self.high is None else min(self.high, most))
+
     def __format__(self, spec: str) -> str:
         estimate, low, high = number_texts([self.estimate, self.low, self.high], spec or '.4g', self.null)
         if low is None:
             return f'{estimate} [no interval]' if self.n > 1 else estimate
         return f'{estimate} [{low}, {high}]'
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #f93b7134
 def no_interval(
     estimate: float,
     n: int,  # runs it rests on
@@ -70,7 +76,7 @@ def no_interval(
     why: Reason,  # why no more is known
     units: int | None = None,  # per run
 ) -> Interval:
-    "An estimate of which nobody can say how sure it is."
+    "An estimate without an interval."
     return Interval(float(estimate), None, None, n, LEVEL, method, units=units, reason=why)
 
 # %% ../../nbs/stats/01_intervals.ipynb #2bf6ca9f
@@ -98,7 +104,7 @@ def checked_numbers(
         )
     return values
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #1bc9de3b
 def t_limit(
     q: float,  # probability of a one-sided limit, 0.5 to 1
     df: float,  # degrees of freedom
@@ -111,13 +117,13 @@ def t_limit(
         return t
     return np.sqrt(share * t**2 + (1 - share) * stdtrit(df_rest, q) ** 2)
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #6d75891f
 def _t_interval(estimate, variance, df, level, df_rest=None, df_share=1.0, **more) -> Interval:
     "estimate +- `t_limit` * sqrt(variance)."
     if not 0 < level < 1:
         raise StatsError(f'level={level} must lie between 0 and 1; use 0.95')
-    reach = t_limit((1 + level) / 2, df, df_rest, df_share)
-    half = float(reach * np.sqrt(variance)) if variance > 0 else 0.0
+    quantile = t_limit((1 + level) / 2, df, df_rest, df_share)
+    half = float(quantile * np.sqrt(variance)) if variance > 0 else 0.0
     return Interval(
         float(estimate),
         float(estimate) - half,
@@ -132,7 +138,7 @@ def _t_interval(estimate, variance, df, level, df_rest=None, df_share=1.0, **mor
 
 # %% ../../nbs/stats/01_intervals.ipynb #7cf536ae
 def mean_interval(
-    values,  # (n,) one number a run
+    values,  # (n,) one number per run
     level: float = LEVEL,  # confidence level
 ) -> Interval:  # of the mean
     "Student's t interval of a mean (needs about normal values)."
@@ -158,15 +164,15 @@ def cluster_interval(
     mean = y.mean()
     if n == 1:
         return no_interval(mean, 1, 'one cluster', reason('one_cluster'), len(y))
-    apart = np.bincount(which, weights=y - mean)
-    variance = n / (n - 1) * (apart**2).sum() / len(y) ** 2
-    found = _t_interval(
+    residuals = np.bincount(which, weights=y - mean)
+    variance = n / (n - 1) * (residuals**2).sum() / len(y) ** 2
+    interval = _t_interval(
         mean, variance, n - 1, LEVEL, n=n, units=len(y), method='linearised ratio, Student t over clusters'
     )
     if most is None:
-        return found
+        return interval
     off = min(len(np.unique(which[np.abs(y - end) > SAME])) for end in (0.0, most))
-    return _within(found, n, off, most)
+    return _on_scale(interval, n, off, most)
 
 # %% ../../nbs/stats/01_intervals.ipynb #bf46c921
 def scaled(
@@ -177,14 +183,14 @@ def scaled(
     low, high = (None if x is None else x * factor for x in (interval.low, interval.high))
     return replace(interval, estimate=interval.estimate * factor, low=low, high=high)
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #be9a10b5
 def exp_interval(
-    of: Interval,  # of a mean of logarithms
+    logs: Interval,  # of a mean of logarithms
 ) -> Interval:  # of `exp` of that mean; infinite where it is too large for a number
     "An interval's bounds on the scale of what the logarithms are of: nats become a perplexity."
     with np.errstate(over='ignore'):
-        low, high = (None if x is None else float(np.exp(x)) for x in (of.low, of.high))
-        return replace(of, estimate=float(np.exp(of.estimate)), low=low, high=high, null=1.0)
+        low, high = (None if x is None else float(np.exp(x)) for x in (logs.low, logs.high))
+        return replace(logs, estimate=float(np.exp(logs.estimate)), low=low, high=high, null=1.0)
 
 # %% ../../nbs/stats/01_intervals.ipynb #3e2d6d16
 def mean_squares(
@@ -211,7 +217,7 @@ class Components:
     df: tuple[int, int, int]  # their degrees of freedom
     variance: tuple[float, float, float]  # components of one value: seeds, units, the rest; >= 0
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #2ddf72c5
 def variance_components(
     matrix,  # (seeds, units), both >= 2
 ) -> Components:
@@ -238,7 +244,7 @@ def crossed_moments(
     mean, ms, df = mean_squares(stack)
     return mean, *moments_of(ms, df)
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #152263fb
 def moments_of(
     ms,  # (..., 3) mean squares of seeds, units, the rest, as of `mean_squares`
     df: tuple[int, int, int],  # their degrees of freedom
@@ -281,9 +287,16 @@ def crossed_interval(
         method='two-way random effects, seeds crossed with units, t limits of both in quadrature',
     )
 
+# %% ../../nbs/stats/01_intervals.ipynb #89bb1469
+def values_interval(
+    values: np.ndarray,  # (seeds, units), or (seeds,) where there are no units
+) -> Interval:
+    "The interval of a mean over seeds and units, or over seeds alone."
+    return crossed_interval(values) if np.ndim(values) == 2 else mean_interval(values)
+
 # %% ../../nbs/stats/01_intervals.ipynb #14e144b9
 FEW_DIFFER = 15  # with fewer units that differ in any seed the crossed interval is too short
-SAME = 1e-9  # values that are less apart are equal: what rounding leaves
+SAME = 1e-9  # values that differ by less are equal: the rest is rounding
 
 
 def differing_units(
@@ -292,7 +305,7 @@ def differing_units(
     "In how many units some seed has a difference."
     return int((np.abs(np.asarray(matrix)) > SAME).any(0).sum())
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #6870fd3e
 def few_differ(
     matrix,  # (seeds, units) of differences
 ) -> bool:
@@ -326,63 +339,63 @@ class BoundedMean:
         "The lower limit."
         return self.estimate - self._distance(self.estimate - np.quantile(self.below, 1 - level), level)
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #57c28a84
 def bounded_mean(
     matrix,  # (seeds, units) of differences
     rng: np.random.Generator,  # the draws come from here and nowhere else
-    reach: float = 1.0,  # no difference is larger, up or down
+    bound: float = 1.0,  # no difference is larger, up or down
     n_draws: int = 20_000,  # of weights
 ) -> BoundedMean:
     "What is known of a mean from few units that differ."
     y = checked_numbers(matrix, 2, 'matrix')
-    if np.abs(y).max() > reach + SAME:
-        raise StatsError(f'a difference of {np.abs(y).max():g} is beyond reach={reach:g}; give its bound')
+    if np.abs(y).max() > bound + SAME:
+        raise StatsError(f'a difference of {np.abs(y).max():g} exceeds bound={bound:g}; give its bound')
     S, U = y.shape
     units = y.mean(0)
-    apart = units[np.abs(units) > 0]
+    nonzero = units[np.abs(units) > 0]
     # the units that are 0 share one weight: a sum of exponential numbers is a gamma number
-    zeros = rng.gamma(U - len(apart), size=n_draws) if len(apart) < U else np.zeros(n_draws)
-    others = rng.exponential(size=(n_draws, len(apart)))
+    zeros = rng.gamma(U - len(nonzero), size=n_draws) if len(nonzero) < U else np.zeros(n_draws)
+    others = rng.exponential(size=(n_draws, len(nonzero)))
     end = rng.exponential(size=n_draws)
     total = zeros + others.sum(1) + end
-    inside = others @ apart
+    inside = others @ nonzero
     of_seeds = y.mean(1)
     return BoundedMean(
         float(y.mean()),
-        (inside + end * reach) / total,
-        (inside - end * reach) / total,
+        (inside + end * bound) / total,
+        (inside - end * bound) / total,
         float(of_seeds.std(ddof=1) / np.sqrt(S)) if S > 1 else 0.0,
         S - 1,
         (S, U),
     )
 
 # %% ../../nbs/stats/01_intervals.ipynb #191dacfd
-def bounded_interval(of: BoundedMean) -> Interval:  # without a standard error, since it is not symmetric
+def bounded_interval(mean: BoundedMean) -> Interval:  # without a standard error, since it is not symmetric
     "The interval of a mean of which few units differ."
     one_sided = (1 + LEVEL) / 2
-    S, U = of.shape
+    S, U = mean.shape
     over = 'units of one seed' if S == 1 else 'units and seeds'
     return Interval(
-        of.estimate,
-        of.low(one_sided),
-        of.high(one_sided),
+        mean.estimate,
+        mean.low(one_sided),
+        mean.high(one_sided),
         S,
         LEVEL,
         f'bounded mean over {over}',
         units=U,
     )
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #48ea4a40
 def difference_interval(
     matrix,  # (seeds, units) of differences
     rng: np.random.Generator,  # the draws come from here and nowhere else
-    reach: float | None = None,  # no difference is larger; None: there is no bound
+    bound: float | None = None,  # no difference is larger; None: there is no bound
     n_draws: int = 20_000,  # of weights, of a bounded mean
 ) -> Interval:
     "The crossed interval, or that of a bounded mean where few units differ."
-    if reach is None or not few_differ(matrix):
+    if bound is None or not few_differ(matrix):
         return crossed_interval(matrix)
-    return bounded_interval(bounded_mean(matrix, rng, reach, n_draws))
+    return bounded_interval(bounded_mean(matrix, rng, bound, n_draws))
 
 # %% ../../nbs/stats/01_intervals.ipynb #a4d0c1e1
 def wilson_limits(
@@ -396,43 +409,43 @@ def wilson_limits(
     half = z * np.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2))
     return tuple(float(np.clip((centre + side * half) / (1 + z**2 / n), 0, 1)) for side in (-1, 1))
 
-
-def _within(found: Interval, n: int, off: int, most: float, of_seeds: float = 0.0) -> Interval:
+# %% ../../nbs/stats/01_intervals.ipynb #35877b23
+def _on_scale(interval: Interval, n: int, off: int, most: float, of_seeds: float = 0.0) -> Interval:
     "An interval of a mean between 0 and `most`, by Wilson where few of n values are off an end."
-    if not -SAME <= found.estimate <= most + SAME:
-        raise StatsError(f'a mean of {found.estimate:g} is not between 0 and {most:g}; give its bound')
+    if not -SAME <= interval.estimate <= most + SAME:
+        raise StatsError(f'a mean of {interval.estimate:g} is not between 0 and {most:g}; give its bound')
     if off >= min(FEW_DIFFER, n / 2):
-        return replace(found, low=max(found.low, 0.0), high=min(found.high, most))
-    mean = min(max(found.estimate, 0.0), most)
+        return interval.within(0.0, most)
+    mean = min(max(interval.estimate, 0.0), most)
     low, high = (most * limit for limit in wilson_limits(mean / most, n))
     return replace(
-        found,
+        interval,
         low=max(0.0, mean - float(np.hypot(mean - low, of_seeds))),
         high=min(most, mean + float(np.hypot(high - mean, of_seeds))),
-        method=f'Wilson score interval; {found.method} otherwise',
+        method=f'Wilson score interval; {interval.method} otherwise',
         df=None,
         df_rest=None,
         df_share=1.0,
         se=None,
     )
 
-
+# %% ../../nbs/stats/01_intervals.ipynb #9a2fe2b1
 def score_interval(
     matrix,  # (seeds, units)
     most: float | None = None,  # values lie between 0 and this; None: they have no bound
     off: int | None = None,  # units that are off the nearer end in some seed; None: counted here
 ) -> Interval:  # of the mean over all seeds and units there could be
     "The crossed interval of a score, which never leaves its scale."
-    found = crossed_interval(matrix)
+    interval = crossed_interval(matrix)
     y = checked_numbers(matrix, 2, 'matrix')
     S, U = y.shape
-    if most is None or found.low is None or U == 1:
-        return found
+    if most is None or interval.low is None or U == 1:
+        return interval
     if off is None:
         off = min(differing_units(y - end) for end in (0.0, most))
     means = y.mean(1)
     of_seeds = stdtrit(S - 1, (1 + LEVEL) / 2) * means.std(ddof=1) / np.sqrt(S) if S > 1 else 0.0
-    return _within(found, U, off, most, float(of_seeds))
+    return _on_scale(interval, U, off, most, float(of_seeds))
 
 # %% ../../nbs/stats/01_intervals.ipynb #c946c547
 # limits of a ratio that are further from it, as a factor, say nothing where the ratio may be one either way
@@ -502,13 +515,15 @@ def studentised_limits(
     "Studentised bootstrap limits for given resamples."
     center = matrix.mean()
     mean, se = _resampled(matrix - center, seeds, units)
-    own = _resampled(matrix - center, np.ones((1, matrix.shape[0])), np.ones((1, matrix.shape[1])))[1][0]
+    matrix_se = _resampled(matrix - center, np.ones((1, matrix.shape[0])), np.ones((1, matrix.shape[1])))[1][
+        0
+    ]
     with np.errstate(divide='ignore', invalid='ignore'):
         t = np.where(mean == 0, 0.0, mean / se)
     low, high = np.quantile(t, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method='closest_observation')
-    if own == 0:
+    if matrix_se == 0:
         return float(center), float(center)
-    return float(center - high * own), float(center - low * own)
+    return float(center - high * matrix_se), float(center - low * matrix_se)
 
 # %% ../../nbs/stats/01_intervals.ipynb #afd49077
 def bootstrap_interval(

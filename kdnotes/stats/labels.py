@@ -10,14 +10,13 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
 from .comparable import unit_matrix
-from .intervals import LEVEL, Interval, crossed_interval, mean_interval
+from .intervals import LEVEL, Interval, values_interval
 from .evidence import Evidence
 from ..core.render import Reason, reason
 
 # %% auto #0
 __all__ = ['STEPS', 'BEFORE', 'BEYOND', 'TrainedArm', 'trained_arms', 'values_of', 'gap_closed', 'EquivalentLabels',
-           'equivalent_labels', 'LabelEfficiency', 'start_of', 'mean_value', 'best_alone', 'size_of',
-           'numbers_of_labels', 'label_efficiency']
+           'equivalent_labels', 'LabelEfficiency', 'best_alone', 'numbers_of_labels', 'label_efficiency']
 
 # %% ../../nbs/stats/11_labels.ipynb #55056818
 @dataclass(frozen=True)
@@ -30,12 +29,28 @@ class TrainedArm:
     texts: int  # rows without one, in the first run
     runs: tuple[dict, ...]  # by seed
 
+    @property
+    def mean(self) -> float:
+        "The mean of the primary metric over the runs."
+        return float(np.mean([r['primary']['value'] for r in self.runs]))
 
+    @property
+    def n_parameters(self) -> int | None:
+        "The size of the network."
+        return self.runs[0].get('params_total')
+
+    @property
+    def start(self) -> tuple:  # where it starts, hash of its first weights, number of parameters
+        "What the model began as."
+        weights = (self.runs[0].get('initial') or {}).get('weights_sha256')
+        return self.runs[0]['factors'].get('init'), weights, self.n_parameters
+
+# %% ../../nbs/stats/11_labels.ipynb #ed3867a8
 def trained_arms(
     arms: dict[str, list[dict]],  # of `plotting.arms_of`
 ) -> list[TrainedArm]:  # by labels; []: the records are older, or have no value
     "The arms of a study by what they learnt from."
-    found = []
+    known = []
     for arm, runs in arms.items():
         first = runs[0]
         factors = first['factors']
@@ -46,29 +61,25 @@ def trained_arms(
         labels = None if given else first['settings'].get('labels') or rows['train']
         taught = 'taught' if factors['kd'] else 'alone'
         role = 'teacher' if factors['network'] == 'teacher' else taught
-        found.append(TrainedArm(arm, role, labels, rows.get('unlabelled', 0), tuple(runs)))
-    return sorted(found, key=lambda its: its.labels or 0)
+        known.append(TrainedArm(arm, role, labels, rows.get('unlabelled', 0), tuple(runs)))
+    return sorted(known, key=lambda arm: arm.labels or 0)
 
-
+# %% ../../nbs/stats/11_labels.ipynb #5cad6dee
 def values_of(
     wanted: Sequence[TrainedArm],
     units: pd.DataFrame | None,  # of `Evidence`
 ) -> list[np.ndarray]:  # (seeds, units) or (seeds,) each, higher is better, of the seeds that all have
     "The primary metric of several arms, paired."
-    seeds = set.intersection(*({r['seed'] for r in its.runs} for its in wanted))
-    runs = [[r for r in its.runs if r['seed'] in seeds] for its in wanted]
+    seeds = set.intersection(*({r['seed'] for r in arm.runs} for arm in wanted))
+    runs = [[r for r in arm.runs if r['seed'] in seeds] for arm in wanted]
     sign = 1 if runs[0][0]['primary']['higher_is_better'] else -1
-    found = [unit_matrix(its, units) for its in runs] if seeds else []
-    columns = {tuple(m.columns) for m in found if m is not None}
-    if len(columns) == 1 and not any(m is None or m.isna().any(axis=None) for m in found):
-        return [sign * m.to_numpy() for m in found]
-    return [sign * np.array([r['primary']['value'] for r in its]) for its in runs]
+    matrices = [unit_matrix(arm_runs, units) for arm_runs in runs] if seeds else []
+    columns = {tuple(m.columns) for m in matrices if m is not None}
+    if len(columns) == 1 and not any(m is None or m.isna().any(axis=None) for m in matrices):
+        return [sign * m.to_numpy() for m in matrices]
+    return [sign * np.array([r['primary']['value'] for r in arm_runs]) for arm_runs in runs]
 
 # %% ../../nbs/stats/11_labels.ipynb #27c4918f
-def _mean(values: np.ndarray) -> Interval:
-    return crossed_interval(values) if values.ndim == 2 else mean_interval(values)
-
-
 def _edge(above: Callable[[float], float], inside: float, step: float) -> float:
     "Where a limit that is below 0 at `inside` reaches 0, going by `step`."
     outside = inside + step
@@ -77,7 +88,7 @@ def _edge(above: Callable[[float], float], inside: float, step: float) -> float:
         outside += step
     return brentq(above, *sorted((inside, outside)))
 
-
+# %% ../../nbs/stats/11_labels.ipynb #679196ce
 def gap_closed(
     alone: np.ndarray,  # of `values_of`, without distillation
     taught: np.ndarray,  # with it
@@ -85,12 +96,12 @@ def gap_closed(
 ) -> Interval | None:  # None: the teacher is not better than the student, as far as the interval tells
     "The share of the gap between a student without distillation and its teacher that distillation closes."
     gained, gap = taught - alone, teacher - alone
-    whole = _mean(gap)
+    whole = values_interval(gap)
     if whole.low is None or whole.low <= 0:
         return None
     share = float(gained.mean() / gap.mean())
-    low = _edge(lambda r: _mean(gained - r * gap).low, share, -0.1)
-    high = _edge(lambda r: -_mean(gained - r * gap).high, share, 0.1)
+    low = _edge(lambda r: values_interval(gained - r * gap).low, share, -0.1)
+    high = _edge(lambda r: -values_interval(gained - r * gap).high, share, 0.1)
     n, units = (*gap.shape, None)[:2]
     return Interval(share, low, high, n, LEVEL, 'ratio of means, by inverted intervals', units=units)
 
@@ -114,16 +125,16 @@ class EquivalentLabels:
         "Is anything known? Not if the interval reaches from fewer labels than were tried to more."
         return not (self.low == BEFORE and self.high == BEYOND)
 
-
+# %% ../../nbs/stats/11_labels.ipynb #d29b3dcf
 def _line(curve: Sequence[tuple[int, np.ndarray]]) -> list[tuple[float, np.ndarray]]:
     "Scores at many numbers of labels, straight in their logarithm between those that were tried."
-    found = []
+    points = []
     for (few, below), (more, above) in zip(curve, curve[1:]):
         for w in np.arange(STEPS) / STEPS:
-            found.append((few * (more / few) ** w, (1 - w) * below + w * above))
-    return [*found, curve[-1]]
+            points.append((few * (more / few) ** w, (1 - w) * below + w * above))
+    return [*points, curve[-1]]
 
-
+# %% ../../nbs/stats/11_labels.ipynb #416927fe
 def equivalent_labels(
     taught: np.ndarray,  # of `values_of`
     curve: Sequence[tuple[int, np.ndarray]],  # at least two numbers of labels, ascending, and their values
@@ -131,14 +142,16 @@ def equivalent_labels(
     "The fewest labels with which a student without distillation scores as the distilled one."
     if len(taught) < 2:
         return None
-    line = [(n, _mean(taught - values)) for n, values in _line(curve)]
+    line = [(n, values_interval(taught - values)) for n, values in _line(curve)]
     fewest = line[0][0]
 
     def first(behind: Callable[[Interval], float]) -> float:
         n = next((n for n, d in line if behind(d) <= 0), BEYOND)
         return BEFORE if n == fewest else n
 
-    low, estimate, high = (first(of) for of in (lambda d: d.low, lambda d: d.estimate, lambda d: d.high))
+    low, estimate, high = (
+        first(limit) for limit in (lambda d: d.low, lambda d: d.estimate, lambda d: d.high)
+    )
     return EquivalentLabels(estimate, low, high, (curve[0][0], curve[-1][0]), len(taught))
 
 # %% ../../nbs/stats/11_labels.ipynb #aaf18e5c
@@ -159,87 +172,67 @@ class LabelEfficiency:
     @property
     def other_start(self) -> bool:
         "Does the arm without distillation start from other weights?"
-        return start_of(self.alone) != start_of(self.taught)
+        return self.alone.start != self.taught.start
 
-
-def start_of(its: TrainedArm) -> tuple:  # where it starts, hash of its first weights, number of parameters
-    "What a student begins as."
-    first = its.runs[0]
-    return (
-        first['factors'].get('init'),
-        (first.get('initial') or {}).get('weights_sha256'),
-        first.get('params_total'),
-    )
-
-
-def mean_value(its: TrainedArm) -> float:
-    "The mean of the primary metric over an arm's runs."
-    return float(np.mean([r['primary']['value'] for r in its.runs]))
-
-
+# %% ../../nbs/stats/11_labels.ipynb #7f2c5a12
 def best_alone(known: Iterable[TrainedArm]) -> dict[int, TrainedArm]:
     "Of each number of labels the best student without distillation."
     best: dict[int, TrainedArm] = {}
-    for its in known:
-        if its.role != 'alone':
+    for arm in known:
+        if arm.role != 'alone':
             continue
-        sign = 1 if its.runs[0]['primary']['higher_is_better'] else -1
-        if its.labels not in best or sign * (mean_value(its) - mean_value(best[its.labels])) > 0:
-            best[its.labels] = its
+        sign = 1 if arm.runs[0]['primary']['higher_is_better'] else -1
+        if arm.labels not in best or sign * (arm.mean - best[arm.labels].mean) > 0:
+            best[arm.labels] = arm
     return best
 
-
-def size_of(its: TrainedArm) -> int | None:  # parameters
-    "The size of an arm's network."
-    return its.runs[0].get('params_total')
-
-
+# %% ../../nbs/stats/11_labels.ipynb #8e2c9f23
 def _rivals(taught: TrainedArm, known: Sequence[TrainedArm]) -> list[TrainedArm]:
-    "Those without distillation that have a network of the same size and all of its seeds."
+    "Arms without distillation that have a network of the same size and all of the seeds."
     seeds = {r['seed'] for r in taught.runs}
-    shared = [replace(its, runs=tuple(r for r in its.runs if r['seed'] in seeds)) for its in known]
+    shared = [replace(arm, runs=tuple(r for r in arm.runs if r['seed'] in seeds)) for arm in known]
     return [
-        its
-        for its in shared
-        if its.role == 'alone' and len(its.runs) == len(seeds) and size_of(its) == size_of(taught)
+        arm
+        for arm in shared
+        if arm.role == 'alone' and len(arm.runs) == len(seeds) and arm.n_parameters == taught.n_parameters
     ]
 
-
+# %% ../../nbs/stats/11_labels.ipynb #b9ab284a
 def numbers_of_labels(known: Sequence[TrainedArm]) -> list[int]:  # ascending
     "How many labels the arms of a study have."
-    return sorted({its.labels for its in known if its.labels is not None})
+    return sorted({arm.labels for arm in known if arm.labels is not None})
 
 
 def _teacher_of(taught: TrainedArm, known: Sequence[TrainedArm]) -> TrainedArm | None:
-    "The arm that taught it, a run for each of its seeds: one that taught several stands there several times."
+    "The arm that taught it, one run per seed of the student; a run that taught several is repeated."
     ids = {r['teacher_run_id'] for r in taught.runs}
-    for its in known:
-        by_id = {r['run_id']: r for r in its.runs}
+    for arm in known:
+        by_id = {r['run_id']: r for r in arm.runs}
         if ids <= by_id.keys():
-            own = (by_id[r['teacher_run_id']] | dict(seed=r['seed']) for r in taught.runs)
-            return replace(its, runs=tuple(own))
+            runs = (by_id[r['teacher_run_id']] | dict(seed=r['seed']) for r in taught.runs)
+            return replace(arm, runs=tuple(runs))
     return None
 
-
+# %% ../../nbs/stats/11_labels.ipynb #63fe7c31
 def label_efficiency(
     e: Evidence,  # of one study
 ) -> list[
     LabelEfficiency
-]:  # by labels; []: all runs have the same rows, or no distilled arm has one to be held against
+]:  # by labels; []: all runs have the same rows, or no distilled arm has one to compare with
     "What distillation did for each arm that has one without it of as many labels and the same size."
     known = trained_arms(e.arms)
-    if len(numbers_of_labels(known)) < 2 and not any(its.texts for its in known):
+    if len(numbers_of_labels(known)) < 2 and not any(arm.texts for arm in known):
         return []
-    found = []
+    efficiencies = []
     for taught in known:
         rivals = _rivals(taught, known) if taught.role == 'taught' else []
         best = best_alone(rivals)
         if taught.labels not in best:
             continue
         alone = best[taught.labels]
-        alike = best_alone(its for its in rivals if start_of(its) == start_of(taught))
+        alike = best_alone(arm for arm in rivals if arm.start == taught.start)
         teacher = _teacher_of(taught, known)
-        closed = worth = None
+        closed = equivalent = None
         why = (
             reason('no_teacher') if teacher is None else reason('no_seeds') if len(taught.runs) < 2 else None
         )
@@ -248,6 +241,8 @@ def label_efficiency(
             why = None if closed else reason('teacher_not_above', alone=alone.arm)
         if len(best) > 1:
             values, *others = values_of([taught, *best.values()], e.units)
-            worth = equivalent_labels(values, list(zip(best, others)))
-        found.append(LabelEfficiency(taught, alone, teacher, closed, why, worth, alike.get(taught.labels)))
-    return found
+            equivalent = equivalent_labels(values, list(zip(best, others)))
+        efficiencies.append(
+            LabelEfficiency(taught, alone, teacher, closed, why, equivalent, alike.get(taught.labels))
+        )
+    return efficiencies

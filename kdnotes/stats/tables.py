@@ -30,15 +30,15 @@ def over_seeds(
     name: str,  # of a metric
 ) -> Interval | None:  # None: no run has a value
     "The mean of a metric."
-    found = [v for r in runs if (v := r['metrics'].get(where, {}).get(name)) is not None]
-    return mean_interval(found) if found else None
+    values = [v for r in runs if (v := r['metrics'].get(where, {}).get(name)) is not None]
+    return mean_interval(values) if values else None
 
-
+# %% ../../nbs/stats/10_tables.ipynb #9c8465f7
 def sets_of(runs: Sequence[dict]) -> list[str]:  # in the order of the records
     "The evaluation sets of runs."
     return list(dict.fromkeys(where for r in runs for where in r['metrics']))
 
-
+# %% ../../nbs/stats/10_tables.ipynb #df722097
 def judged_by(
     runs: Sequence[dict],
     where: str,  # an evaluation set
@@ -53,7 +53,7 @@ def judged_by(
         for r in runs
     ]
 
-
+# %% ../../nbs/stats/10_tables.ipynb #3a829890
 def set_interval(
     e: Evidence,
     runs: Sequence[dict],  # of one arm
@@ -63,8 +63,8 @@ def set_interval(
     "A metric on a set, over seeds and units where there are units of it, else over seeds."
     exp_of = task_info(e.records[0]['task']).exp_of
     mean_of = exp_of.get(name, name)
-    found = primary_interval(judged_by(runs, where, mean_of), e.units)
-    return exp_interval(found) if found is not None and name in exp_of else found
+    interval = primary_interval(judged_by(runs, where, mean_of), e.units)
+    return exp_interval(interval) if interval is not None and name in exp_of else interval
 
 # %% ../../nbs/stats/10_tables.ipynb #e4954b7d
 def why_none(
@@ -80,7 +80,7 @@ def why_none(
     why = sorted({r['reasons'].get(f'{place}.{key}', 'no reason recorded') for r in without})
     return reason('no_quantity', title=title, why=tuple(why), notes=times.notes)
 
-
+# %% ../../nbs/stats/10_tables.ipynb #f709bfaa
 def energy_note(
     records: Sequence[dict],  # of one study
 ) -> Reason | None:  # None: no energy is shown
@@ -132,7 +132,7 @@ def score_kind(
     "What the scores of a study's predictions are, by its task."
     return task_info(records[0]['task']).score_kind(records[0]['settings'])
 
-
+# %% ../../nbs/stats/10_tables.ipynb #187ca59c
 def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
     "run_id -> predictions."
     if score_kind(e.records) in NOT_CALIBRATED:
@@ -143,29 +143,29 @@ def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
         raise NotDrawn(reason('no_predictions')) from None
     return dict(list(table.assign(score=[float(f'{s:.5g}') for s in table['score']]).groupby('run_id')))
 
-
+# %% ../../nbs/stats/10_tables.ipynb #e5416778
 @dataclass(frozen=True)
 class DistilledPair:
-    "An arm that was taught beside the arm that differs from it in that alone, seed by seed."
+    "A distilled arm and the arm that differs from it in distillation alone, seed by seed."
 
     arm: str
     control: str
     runs: tuple[tuple[dict, dict], ...]  # (taught, control) of each seed
 
-
+# %% ../../nbs/stats/10_tables.ipynb #43b7c03b
 def distilled_pairs(e: Evidence) -> list[DistilledPair]:  # in the order of the comparisons
-    "The arms of a study that tell distillation from everything else."
-    found = {}
+    "The pairs of arms that isolate distillation."
+    pairs = {}
     for _, c in e.comparisons:
         if not c.attribution or c.attribution.factor != 'kd':
             continue
         arm, control = (c.b, c.a) if e.arms[c.b][0]['factors']['kd'] else (c.a, c.b)
         taught, others = ({r['seed']: r for r in e.arms[name]} for name in (arm, control))
         seeds = sorted(taught.keys() & others.keys())
-        found[arm, control] = DistilledPair(arm, control, tuple((taught[s], others[s]) for s in seeds))
-    return list(found.values())
+        pairs[arm, control] = DistilledPair(arm, control, tuple((taught[s], others[s]) for s in seeds))
+    return list(pairs.values())
 
-
+# %% ../../nbs/stats/10_tables.ipynb #51ec02d4
 def agreement_table(
     e: Evidence,
     # as `fidelity_figure` takes it; arms that have a teacher among the runs, and their controls
@@ -183,33 +183,35 @@ def agreement_table(
         controls[both.control] = [(r['run_id'], t['teacher_run_id']) for t, r in both.runs]
     rows = []
     for arm, runs in e.arms.items():
-        own = [(r['run_id'], r['teacher_run_id']) for r in runs]
-        own, others = (
-            [p for p in pairs if scored.keys() >= set(p)] for pairs in (own, controls.get(arm, ()))
+        taught = [(r['run_id'], r['teacher_run_id']) for r in runs]
+        taught, untaught = (
+            [p for p in pairs if scored.keys() >= set(p)] for pairs in (taught, controls.get(arm, ()))
         )
-        held = own or others
-        if not held:
+        scored_pairs = taught or untaught
+        if not scored_pairs:
             continue
-        students, teachers = ([scored[i] for i in ids] for ids in zip(*held))
+        students, teachers = ([scored[i] for i in ids] for ids in zip(*scored_pairs))
         try:
-            found = agreement(students, teachers, split=e.records[0]['primary']['set'], kind=kind)
+            agreements = agreement(students, teachers, split=e.records[0]['primary']['set'], kind=kind)
         except StatsError as why:
             raise NotDrawn(f'{arm}: {why}') from None
         for key, name in measures.items():
-            if key in found:
-                its = found[key]
-                row = dict(arm=arm, measure=name, estimate=its.estimate, low=its.low, high=its.high)
+            if key in agreements:
+                interval = agreements[key]
+                row = dict(
+                    arm=arm, measure=name, estimate=interval.estimate, low=interval.low, high=interval.high
+                )
                 rows.append(row | dict(control=not e.arms[arm][0]['factors']['kd']))
     return pd.DataFrame(rows, columns=['arm', 'measure', 'estimate', 'low', 'high', 'control'])
 
-
+# %% ../../nbs/stats/10_tables.ipynb #a0ef63d8
 def reliability_table(e: Evidence) -> pd.DataFrame:  # as `reliability_figure` takes it
-    "Ten bins of equal width an arm, all its runs together."
+    "Ten bins of equal width per arm, all runs together."
     scored = _scored(e)
     tables = []
     for arm, runs in e.arms.items():
         try:
-            found = reliability(
+            bins = reliability(
                 [scored[r['run_id']] for r in runs if r['run_id'] in scored],
                 np.random.default_rng(0),
                 split=e.records[0]['primary']['set'],
@@ -218,7 +220,7 @@ def reliability_table(e: Evidence) -> pd.DataFrame:  # as `reliability_figure` t
             )
         except StatsError as why:
             raise NotDrawn(f'{arm}: {why}') from None
-        tables.append(found.rename(columns=dict(probability='confidence', right='accuracy')).assign(arm=arm))
+        tables.append(bins.rename(columns=dict(probability='confidence', right='accuracy')).assign(arm=arm))
     return pd.concat(tables, ignore_index=True)
 
 # %% ../../nbs/stats/10_tables.ipynb #dd4baee3
@@ -231,12 +233,12 @@ class TeacherAgreement:
     gain: TauGain
     p_holm: float | None  # of no difference, corrected over the arms of the study that were taught
 
-
+# %% ../../nbs/stats/10_tables.ipynb #26400ab4
 def teacher_agreement(
     e: Evidence,
-    # a member a pair of `distilled_pairs`; []: items are not ranked, or predictions are not there
+    # one per pair of `distilled_pairs`; []: items are not ranked, or predictions are not there
 ) -> list[TeacherAgreement]:
-    "The manipulation check of distillation: Kendall's tau with the teacher, with and without its lessons."
+    "The manipulation check of distillation: Kendall's tau with the teacher, with and without distillation."
     if score_kind(e.records) != 'log_odds' or not (pairs := distilled_pairs(e)):
         return []
     try:
@@ -247,9 +249,9 @@ def teacher_agreement(
     gains = {}
     for both in pairs:
         ids = [(t['run_id'], c['run_id'], t['teacher_run_id']) for t, c in both.runs]
-        held = [[scored[i] for i in three] for three in ids if scored.keys() >= set(three)]
-        if held:
-            gains[both.arm, both.control] = tau_gain(*zip(*held), np.random.default_rng(0), split)
+        scored_triples = [[scored[i] for i in three] for three in ids if scored.keys() >= set(three)]
+        if scored_triples:
+            gains[both.arm, both.control] = tau_gain(*zip(*scored_triples), np.random.default_rng(0), split)
     if not gains:
         return []
     names = {pair: ' against '.join(pair) for pair in gains}

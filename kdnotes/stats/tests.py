@@ -26,10 +26,10 @@ from kdnotes.stats.intervals import (
 )
 
 # %% auto #0
-__all__ = ['ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'INTERACTIONS', 'PValue', 'beyond', 'interval_test', 'crossed_test',
-           'flips', 'flip_p', 'permutation_test', 'seed_test', 'Family', 'holm', 'effect_size', 'Equivalence',
-           'corrected_margins', 'equivalence', 'bounded_test', 'difference_and_test', 'bounded_equivalence', 'Effect',
-           'contrast']
+__all__ = ['ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'INTERACTIONS', 'PValue', 'tail_probability', 'interval_test',
+           'crossed_test', 'flips', 'flip_p', 'permutation_test', 'seed_test', 'Family', 'holm', 'effect_size',
+           'Equivalence', 'corrected_margins', 'equivalence', 'bounded_test', 'difference_and_test',
+           'bounded_equivalence', 'Effect', 'contrast']
 
 # %% ../../nbs/stats/02_tests.ipynb #44f17aaa
 @dataclass(frozen=True)
@@ -43,36 +43,36 @@ class PValue:
     units: int | None = None  # units per run
     reason: Reason | None = None  # why p is None
 
-
+# %% ../../nbs/stats/02_tests.ipynb #dbbb1772
 ROUNDING = 1e-12  # a spread below this share of the values is what rounding leaves of none
 
 
-_SMALLEST = 1e-300  # chances below this are not told apart
+_SMALLEST = 1e-300  # smaller chances are not distinguished
 
 
-def beyond(
+def tail_probability(
     x: float,  # standard errors from the estimate
-    of: Interval,  # with a standard error
+    interval: Interval,  # with a standard error
 ) -> float:  # 0 to 1
     "The one-sided chance of error at which a limit of the interval is x standard errors away."
     if x < 0:
-        return 1 - beyond(-x, of)
-    few = float(distributions.t.sf(x, of.df))
-    if of.df_rest is None or few <= _SMALLEST:
+        return 1 - tail_probability(-x, interval)
+    few = float(distributions.t.sf(x, interval.df))
+    if interval.df_rest is None or few <= _SMALLEST:
         return few
     # the limit lies between those of its two parts
-    rest = max(float(distributions.t.sf(x, of.df_rest)), _SMALLEST)
+    rest = max(float(distributions.t.sf(x, interval.df_rest)), _SMALLEST)
     low, high = sorted(np.log((few, rest)))
 
-    def apart(log_p: float) -> float:
+    def excess(log_p: float) -> float:
         # far out 1 - p is 1: the lower tail has the digits, and the squares no sign
-        return float(t_limit(np.exp(log_p), of.df, of.df_rest, of.df_share)) - x
+        return float(t_limit(np.exp(log_p), interval.df, interval.df_rest, interval.df_share)) - x
 
-    if apart(low) <= 0 or apart(high) >= 0:
-        return float(np.exp(low if apart(low) <= 0 else high))
-    return float(np.exp(brentq(apart, low, high, xtol=1e-13)))
+    if excess(low) <= 0 or excess(high) >= 0:
+        return float(np.exp(low if excess(low) <= 0 else high))
+    return float(np.exp(brentq(excess, low, high, xtol=1e-13)))
 
-
+# %% ../../nbs/stats/02_tests.ipynb #07c6f6f3
 def interval_test(
     interval: Interval,  # with a standard error
     null: float = 0.0,  # of the estimate
@@ -87,10 +87,10 @@ def interval_test(
         return PValue(1.0, 0.0, i.method, i.n, i.units)
     if i.se <= ROUNDING * abs(away):
         return PValue(None, None, i.method, i.n, i.units, reason('no_spread'))
-    p = 2 * beyond(float(abs(away) / i.se), i)
+    p = 2 * tail_probability(float(abs(away) / i.se), i)
     return PValue(min(p, 1.0), float(away / i.se), i.method, i.n, i.units)
 
-
+# %% ../../nbs/stats/02_tests.ipynb #a8332402
 def crossed_test(
     matrix,  # (seeds, units) of differences
     null: float = 0.0,  # the mean under the null hypothesis
@@ -117,11 +117,11 @@ def flips(
         raise StatsError(f'{n} values have too many flips to count all; give a random generator')
     return rng.integers(0, 2, (n_draws, n)) * 2.0 - 1
 
-
+# %% ../../nbs/stats/02_tests.ipynb #fae7e0f9
 def flip_p(
     values: np.ndarray,  # (n,) or many rows of n
     signs: np.ndarray,  # (flips, n) of `flips`
-) -> np.ndarray:  # (): or one a row
+) -> np.ndarray:  # (): or one per row
     "Two-sided p of a sum under flipped signs."
     x = np.asarray(values)
     # a sum is as far out as itself, whatever rounding leaves of it
@@ -129,7 +129,7 @@ def flip_p(
     as_far = (abs(x @ signs.T) >= least[..., None]).sum(-1)
     return as_far / len(signs) if x.shape[-1] <= EXACT else (as_far + 1) / (len(signs) + 1)
 
-
+# %% ../../nbs/stats/02_tests.ipynb #45a720ce
 def permutation_test(
     matrix,  # (seeds, units) of differences
     rng: np.random.Generator | None,  # None will do for few units
@@ -151,7 +151,7 @@ LEAST_SEEDS = 8  # tests over seeds alone need so many
 
 
 def seed_test(
-    values,  # (n,) one difference a seed
+    values,  # (n,) one difference per seed
     rng: np.random.Generator | None = None,  # needed with more than 16 seeds
 ) -> PValue:  # statistic: the mean
     "Flips of the seeds' signs: units fixed, seeds random; refused below 8 seeds."
@@ -176,7 +176,7 @@ class Family:
         if len(set(self.members)) < len(self.members) or not self.members:
             raise StatsError(f'family {self.name!r} must have members, each once')
 
-
+# %% ../../nbs/stats/02_tests.ipynb #d3c50cab
 def holm(
     p: dict[str, float | None],  # member -> p; None: could not be tested
     family: Family,
@@ -199,7 +199,7 @@ def holm(
 
 # %% ../../nbs/stats/02_tests.ipynb #b1cbd2fb
 def effect_size(
-    values,  # (n,) differences, one a unit or one a seed
+    values,  # (n,) differences, one per unit or one per seed
 ) -> Interval:  # of mean / standard deviation; NaN where there is no spread, see `reason`
     "Cohen's d_z with its noncentral t interval."
     x = checked_numbers(values, 1, 'values')
@@ -213,15 +213,15 @@ def effect_size(
     limits = (_noncentrality(t, n - 1, q) / np.sqrt(n) for q in ((1 + LEVEL) / 2, (1 - LEVEL) / 2))
     return Interval(float(x.mean() / sd), *limits, n, LEVEL, words, df=float(n - 1))
 
-
+# %% ../../nbs/stats/02_tests.ipynb #dff54eef
 # a tenth of a second each, and the report, the figures and the thesis ask for the same ones
 @lru_cache(maxsize=4096)
 def _noncentrality(t: float, df: float, q: float) -> float:
     "The noncentrality under which the chance of at most t is q."
-    reach = 10 + 2 * abs(t)
-    return float(brentq(lambda nc: _nct_cdf(t, df, nc) - q, t - reach, t + reach))
+    width = 10 + 2 * abs(t)
+    return float(brentq(lambda nc: _nct_cdf(t, df, nc) - q, t - width, t + width))
 
-
+# %% ../../nbs/stats/02_tests.ipynb #b0d3503b
 # points and weights of a mean over a standard normal number, by the trapezoidal rule
 _NORMAL_POINTS = np.linspace(-10, 10, 8001)
 _NORMAL_WEIGHTS = distributions.norm.pdf(_NORMAL_POINTS)
@@ -262,23 +262,25 @@ class Equivalence:
         "Are a and b shown to differ by less than the margin? None: not tested."
         return None if self.p_equivalent is None else self.p_equivalent < ALPHA
 
-
+# %% ../../nbs/stats/02_tests.ipynb #c7f98d2e
 def corrected_margins(
-    found: dict[str, Equivalence],  # comparison -> of one margin
+    equivalences: dict[str, Equivalence],  # comparison -> of one margin
     name: str,  # of what is corrected together
 ) -> dict[str, Equivalence]:
     "The same with Holm's corrected p values."
-    family = Family(name, tuple(found))
-    worse, apart = (
-        holm({member: getattr(e, f'p_{kind}') for member, e in found.items()}, family)
+    family = Family(name, tuple(equivalences))
+    worse, different = (
+        holm({member: getattr(e, f'p_{kind}') for member, e in equivalences.items()}, family)
         for kind in ('noninferior', 'equivalent')
     )
     return {
-        member: replace(e, p_noninferior=worse[member], p_equivalent=apart[member], corrected_over=len(found))
-        for member, e in found.items()
+        member: replace(
+            e, p_noninferior=worse[member], p_equivalent=different[member], corrected_over=len(equivalences)
+        )
+        for member, e in equivalences.items()
     }
 
-
+# %% ../../nbs/stats/02_tests.ipynb #f97060ac
 def _check_margin(margin: float) -> None:
     "Refuse a margin that no difference lies within."
     if not margin > 0:
@@ -298,7 +300,7 @@ def equivalence(
     if i.se <= ROUNDING * max(abs(i.estimate), margin):
         return Equivalence(margin, None, None, reason('no_spread'))
     # p of 'at most -margin' and of 'at least margin'
-    above, below = (beyond((margin + x) / i.se, i) for x in (i.estimate, -i.estimate))
+    above, below = (tail_probability((margin + x) / i.se, i) for x in (i.estimate, -i.estimate))
     return Equivalence(margin, above if higher_is_better else below, max(above, below))
 
 # %% ../../nbs/stats/02_tests.ipynb #423817aa
@@ -311,42 +313,42 @@ def _bounded_p(
         return 0.5
     return 1 - most if limit(most) > 0 else float(1 - brentq(limit, 0.5, most, xtol=1e-12))
 
-
+# %% ../../nbs/stats/02_tests.ipynb #ca821406
 def bounded_test(
-    of: BoundedMean,  # of differences
+    mean: BoundedMean,  # of differences
 ) -> PValue:
     "Is the mean another than 0? The test that `bounded_interval` turns over."
-    i = bounded_interval(of)
-    if of.shape[0] == 1:
+    i = bounded_interval(mean)
+    if mean.shape[0] == 1:
         return PValue(None, None, i.method, 1, i.units, reason('one_seed'))
-    p = 2 * min(_bounded_p(of.low), _bounded_p(lambda level: -of.high(level)))
-    return PValue(min(p, 1.0), of.estimate, i.method, i.n, i.units)
+    p = 2 * min(_bounded_p(mean.low), _bounded_p(lambda level: -mean.high(level)))
+    return PValue(min(p, 1.0), mean.estimate, i.method, i.n, i.units)
 
-
+# %% ../../nbs/stats/02_tests.ipynb #da95fb3b
 def difference_and_test(
     matrix,  # (seeds, units) of differences
-    rng: np.random.Generator | None,  # of the draws where few units differ; with `reach`
-    reach: float | None = None,  # no difference is larger; None: there is no bound
+    rng: np.random.Generator | None,  # of the draws where few units differ; with `bound`
+    bound: float | None = None,  # no difference is larger; None: there is no bound
 ) -> tuple[Interval, PValue]:
     "The interval of `difference_interval` and its test: p is below .05 just where it excludes 0."
-    if reach is None or not few_differ(matrix):
+    if bound is None or not few_differ(matrix):
         return crossed_interval(matrix), crossed_test(matrix)
-    of = bounded_mean(matrix, rng, reach)
-    return bounded_interval(of), bounded_test(of)
+    mean = bounded_mean(matrix, rng, bound)
+    return bounded_interval(mean), bounded_test(mean)
 
-
+# %% ../../nbs/stats/02_tests.ipynb #c8056016
 def bounded_equivalence(
-    of: BoundedMean,  # of b - a
+    mean: BoundedMean,  # of b - a
     margin: float,  # > 0
     higher_is_better: bool = True,  # False: worse means larger
 ) -> Equivalence:
     "Non-inferiority and equivalence where few units differ."
     _check_margin(margin)
-    if of.shape[0] == 1:
+    if mean.shape[0] == 1:
         return Equivalence(margin, None, None, reason('one_seed'))
     # p of 'at most -margin' and of 'at least margin'
-    above = _bounded_p(lambda level: of.low(level) + margin)
-    below = _bounded_p(lambda level: margin - of.high(level))
+    above = _bounded_p(lambda level: mean.low(level) + margin)
+    below = _bounded_p(lambda level: margin - mean.high(level))
     return Equivalence(margin, above if higher_is_better else below, max(above, below))
 
 # %% ../../nbs/stats/02_tests.ipynb #1fed8e80
@@ -382,13 +384,13 @@ class Effect:
     p_holm: float | None = None  # of an interaction: corrected over `INTERACTIONS`
     excluded: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds that not all arms have
 
-
+# %% ../../nbs/stats/02_tests.ipynb #b62400f8
 def contrast(
     name: str,  # of the effect
     weights: dict[str, float],  # arm -> weight; they add up to 0
     matrices: dict[str, np.ndarray],  # arm -> (seeds, units), the same seeds and units in the same order
-    reach: float | None = None,  # no difference of two values is larger; None: there is no bound
-    rng: np.random.Generator | None = None,  # of the interval where few units differ; with `reach`
+    bound: float | None = None,  # no difference of two values is larger; None: there is no bound
+    rng: np.random.Generator | None = None,  # of the interval where few units differ; with `bound`
 ) -> Effect:
     "An effect or an interaction of factors, as a contrast of arms with its own interval."
     if len({np.shape(matrices[arm]) for arm in weights}) > 1:
@@ -397,6 +399,6 @@ def contrast(
         raise StatsError(f'the weights of {name!r} must add up to 0')
     matrix = sum(w * checked_numbers(matrices[arm], 2, f'arm {arm!r}') for arm, w in weights.items())
     # of weights that add up to 0: half of their sizes times a difference of two values
-    bound = None if reach is None else reach * sum(map(abs, weights.values())) / 2
-    interval, test = difference_and_test(matrix, rng, bound)
+    scaled_bound = None if bound is None else bound * sum(map(abs, weights.values())) / 2
+    interval, test = difference_and_test(matrix, rng, scaled_bound)
     return Effect(name, weights, interval, test.p, test.reason)

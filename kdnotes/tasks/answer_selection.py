@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain, zip_longest
 from typing import Any, Literal, TYPE_CHECKING
+from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from ..core.arms import MODES
@@ -19,7 +20,7 @@ from .batching import Batch
 from ..core.columns import Joined, Strings, codes
 from ..losses.targets import margin_mse, pair_counts, ranknet
 from . import base
-from .asked import Answer, AskError, Reader, Use, cut_notes
+from .inference import Answer, InferenceError, Reader, Use, cut_notes
 from .base import Evaluation, Task
 from .candidates import CORPORA
 from .ranking_metrics import BM25, Questions, as_questions, choose_thresholds
@@ -59,7 +60,7 @@ def _setting(epochs: int, learning_rate: float, **more: Any) -> dict[str, Any]:
     "One of this task, with its own settings."
     return base.setting(epochs, learning_rate, **dict(train_questions='all', document_title=False) | more)
 
-
+# %% ../../nbs/tasks/18_answer_selection.ipynb #b749aad7
 DEFAULTS = {
     ('*', '*'): _setting(3, 5e-5),
     ('wikiqa', 'teacher'): _setting(4, 1e-4, train_questions='answered'),
@@ -75,7 +76,7 @@ DEFAULTS = {
     ('embedded', 'student'): _setting(2, 1e-4),
 }
 
-
+# %% ../../nbs/tasks/18_answer_selection.ipynb #db45876c
 def _check(config: RunConfig) -> None:
     "Refuse settings that cannot be meant."
     s = config.task_settings
@@ -103,17 +104,17 @@ def _front(
         if q is not None
     ][:questions]
     n = 1 + sum(total < examples for total in accumulate(all_of.sizes[picked]))
-    return rows[np.flatnonzero(np.isin(all_of.of, picked[:n]))]
+    return rows[np.flatnonzero(np.isin(all_of.question, picked[:n]))]
 
-
+# %% ../../nbs/tasks/18_answer_selection.ipynb #034bc474
 def _choose_rows(splits: dict[str, Rows], train_questions: str, smoke: bool) -> dict[str, Rows]:
     "The rows the settings ask for."
     if train_questions not in ('all', 'answered'):
         raise ValueError(f"train_questions must be 'all' or 'answered', got {train_questions!r}")
     train = splits['train']
     if train_questions == 'answered':
-        of, _ = codes(train['question_id'])
-        train = train[np.flatnonzero(np.isin(of, of[train['label'] == 1]))]
+        question, _ = codes(train['question_id'])
+        train = train[np.flatnonzero(np.isin(question, question[train['label'] == 1]))]
     if not smoke:
         return {split: splits[split] for split in SPLITS} | dict(train=train)
     return dict(train=_front(train, 64, 64)) | {
@@ -139,129 +140,164 @@ class AnswerSelection(Task):
     head_config = base.labels_config(('no answer', 'answer'))
     primary = base.Primary('test', 'map', higher_is_better=True)
     signal_spec = {'logits': base.SignalSpec(shape=(2,))}
-    settings = AnswerSelectionSettings(train_questions='all')  # nothing says auto
+    settings = AnswerSelectionSettings(train_questions='all')  # there is no corpus to resolve auto
 
-    def take(self, corpus: Corpus) -> None:
-        "Rows as questions with candidates; those without a label have questions of their own."
-        self.rows = _choose_rows(corpus.splits, self.settings.train_questions, self.smoke)
-        # what words are counted in, whichever questions are trained on
-        self.every_row = corpus.splits['train']
-        self.in_order = getattr(CORPORA.published.get(corpus.name), 'in_order', False)
-        self.questions = {
-            split: as_questions(rows, ranked=split != 'train') for split, rows in self.rows.items()
-        }
-        self.labels = {split: questions.labels for split, questions in self.questions.items()}
-        self.label_prior = np.bincount(self.labels['train'], minlength=2) / len(self.rows['train'])
-        if len(more := self.add_unlabelled(corpus)):
-            own = self.questions['train']
-            of = np.concatenate([own.of, own.of.max() + 1 + codes(more['question_id'])[0]])
-            self.questions['train'] = replace(own, of=of, labels=self.labels['train'])
-
-    @property
-    def compares(self) -> bool:
-        "Does a loss compare the candidates of a question? A pointwise one needs no neighbours."
-        return self.settings.ranking_loss != 'none'
-
-    def texts_of(self, rows: Rows) -> tuple[Strings, Strings | Joined]:
-        "Questions, and what a model reads of each candidate."
-        if self.settings.document_title:
-            return rows['question'], Joined(' : ', rows['document_title'], rows['sentence'])
-        return rows['question'], rows['sentence']
-
-    def groups(self, split: str) -> np.ndarray:
-        "The candidates of a question, where a loss compares them."
-        return self.questions[split].of if self.compares else super().groups(split)
-
-    def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
-        "Pairs of a split, and their questions where a loss compares candidates."
-        import torch
-
-        found = super().batch(split, index, epoch)
-        if not self.compares:
-            return found
-        return replace(found, groups=torch.from_numpy(self.questions[split].of[found.index]))
-
-    def signal(
-        self,
-        outputs,  # of a head with logits (n, 1) or (n, 2)
-        batch: Batch,
-    ) -> dict[str, Tensor]:
-        "The teacher's two logits, (n, 2) float32."
-        return {'logits': two_logits(outputs.logits.detach().float())}
-
-    def signal_key(self) -> str:
-        "Which training pairs there are, and what is in them."
-        titles = '-titles' if self.settings.document_title else ''
-        return f"{self.settings.train_questions}{titles}{'-smoke' * self.smoke}"
-
-    def losses(
-        self,
-        outputs,  # of a head with two logits
-        batch: Batch,
-        signal: dict[str, Tensor] | None,
-    ) -> dict[str, Tensor]:
-        "Those of labels and logits, and `ranking` between candidates where it is asked for."
-        losses = super().losses(outputs, batch, signal)
-        return losses | ({'ranking': self._ranking(outputs, batch, signal)} if self.compares else {})
-
-    def _ranking(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> Tensor:
-        "The sum over pairs of a right and a wrong candidate of a training batch."
-        scores = self.scores(outputs, batch)[:, 0]
-        if self.settings.ranking_loss == 'ranknet':
-            return ranknet(scores, batch.groups, batch.labels, 'sum')
-        if not signal:
-            raise ValueError("ranking_loss='margin_mse' needs a teacher's signal, got none")
-        margins = signal['logits'].float().diff(dim=1)[:, 0]
-        return margin_mse(scores, margins, batch.groups, batch.labels, 'sum')
-
-    def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
-        "Examples of the pointwise terms, pairs of the ranking one."
-        counts = super().loss_counts(split, index, epoch)
-        if self.compares:
-            labels = self.labels[split][index].clip(min=0)
-            counts['ranking'] = pair_counts(self.questions[split].of[index], labels)['labelled']
-        return counts
-
-    def loss_weights(self, kd: bool) -> dict[str, float]:
-        "Weights of `hard` and `soft`, and of `ranking` where it is asked for."
-        ranking = {'ranking': self.settings.ranking_weight} if self.compares else {}
-        return self.soft.weights(kd, classes=2) | ranking
-
-    def scores(
-        self,
-        outputs,  # of a head with logits (n, 1) or (n, 2)
-        batch: Batch,
-    ) -> Tensor:
-        "The log-odds of being right, (n, 1): logit(1) - logit(0)."
-        return two_logits(outputs.logits.float()).diff(dim=1)
-
-    def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
-        "Metrics, units and predictions of the evaluation sets given; thresholds need dev among them."
-        return _evaluation(self.questions, scores)
-
-    def floors(self) -> dict[str, Evaluation]:
-        """Candidates in a random order, in that of their text where rows have it, by the words that they
-        share with the question, and by BM25.
-        """
-        counted = BM25(self.texts_of(base.some_rows(self.every_row)[0])[1])
-        scorers = dict(random_order=lambda questions, _: np.zeros(len(questions)))
-        if self.in_order:
-            scorers['row_order'] = lambda questions, _: -np.arange(len(questions))
-        scorers |= dict(shared_words=shared_words, bm25=counted.scores)
-        return {name: self._ranked_by(scored) for name, scored in scorers.items()}
-
-    def encoder_floor(self, embed: base.Embed) -> Evaluation:
-        "Candidates by the cosine of their embedding and the question's."
-        return self._ranked_by(partial(base.cosines, embed))
-
-    def _ranked_by(self, scored: Callable[..., np.ndarray]) -> Evaluation:  # (questions, candidates) -> (n,)
-        "Candidates by a score, on average over the orders of equal ones."
-        questions = {split: in_any_order(self.questions[split]) for split in self.evaluation_sets}
-        return _evaluation(
-            questions, {split: scored(*self.texts_of(self.rows[split])) for split in self.evaluation_sets}
+# %% ../../nbs/tasks/18_answer_selection.ipynb #09b77535
+@patch
+def take(self: AnswerSelection, corpus: Corpus) -> None:
+    "Rows as questions with candidates; those without a label have questions of their own."
+    self.rows = _choose_rows(corpus.splits, self.settings.train_questions, self.smoke)
+    # what words are counted in, whichever questions are trained on
+    self.every_row = corpus.splits['train']
+    self.in_order = getattr(CORPORA.published.get(corpus.name), 'in_order', False)
+    self.questions = {split: as_questions(rows, ranked=split != 'train') for split, rows in self.rows.items()}
+    self.labels = {split: questions.labels for split, questions in self.questions.items()}
+    self.label_prior = np.bincount(self.labels['train'], minlength=2) / len(self.rows['train'])
+    if len(more := self.add_unlabelled(corpus)):
+        trained = self.questions['train']
+        question = np.concatenate(
+            [trained.question, trained.question.max() + 1 + codes(more['question_id'])[0]]
         )
+        self.questions['train'] = replace(trained, question=question, labels=self.labels['train'])
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #9c36ff00
+@patch(as_prop=True)
+def compares(self: AnswerSelection) -> bool:
+    "Does a loss compare the candidates of a question? A pointwise one needs no neighbours."
+    return self.settings.ranking_loss != 'none'
 
 
+@patch
+def texts_of(self: AnswerSelection, rows: Rows) -> tuple[Strings, Strings | Joined]:
+    "Questions, and what a model reads of each candidate."
+    if self.settings.document_title:
+        return rows['question'], Joined(' : ', rows['document_title'], rows['sentence'])
+    return rows['question'], rows['sentence']
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #d87c9fec
+@patch
+def groups(self: AnswerSelection, split: str) -> np.ndarray:
+    "The candidates of a question, where a loss compares them."
+    return self.questions[split].question if self.compares else Task.groups(self, split)
+
+
+@patch
+def batch(self: AnswerSelection, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
+    "Pairs of a split, and their questions where a loss compares candidates."
+    import torch
+
+    pairs = Task.batch(self, split, index, epoch)
+    if not self.compares:
+        return pairs
+    return replace(pairs, groups=torch.from_numpy(self.questions[split].question[pairs.index]))
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #afa2b9cb
+@patch
+def signal(
+    self: AnswerSelection,
+    outputs,  # of a head with logits (n, 1) or (n, 2)
+    batch: Batch,
+) -> dict[str, Tensor]:
+    "The teacher's two logits, (n, 2) float32."
+    return {'logits': two_logits(outputs.logits.detach().float())}
+
+
+@patch
+def signal_key(self: AnswerSelection) -> str:
+    "Which training pairs there are, and what is in them."
+    titles = '-titles' if self.settings.document_title else ''
+    return f"{self.settings.train_questions}{titles}{'-smoke' * self.smoke}"
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #50c5b860
+@patch
+def losses(
+    self: AnswerSelection,
+    outputs,  # of a head with two logits
+    batch: Batch,
+    signal: dict[str, Tensor] | None,
+) -> dict[str, Tensor]:
+    "`hard` and `soft`, and `ranking` between candidates if there is a ranking loss."
+    losses = Task.losses(self, outputs, batch, signal)
+    if self.compares:
+        losses['ranking'] = self._ranking(outputs, batch, signal)
+    return losses
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #6b51b6b6
+@patch
+def _ranking(self: AnswerSelection, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> Tensor:
+    "The sum over pairs of a right and a wrong candidate of a training batch."
+    scores = self.scores(outputs, batch)[:, 0]
+    if self.settings.ranking_loss == 'ranknet':
+        return ranknet(scores, batch.groups, batch.labels, 'sum')
+    if not signal:
+        raise ValueError("ranking_loss='margin_mse' needs a teacher's signal, got none")
+    margins = signal['logits'].float().diff(dim=1)[:, 0]
+    return margin_mse(scores, margins, batch.groups, batch.labels, 'sum')
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #5f0c84db
+@patch
+def loss_counts(self: AnswerSelection, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
+    "Examples of the pointwise terms, pairs of the ranking one."
+    counts = Task.loss_counts(self, split, index, epoch)
+    if self.compares:
+        labels = self.labels[split][index].clip(min=0)
+        counts['ranking'] = pair_counts(self.questions[split].question[index], labels)['labelled']
+    return counts
+
+
+@patch
+def loss_weights(self: AnswerSelection, kd: bool) -> dict[str, float]:
+    "Weights of `hard` and `soft`, and of `ranking` if there is a ranking loss."
+    ranking = {'ranking': self.settings.ranking_weight} if self.compares else {}
+    return self.soft.weights(kd, classes=2) | ranking
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #da645bfc
+@patch
+def scores(
+    self: AnswerSelection,
+    outputs,  # of a head with logits (n, 1) or (n, 2)
+    batch: Batch,
+) -> Tensor:
+    "The log-odds of being right, (n, 1): logit(1) - logit(0)."
+    return two_logits(outputs.logits.float()).diff(dim=1)
+
+
+@patch
+def evaluate(self: AnswerSelection, scores: dict[str, np.ndarray]) -> Evaluation:
+    "Metrics, units and predictions of the evaluation sets given; thresholds need dev among them."
+    return _evaluation(self.questions, scores)
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #6ba9623c
+@patch
+def floors(self: AnswerSelection) -> dict[str, Evaluation]:
+    """Candidates in a random order, in that of their text where rows have it, by the words that they
+    share with the question, and by BM25.
+    """
+    counted = BM25(self.texts_of(base.some_rows(self.every_row)[0])[1])
+    scorers = dict(random_order=lambda questions, _: np.zeros(len(questions)))
+    if self.in_order:
+        scorers['row_order'] = lambda questions, _: -np.arange(len(questions))
+    scorers |= dict(shared_words=shared_words, bm25=counted.scores)
+    return {name: self._ranked_by(scored) for name, scored in scorers.items()}
+
+
+@patch
+def encoder_floor(self: AnswerSelection, embed: base.Embed) -> Evaluation:
+    "Candidates by the cosine of their embedding and the question's."
+    return self._ranked_by(partial(base.cosines, embed))
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #b4dc1b51
+@patch
+def _ranked_by(
+    self: AnswerSelection, scored: Callable[..., np.ndarray]
+) -> Evaluation:  # (questions, candidates) -> (n,)
+    "Candidates by a score, on average over the orders of equal ones."
+    questions = {split: in_any_order(self.questions[split]) for split in self.evaluation_sets}
+    return _evaluation(
+        questions, {split: scored(*self.texts_of(self.rows[split])) for split in self.evaluation_sets}
+    )
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #9a8d7a50
 def _evaluation(
     questions: dict[str, Questions],  # by split
     scores: dict[str, np.ndarray],  # (n,) or (n, 1) of each evaluation set
@@ -269,7 +305,10 @@ def _evaluation(
     "Metrics, units and predictions; thresholds need dev among the sets."
     thresholds = choose_thresholds(questions['dev'], scores['dev']) if 'dev' in scores else None
     return Evaluation.of(
-        {split: evaluate_split(split, questions[split], of, thresholds) for split, of in scores.items()}
+        {
+            split: evaluate_split(split, questions[split], of_split, thresholds)
+            for split, of_split in scores.items()
+        }
     )
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #9b859567
@@ -277,7 +316,7 @@ def worst(
     record: dict,
     units: pd.DataFrame,  # of the run
     predictions: pd.DataFrame,  # of the run: split, unit, item, label, score
-    # the one the run was evaluated on; None: it is not at hand, and ids stand for texts
+    # the one the run was evaluated on; None: not available; ids are shown in place of texts
     corpus: Corpus | None,
     n: int = 10,  # questions
 ) -> pd.DataFrame:  # the primary metric, question, put first, correct; worst first
@@ -285,7 +324,7 @@ def worst(
     where, metric = (record['primary'][k] for k in ('set', 'metric'))
     keys = ('question_id', 'sentence_id', 'question', 'sentence')
     rows = zip(*(corpus.splits[where][key] for key in keys)) if corpus else ()
-    texts = {(of, item): said for of, item, *said in rows}
+    texts = {(question_id, item): row_texts for question_id, item, *row_texts in rows}
 
     def row(unit: Any, items: pd.DataFrame) -> dict[str, Any]:
         items = items.sort_values(['score', 'item'], ascending=False)
@@ -295,30 +334,36 @@ def worst(
         correct = texts.get((unit.unit, right.iloc[0]), ('', right.iloc[0]))[1] if len(right) else '-'
         return {metric: round(unit.value, 3), 'question': question, 'put first': first, 'correct': correct}
 
-    found = base.worst_units(record, units, predictions, n)
-    return pd.DataFrame([row(*of) for of in found], columns=[metric, 'question', 'put first', 'correct'])
+    questions = base.worst_units(record, units, predictions, n)
+    return pd.DataFrame(
+        [row(*question) for question in questions], columns=[metric, 'question', 'put first', 'correct']
+    )
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #82d22f1c
 def ranked(
     reader: Reader,
-    asked: Sequence[dict[str, Any]],  # question, candidates
+    inputs: Sequence[dict[str, Any]],  # question, candidates
 ) -> list[Answer]:
     "Candidates in the order of their log-odds of being the answer; equal ones in the order they were given."
     if reader.config.num_labels not in (1, 2):
-        raise AskError(
+        raise InferenceError(
             f'the model has {reader.config.num_labels} outputs, and answers are told from others by 2, or '
             'by 1; give a model of answer selection'
         )
-    pairs = [(of['question'], candidate) for of in asked for candidate in of['candidates']]
+    pairs = [(given['question'], candidate) for given in inputs for candidate in given['candidates']]
     ids, second, lengths = reader.encode(*map(list, zip(*pairs)))
     scores = np.zeros(len(pairs), dtype=np.float32)
     for batch, outputs in reader.outputs(ids, second):
         scores[batch.index] = two_logits(outputs.logits.float()).diff(dim=1)[:, 0].cpu().numpy()
-    ends = list(accumulate(len(of['candidates']) for of in asked))
-    parts = [slice(*of) for of in zip([0, *ends], ends)]
-    return [_order(reader, of['candidates'], scores[part], lengths[part]) for of, part in zip(asked, parts)]
+    answers = []
+    start = 0
+    for given in inputs:
+        part = slice(start, start + len(given['candidates']))
+        start = part.stop
+        answers.append(_order(reader, given['candidates'], scores[part], lengths[part]))
+    return answers
 
-
+# %% ../../nbs/tasks/18_answer_selection.ipynb #fa5a31a5
 def _order(
     reader: Reader,
     candidates: list[str],
@@ -346,7 +391,7 @@ def _order(
         notes += (reason('named_outputs', names=tuple(names)),)
     return Answer(dict(candidates=rows), notes)
 
-
+# %% ../../nbs/tasks/18_answer_selection.ipynb #9b1de264
 _SNIPPET = """import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -360,6 +405,8 @@ with torch.no_grad():
     logits = model(**pairs).logits
 scores = logits[:, 1] - logits[:, 0]  # log-odds of being the answer
 print([candidates[i] for i in scores.argsort(descending=True)])"""
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #e4978984
 USE = Use(
     takes=('question', 'candidates'),
     answers=ranked,
@@ -387,12 +434,12 @@ USE = Use(
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #59105e6a
 def _without_kd(given: dict) -> dict:
-    "MarginMSE learns from a teacher's scores; RankNet does not."
+    "Settings of a run without a teacher: MarginMSE learns from a teacher's scores, RankNet does not."
     if given.get('ranking_loss') != 'margin_mse':
         return given
     return {name: value for name, value in given.items() if name not in ('ranking_loss', 'ranking_weight')}
 
-
+# %% ../../nbs/tasks/18_answer_selection.ipynb #66ed1886
 TASK = base.TaskInfo(
     name='answer_selection',
     settings=AnswerSelectionSettings,

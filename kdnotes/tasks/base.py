@@ -17,7 +17,7 @@ from ..core.config import RunConfig, TaskSettings, task_info
 from ..core.files import sha256_text
 from ..core.columns import Columns
 from .sources import Corpus, Rows
-from .batching import Batch, EncodedPairs, Ragged, TokenCounts, all_apart
+from .batching import Batch, EncodedPairs, Ragged, TokenCounts, singleton_groups
 from ..losses.conventions import dialect_weights
 from ..losses.targets import hard_target_ce, soft_target_kl
 
@@ -380,7 +380,7 @@ class Task:
 
     def groups(self, split: str) -> np.ndarray:  # (n,)
         "What neither a sampler nor a micro-batch may split; all different: nothing is together."
-        return all_apart(len(self.lengths(split)))
+        return singleton_groups(len(self.lengths(split)))
 
     def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
         "Examples of a split, padded to the longest; the same in every epoch."
@@ -539,7 +539,7 @@ class TaskInfo:
     # span that the run would give, 'numbers', which have no probability, or 'right_only': the
     # log-probability of what is right, which does not tell what was likeliest
     score_kind: Callable[[dict], str]
-    use: Any  # a `tasks.asked.Use`: how its models are asked about texts of no corpus
+    use: Any  # a `tasks.inference.Use`: how its models are asked about texts of no corpus
 
     def default_setting(
         self,

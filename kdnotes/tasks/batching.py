@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
+from fastcore.basics import patch
 import numpy as np
 from ..core.cached import Writer, cached
 from ..core.progress import stage
@@ -19,7 +20,7 @@ from ..core.files import check_room, sha256_texts
 # %% auto #0
 __all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'unknown_id', 'second_begins',
            'tells_two_texts', 'groups_of', 'token_dtype', 'flat_ids', 'pad_pairs', 'TokenCounts', 'rows_in',
-           'EncodedPairs', 'all_apart', 'epoch_steps', 'mixed_steps', 'micro_batches']
+           'EncodedPairs', 'singleton_groups', 'epoch_steps', 'mixed_steps', 'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #02ecf72d
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Ragged:
     def __getitem__(self, i: int) -> np.ndarray:
         return self.values[self.offsets[i] : self.offsets[i + 1]]
 
-    # kept: it is asked for at every step, and a difference takes as long as the corpus is large
+    # cached: needed at every step, and computing it takes as long as the corpus is large
     @cached_property
     def lengths(self) -> np.ndarray:  # (n,) int64
         "How long each row is."
@@ -77,7 +78,7 @@ def to_device(
         else tensor.to(device)
     )
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #7b8f68e1
 @dataclass(frozen=True)
 class Batch:
     "Examples ready for a model."
@@ -108,9 +109,9 @@ class Batch:
 # %% ../../nbs/tasks/01_batching.ipynb #a8385ff4
 ROWS_AT_ONCE = 10_000  # that are tokenised together
 _CHARACTERS = 1 << 21  # that are tokenised together: each takes some hundred bytes for a moment
-_SAMPLE = 1000  # rows by which the size of a map is foreseen
+_SAMPLE = 1000  # rows from which the size of a map is estimated
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #985ddf62
 def encode_pairs(
     tokenizer,  # a fast Hugging Face tokenizer
     first: Sequence[str],  # (n) first texts, say questions
@@ -122,7 +123,7 @@ def encode_pairs(
     "Tokenise pairs (or single texts), or read them from the cache."
     return _encode_counted(tokenizer, first, second, max_length, cache_dir)[:2]
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #cd7bc42e
 def _encode_counted(
     tokenizer, first: Sequence[str], second: Sequence[str] | None, max_length: int, cache_dir: Path | None
 ) -> tuple[Ragged, np.ndarray, np.ndarray]:
@@ -134,7 +135,12 @@ def _encode_counted(
     key = sha256_texts(chain(rules, first, () if second is None else second))
 
     def make(writer: Writer) -> None:
-        dtypes = _dtypes(tokenizer, max_length)
+        dtypes = dict(
+            values=token_dtype(tokenizer),
+            offsets=np.int64,
+            second=np.int16 if max_length < 2**15 else np.int32,
+            counts=np.int64,  # of `_cut_and_empty`, two for each part
+        )
         parts = range(writer.parts * ROWS_AT_ONCE, len(first), ROWS_AT_ONCE)
         _check_room(writer.folder, dtypes, tokenizer, first, second, max_length, parts.start)
         with stage('tokenising', len(first) - parts.start, 'rows') as advance:
@@ -146,8 +152,8 @@ def _encode_counted(
                 part = dict(values=ids.values, offsets=ends, second=begin, counts=counts[None])
                 writer.add({name: array.astype(dtypes[name]) for name, array in part.items()})
 
-    found = cached(Path(cache_dir) / f'{key[:32]}.tokens', make).arrays
-    return Ragged(found['values'], found['offsets']), found['second'], found['counts'].sum(axis=0)
+    arrays = cached(Path(cache_dir) / f'{key[:32]}.tokens', make).arrays
+    return Ragged(arrays['values'], arrays['offsets']), arrays['second'], arrays['counts'].sum(axis=0)
 
 # %% ../../nbs/tasks/01_batching.ipynb #2d0f1404
 def tokenizer_rules(
@@ -157,21 +163,21 @@ def tokenizer_rules(
     if not tokenizer.is_fast:
         return json.dumps([type(tokenizer).__name__, tokenizer.get_vocab(), repr(tokenizer.init_kwargs)])
     rules = json.loads(tokenizer.backend_tokenizer.to_str()) | dict(truncation=None, padding=None)
-    if tokenizer.truncation_side != 'right':  # which end of a long text is cut is said beside the rules
+    if tokenizer.truncation_side != 'right':  # the cut end of a long text is not among the rules
         rules['truncation_side'] = tokenizer.truncation_side
     return json.dumps(rules, sort_keys=True)
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #2c15adb6
 def unknown_id(
     backend,  # a `tokenizers.Tokenizer`
 ) -> int | None:  # None: it has none, as tokenizers of bytes
-    "The token that stands for what a tokenizer does not know."
+    "The token for what a tokenizer does not know."
     model = json.loads(backend.to_str())['model']
     if 'unk_id' in model:
         return model['unk_id']
     return None if model.get('unk_token') is None else backend.token_to_id(model['unk_token'])
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #7e7a4a21
 def second_begins(
     types: Sequence[int],  # token types of a row
 ) -> int:
@@ -183,10 +189,10 @@ def tells_two_texts(
     tokenizer,  # of transformers
 ) -> bool:
     "Are a tokenizer's token types as batches have them, 0 up to the second text and 1 from there on?"
-    told = [tokenizer(*texts, return_token_type_ids=True)['token_type_ids'] for texts in ('a', 'ab')]
-    return all(types == [int(i >= second_begins(types)) for i in range(len(types))] for types in told)
+    token_types = [tokenizer(*texts, return_token_type_ids=True)['token_type_ids'] for texts in ('a', 'ab')]
+    return all(types == [int(i >= second_begins(types)) for i in range(len(types))] for types in token_types)
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #11881e7c
 def groups_of(
     sizes: Iterable[int],  # of things in a row, one at least
     most: int,  # size of a group, unless it is of one
@@ -201,7 +207,7 @@ def groups_of(
         total += size
     yield slice(start, end + 1)
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #801d35d1
 def _encode_pairs(tokenizer, first, second, max_length, advance=lambda rows: None):
     first = list(first)
     sizes = map(len, first)
@@ -217,7 +223,7 @@ def _encode_pairs(tokenizer, first, second, max_length, advance=lambda rows: Non
             None if second is None else second[rows],
             truncation='longest_first',
             max_length=max_length,
-            split_special_tokens=True,  # a '[SEP]' that stands in a text is letters
+            split_special_tokens=True,  # a '[SEP]' in a text is letters
             return_token_type_ids=True,
             return_attention_mask=False,
         )
@@ -228,7 +234,7 @@ def _encode_pairs(tokenizer, first, second, max_length, advance=lambda rows: Non
         advance(len(first[rows]))
     return Ragged.joined(ids), np.array(begin, dtype=np.int32), counts
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #3000ceb8
 def _cut_and_empty(tokenizer, encoded, max_length: int, n_texts: int) -> tuple[int, int]:
     "How many rows were cut, and how many have a text without tokens; -1: a slow tokenizer does not say."
     if not tokenizer.is_fast:
@@ -237,7 +243,7 @@ def _cut_and_empty(tokenizer, encoded, max_length: int, n_texts: int) -> tuple[i
     cut = sum(len(row) >= max_length and bool(row.overflowing) for row in rows)
     last = n_texts - 1
     whole = (row.sequence_ids for row in rows)
-    full = next((of for of in whole if 0 in of and last in of), None)
+    full = next((sequence for sequence in whole if 0 in sequence and last in sequence), None)
     if full is None:
         return cut, len(rows)
     # the special tokens around the texts of a row, of which each has as many
@@ -251,24 +257,14 @@ def _cut_and_empty(tokenizer, encoded, max_length: int, n_texts: int) -> tuple[i
     )
     return cut, len(rows) - filled
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #39ea4302
 def token_dtype(
     tokenizer,  # of transformers
 ) -> type:  # int32, or uint16 where all of them fit
-    "What the ids of a tokenizer are kept as."
+    "The integer type in which token ids are stored."
     return np.uint16 if tokenizer.is_fast and max(tokenizer.get_vocab().values()) < 2**16 else np.int32
 
-
-def _dtypes(tokenizer, max_length: int) -> dict[str, type]:
-    "The arrays of a map."
-    return dict(
-        values=token_dtype(tokenizer),
-        offsets=np.int64,
-        second=np.int16 if max_length < 2**15 else np.int32,
-        counts=np.int64,  # of `_cut_and_empty`, two for each part
-    )
-
-
+# %% ../../nbs/tasks/01_batching.ipynb #5838f2b2
 def _check_room(
     folder: Path,
     dtypes: dict[str, type],
@@ -304,7 +300,7 @@ def flat_ids(
     if len(ids) and (np.ptp(ids.lengths) or not ids.lengths[0]):
         yield np.array([pad_id])
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #8678e31f
 def pad_pairs(
     ids: Ragged,  # token ids of a split
     second: np.ndarray,  # (n,) where the second segment starts
@@ -339,7 +335,7 @@ class TokenCounts:
     empty: int | None = None  # rows with a text that has no tokens; None: not known
 
     @classmethod
-    def of(
+    def count(
         cls,
         ids: Ragged,  # token ids of a split
         special: int,  # tokens of each row that are of no text
@@ -354,7 +350,7 @@ class TokenCounts:
             unknown = sum(int((ids.values[i : i + _AT_ONCE] == unknown_id).sum()) for i in starts)
         return cls(len(ids), len(ids.values) - special * len(ids), unknown, cut, empty)
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #a23cc423
 _HASHED = 1 << 20  # token ids at a time, since each takes fifty bytes for a moment
 
 
@@ -378,7 +374,7 @@ def _row_hashes(
         yield sums[ends[1:]] - sums[ends[:-1]]
         start = stop
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #475f592a
 def rows_in(
     ids: Ragged,  # token ids of a set of rows
     others: Ragged,  # of another one, which may be large
@@ -386,10 +382,10 @@ def rows_in(
     "How many rows of a set have the tokens of a row of another one."
     if not len(ids):
         return 0
-    own, n = np.unique(np.concatenate([*_row_hashes(ids)]), return_counts=True)
-    there = np.zeros(len(own), dtype=bool)
+    distinct, n = np.unique(np.concatenate([*_row_hashes(ids)]), return_counts=True)
+    there = np.zeros(len(distinct), dtype=bool)
     for hashes in _row_hashes(others):
-        there |= np.isin(own, hashes)
+        there |= np.isin(distinct, hashes)
     return int(n[there].sum())
 
 # %% ../../nbs/tasks/01_batching.ipynb #9adefa5d
@@ -410,41 +406,47 @@ class EncodedPairs:
         cache_dir: Path | None = None,  # a folder, or no cache
     ) -> EncodedPairs:
         "Tokenise every text once."
-        found = {
+        encoded = {
             split: _encode_counted(tokenizer, first, second, max_length, cache_dir)
             for split, (first, second) in texts.items()
         }
         unknown = unknown_id(tokenizer.backend_tokenizer) if tokenizer.is_fast else tokenizer.unk_token_id
         counts = {}
-        for split, (ids, _, known) in found.items():
+        for split, (ids, _, known) in encoded.items():
             special = tokenizer.num_special_tokens_to_add(pair=texts[split][1] is not None)
             cut, empty = (int(n) if n >= 0 else None for n in known)
-            counts[split] = TokenCounts.of(ids, special, unknown, cut, empty)
-        splits = {split: (ids, begin) for split, (ids, begin, _) in found.items()}
+            counts[split] = TokenCounts.count(ids, special, unknown, cut, empty)
+        splits = {split: (ids, begin) for split, (ids, begin, _) in encoded.items()}
         return cls(splits, tokenizer.pad_token_id or 0, counts)
 
-    def lengths(self, split: str) -> np.ndarray:  # (n,)
-        "Tokens of each example."
-        ids, _ = self.splits[split]
-        return ids.lengths
+# %% ../../nbs/tasks/01_batching.ipynb #885f9c08
+@patch
+def lengths(self: EncodedPairs, split: str) -> np.ndarray:  # (n,)
+    "Tokens of each example."
+    ids, _ = self.splits[split]
+    return ids.lengths
 
-    def token_ids(self, split: str) -> Iterator[np.ndarray]:
-        "Flat arrays that hold every token id of a split's batches."
-        ids, _ = self.splits[split]
-        return flat_ids(ids, self.pad_id)
 
-    def inputs(
-        self,
-        split: str,
-        index: np.ndarray,  # (k,) which examples
-        # input_ids, attention_mask, token_type_ids (k, longest row) int64; real tokens
-    ) -> tuple[dict[str, Tensor], int]:
-        "Examples as rectangular tensors, padded to the longest of them."
-        return pad_pairs(*self.splits[split], index, self.pad_id)
+@patch
+def token_ids(self: EncodedPairs, split: str) -> Iterator[np.ndarray]:
+    "Flat arrays that hold every token id of a split's batches."
+    ids, _ = self.splits[split]
+    return flat_ids(ids, self.pad_id)
+
+# %% ../../nbs/tasks/01_batching.ipynb #adc3154c
+@patch
+def inputs(
+    self: EncodedPairs,
+    split: str,
+    index: np.ndarray,  # (k,) which examples
+    # input_ids, attention_mask, token_type_ids (k, longest row) int64; real tokens
+) -> tuple[dict[str, Tensor], int]:
+    "Examples as rectangular tensors, padded to the longest of them."
+    return pad_pairs(*self.splits[split], index, self.pad_id)
 
 # %% ../../nbs/tasks/01_batching.ipynb #3080d54f
 @lru_cache(maxsize=8)
-def all_apart(
+def singleton_groups(
     n: int,  # examples of a split
 ) -> np.ndarray:  # (n,) int64, read-only
     "Groups of one example each."
@@ -452,7 +454,7 @@ def all_apart(
     groups.flags.writeable = False
     return groups
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #05429244
 def epoch_steps(
     lengths: np.ndarray,  # (n,) tokens of each example
     groups: np.ndarray,  # (n,) int; examples of one group are never split over two steps
@@ -469,26 +471,19 @@ def epoch_steps(
     pools = _before(sizes[order]) // (pool * batch_size)  # rising
     order = order[np.lexsort((longest[order], pools))]
     begin = _before(sizes[order])
-    step = (begin - _before_pool(begin, pools)) // batch_size
+    pool_begin = begin[np.searchsorted(pools, pools)]  # examples before the pool of each group
+    step = (begin - pool_begin) // batch_size
     borders = np.flatnonzero(np.diff(pools) | np.diff(step)) + 1
-    # where the groups' members stand, one after another
+    # the places of the groups' members, one after another
     places = np.repeat(first[order] - begin, sizes[order]) + np.arange(len(members))
     examples = members[places]
     cuts = [0, *begin[borders].tolist(), len(examples)] if len(sizes) else [0]
     return [examples[cuts[i] : cuts[i + 1]] for i in rng.permutation(len(cuts) - 1)]
 
-
+# %% ../../nbs/tasks/01_batching.ipynb #2f7808d0
 def _before(sizes: np.ndarray) -> np.ndarray:
-    "How much stands before each of several things."
+    "The sum of the sizes before each one."
     return np.cumsum(sizes) - sizes
-
-
-def _before_pool(
-    begin: np.ndarray,  # (n,) how many examples stand before each group
-    pools: np.ndarray,  # (n,) of each group; rising
-) -> np.ndarray:  # (n,)
-    "How many examples stand before the pool of each group."
-    return begin[np.searchsorted(pools, pools)]
 
 # %% ../../nbs/tasks/01_batching.ipynb #23bf6457
 def mixed_steps(
@@ -507,8 +502,8 @@ def mixed_steps(
         kinds.append((part.start, lengths[part], groups[part], size))
 
     def one_pass(kind: tuple) -> list[np.ndarray]:
-        start, own_lengths, own_groups, size = kind
-        return [start + index for index in epoch_steps(own_lengths, own_groups, size, rng)]
+        start, part_lengths, part_groups, size = kind
+        return [start + index for index in epoch_steps(part_lengths, part_groups, size, rng)]
 
     passes = [one_pass(kind) for kind in kinds]
     n = max(map(len, passes))

@@ -24,7 +24,7 @@ def complete(
     missing: set[str],  # keys that the source has no column for
     published: bool = False,  # is it WikiQA without its ids? Then they are made as they were
 ) -> Iterator[Cells]:  # the same parts
-    """Ids from the order of the rows for questions and documents, which are told apart by text and title;
+    """Ids from the order of the rows for questions and documents, which are identified by text and title;
     for sentences from what a row says, so that ties do not depend on the order.
     """
     questions: dict[str, int] = {}
@@ -40,22 +40,19 @@ def complete(
         if 'document_title' in missing:
             cells['document_title'] = [''] * len(cells['question'])
         if 'sentence_id' in missing:
-            said = zip(*(cells[key] for key in ('question', 'document_title', 'sentence', 'label')))
-            names = cells['document_id'] if published else map(_name_of, said)
-            # the place tells equal rows apart, whose order does not matter
-            places = (_next(sizes, question) for question in cells['question_id'])
-            cells['sentence_id'] = [f'{name}-{place}' for name, place in zip(names, places)]
+            texts_of_rows = zip(*(cells[key] for key in ('question', 'document_title', 'sentence', 'label')))
+            names = cells['document_id'] if published else map(_content_id, texts_of_rows)
+            cells['sentence_id'] = []
+            for name, question in zip(names, cells['question_id']):
+                # the place distinguishes equal rows, whose order does not matter
+                place = sizes.get(question, 0)
+                sizes[question] = place + 1
+                cells['sentence_id'].append(f'{name}-{place}')
         yield cells
 
-
-def _next(sizes: dict[str, int], name: str) -> int:
-    "How many rows have had a name before."
-    sizes[name] = sizes.get(name, -1) + 1
-    return sizes[name]
-
-
-def _name_of(row: tuple[str, ...]) -> str:  # 16 hex digits
-    "What a row says, as an id that tells nothing of it."
+# %% ../../nbs/tasks/17_candidates.ipynb #4ca1b92a
+def _content_id(row: tuple[str, ...]) -> str:  # 16 hex digits
+    "The content of a row as an id that reveals nothing of it."
     # half a character is refused later, with the row it is in
     return sha256('\0'.join(row).encode('utf-8', 'surrogatepass')).hexdigest()[:16]
 
@@ -65,17 +62,17 @@ def unusable(
     rows: Rows,
 ) -> str:  # '': it can be used
     "Why a split cannot be trained or scored on."
-    of, ids = codes(rows['question_id'])
-    right = np.bincount(of, rows['label'], len(ids))
+    question, ids = codes(rows['question_id'])
+    right = np.bincount(question, rows['label'], len(ids))
     if not right.any():
         return 'no row has label 1, so there is nothing to learn or to find; check the label column'
-    if split != 'train' and not ((right > 0) & (right < np.bincount(of))).any():
+    if split != 'train' and not ((right > 0) & (right < np.bincount(question))).any():
         return (
             'no question has both a right and a wrong candidate, so no ranking can be scored; add candidates'
         )
     return ''
 
-
+# %% ../../nbs/tasks/17_candidates.ipynb #837a4313
 SCHEMA = Schema(
     columns=dict(
         question_id=Column('QuestionID', 'id', hub='question_id', optional=True),
@@ -104,7 +101,7 @@ SQUAD_FILES = ('train-v1.1.json', 'train-v1.1.json.gz')
 
 
 def _squad_folder(folder: Path) -> Splits:
-    "Those of a local copy."
+    "The answer-sentence pairs of a local copy of SQuAD 1.1."
     path = next(folder / name for name in SQUAD_FILES if (folder / name).exists())
     return answer_sentences(read_squad(path))
 

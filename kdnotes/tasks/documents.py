@@ -55,7 +55,7 @@ _MARK = re.compile(
 )
 _LAST_LINE = re.compile(r'^[ \t]*End of (?:the |this )?Project Gutenberg\b.*(?:\n.+){0,2}\Z', re.M | re.I)
 
-
+# %% ../../nbs/tasks/10_documents.ipynb #8a075472
 def without_marks(
     text: str,
     where: str = 'the text',  # for the refusal
@@ -75,7 +75,7 @@ def without_marks(
         raise _half(where, start)
     return '\n\n'.join(books) if books else text.strip()
 
-
+# %% ../../nbs/tasks/10_documents.ipynb #ca77134b
 def _half(where: str, start: int | None) -> CorpusError:
     "The refusal of a book that begins and does not end, or the other way round."
     there = 'END and no START' if start is None else 'START and no END'
@@ -84,7 +84,7 @@ def _half(where: str, start: int | None) -> CorpusError:
         'the mark'
     )
 
-
+# %% ../../nbs/tasks/10_documents.ipynb #c5befe82
 def read_document(
     path: Path,
 ) -> str:
@@ -99,7 +99,7 @@ def read_document(
         raise CorpusError(f'{path} is empty; remove it or put a text there')
     return text
 
-
+# %% ../../nbs/tasks/10_documents.ipynb #704e6b73
 _NAMES = dict(train=('train',), dev=('dev', 'valid', 'validation'), test=('test',))
 _TEST_SHARE = 10
 _DEV_SHARE = 20
@@ -119,7 +119,7 @@ def deal_out(
     n_dev = max(1, round(len(books) / _DEV_SHARE))
     return dict(train=drawn[n_test + n_dev :], dev=drawn[n_test : n_test + n_dev], test=drawn[:n_test])
 
-
+# %% ../../nbs/tasks/10_documents.ipynb #fe5be0f3
 def text_files(
     folder: Path,
 ) -> list[Path]:  # sorted
@@ -131,7 +131,7 @@ def _books(files: list[Path]) -> list[dict]:
     "A document each."
     return [document(path.stem, read_document(path)) for path in files]
 
-
+# %% ../../nbs/tasks/10_documents.ipynb #6551b396
 def books_of(
     folder: Path,
 ) -> dict[str, list[dict]] | None:  # None: there is no .txt file, or a table of a split
@@ -139,7 +139,9 @@ def books_of(
     files = text_files(folder)
     if not files:
         return None
-    tables = sorted(path.name for path in folder.iterdir() if _is_table(path))
+    stems = sum(_NAMES.values(), ())
+    parts = [(path.name, *path.name.lower().partition('.')[::2]) for path in folder.iterdir()]
+    tables = sorted(name for name, stem, end in parts if stem in stems and end in FORMATS)
     if tables:
         raise CorpusError(
             f'{folder} has texts ({truncate_repr(files[0].name)}) and tables ({truncate_repr(tables[0])}), '
@@ -149,18 +151,12 @@ def books_of(
         return {split: _books([path]) for split, path in named.items()}
     return deal_out(_books(files))
 
-
-def _is_table(path: Path) -> bool:
-    "Is a file called as a split is, and a table?"
-    stem, _, end = path.name.lower().partition('.')
-    return stem in sum(_NAMES.values(), ()) and end in FORMATS
-
-
+# %% ../../nbs/tasks/10_documents.ipynb #bf661b10
 def _named_splits(folder: Path, files: list[Path]) -> dict[str, Path]:
     "The files that are called as splits are: all three and no others, or none."
     stems = {path.stem.lower(): path for path in files}
-    found = {split: [stems[n] for n in names if n in stems] for split, names in _NAMES.items()}
-    named = {split: paths[0] for split, paths in found.items() if paths}
+    matches = {split: [stems[n] for n in names if n in stems] for split, names in _NAMES.items()}
+    named = {split: paths[0] for split, paths in matches.items() if paths}
     if not named:
         return {}
     missing = [split for split in SPLITS if split not in named]
@@ -187,17 +183,17 @@ def articles(
 ) -> list[dict]:  # a document each
     "The articles of a file of WikiText."
     lines = ['', *text.split('\n'), '']
-    found: list[list[str]] = []
+    sections: list[list[str]] = []
     for before, line, after in zip(lines, lines[1:], lines[2:]):
-        # a formula may stand between equals signs, too
+        # a formula may be between equals signs, too
         title = _TITLE.match(line) and not (before.strip() or after.strip())
-        if title or not found:
-            found.append([])
-        found[-1].append(re.sub(r' @([-.,])@ ', r'\1', line.strip()))
-    texts = (re.sub('\n{2,}', '\n', '\n'.join(lines)).strip() for lines in found)
+        if title or not sections:
+            sections.append([])
+        sections[-1].append(re.sub(r' @([-.,])@ ', r'\1', line.strip()))
+    texts = (re.sub('\n{2,}', '\n', '\n'.join(lines)).strip() for lines in sections)
     return [document(f'{prefix}-{i}', whole) for i, whole in enumerate(filter(None, texts))]
 
-
+# %% ../../nbs/tasks/10_documents.ipynb #be585bc3
 _WIKITEXT_FILES = dict(train='train.txt', dev='valid.txt', test='test.txt')
 
 
@@ -216,7 +212,7 @@ def _wikitext_hub(data) -> Splits:
         split: articles(''.join(data[name]['text']), f'wikitext2-{split}') for split, name in names.items()
     }
 
-
+# %% ../../nbs/tasks/10_documents.ipynb #b7bcbc76
 CORPORA = Corpora(
     SCHEMA,
     embedded_masked_lm,
@@ -245,7 +241,7 @@ def _reviews() -> list[dict]:
         texts = zip(rows['id'], rows['text'])
     return [document(f'imdb-{id}', re.sub(r'(<br ?/?>\s*)+', '\n', text).strip()) for id, text in texts]
 
-
+# %% ../../nbs/tasks/10_documents.ipynb #5504030f
 # name -> gives the documents
 MORE_SETS = {'wikitext2': lambda: load_by_rules(CORPORA, 'wikitext2').splits['test'], 'imdb': _reviews}
 

@@ -27,13 +27,13 @@ class _Fact:
     value: str
     phrasing: str  # key of the ways to ask for it and to state it
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #a7a108ad
 @cache
 def _table() -> dict:
     "The packaged table as read."
     return json.loads(files('kdnotes').joinpath('assets', 'facts.json').read_text(encoding='utf-8'))
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #8241212d
 @cache
 def _facts() -> dict[str, dict[str, list[_Fact]]]:
     "Kind -> entity -> its facts, in the order of the table."
@@ -55,10 +55,10 @@ _SENTENCES = {'train': (6, 7), 'dev': (6, 6), 'test': (6, 6)}  # per article, fr
 # which of the phrasings a split uses, the likelier the more often
 _WORDINGS = {'train': (0, 0, 0, 1), 'dev': (0, 0, 1, 1, 3), 'test': (0, 0, 1, 1, 3)}
 # questions per article, the first answered; further attributes stated
-_ASKED = 3
+_QUERIED = 3
 _MORE = 2
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #5d17bf57
 @cache
 def _split(
     split: str,  # 'train' | 'dev' | 'test'
@@ -80,14 +80,14 @@ def _split(
 _NAMED = 0.3
 _CONTRASTED = 0.1
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #61091a5a
 def _upper(
     text: str,
 ) -> str:
     "The text with a capital first letter, the rest as it is."
     return text[0].upper() + text[1:]
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #52bc40d0
 def _state(
     fact: _Fact,
     other: _Fact | None,  # the same attribute of another entity, to compare with
@@ -103,7 +103,7 @@ def _state(
         sentence = f'Unlike {other.entity}, {sentence}'
     return _upper(sentence)
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #db990481
 def _contrast(
     fact: _Fact,
     other: _Fact,
@@ -119,41 +119,41 @@ def _distractors(
 ) -> list[_Fact]:  # the same attribute of others, none of which answers a question about `fact`
     "Facts that look like an answer and are none."
     peers = _split(split, all_shares)[fact.kind].values()
-    found = [f for own in peers for f in own if f.attribute == fact.attribute]
+    same = [f for entity_facts in peers for f in entity_facts if f.attribute == fact.attribute]
     return [
         f
-        for f in found
+        for f in same
         if f.entity != fact.entity and f.value != fact.value and _bare(fact.entity) not in f.value
     ]
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #f06be8b4
 def _bare(
     name: str,
 ) -> str:  # 'the Nile' -> 'Nile'
     "A name without its article."
     return name.removeprefix('the ')
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #43addaa7
 @dataclass(frozen=True)
 class _Article:
     entity: str
-    asked: list[_Fact]  # the first is stated in the article, the others are not
+    queried: list[_Fact]  # the first is stated in the article, the others are not
     stated: list[tuple[_Fact, str]]  # facts with their sentences, in the order of the article
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #2acd9e97
 def _article(
-    own: list[_Fact],  # the facts of the article's entity
+    facts: list[_Fact],  # the facts of the article's entity
     split: str,
     all_shares: tuple[tuple[str, float], ...] = tuple(_SHARES.items()),  # as for `_split`
 ) -> _Article:
     "Write the article of an entity."
-    rng = Random(f'article {split} {own[0].entity}')
-    own = rng.sample(own, len(own))
-    asked = own[:_ASKED]
-    rest = own[_ASKED : _ASKED + _MORE]
-    noun = f"this {_table()['kinds'][own[0].kind]['noun']}"
+    rng = Random(f'article {split} {facts[0].entity}')
+    facts = rng.sample(facts, len(facts))
+    queried = facts[:_QUERIED]
+    rest = facts[_QUERIED : _QUERIED + _MORE]
+    noun = f"this {_table()['kinds'][facts[0].kind]['noun']}"
     stated = []
-    for fact in [asked[0], *rest]:
+    for fact in [queried[0], *rest]:
         others = [f for f in _distractors(fact, split, all_shares) if _contrast(fact, f)]
         stated.append(
             (
@@ -172,36 +172,30 @@ def _article(
     for turn in range(4 * length):
         if len(stated) == length:
             break
-        fact = (asked + rest)[turn % len(own[: _ASKED + _MORE])]
+        fact = (queried + rest)[turn % len(facts[: _QUERIED + _MORE])]
         others = [f for f in _distractors(fact, split, all_shares) if f not in used]
         if not others:
             continue
         other = rng.choice(others)
         used.add(other)
         stated.append((other, _state(other, _contrast(other, fact), other.entity, split, rng)))
-    return _Article(own[0].entity, asked, rng.sample(stated, len(stated)))
+    return _Article(facts[0].entity, queried, rng.sample(stated, len(stated)))
 
 # %% ../../nbs/tasks/03_embedded.ipynb #d4aa4e86
-def _subjects(
-    split: str,
-) -> list[list[_Fact]]:  # the facts of each entity that gets an article
-    "Entities with enough facts for three questions and a sentence to spare, kinds mixed."
-    rich = [own for entities in _split(split).values() for own in entities.values() if len(own) > _ASKED]
-    return Random(f'subjects {split}').sample(rich, _ARTICLES[split])
-
-
 def _rows(
     split: str,
     first: int,  # number of the split's first article
 ) -> list[dict]:
     "The rows of a split, question by question."
+    # entities with enough facts for three questions and one sentence more, kinds mixed
+    rich = [facts for kind in _split(split).values() for facts in kind.values() if len(facts) > _QUERIED]
     rows = []
-    for i, own in enumerate(_subjects(split), first):
-        article = _article(own, split)
+    for i, facts in enumerate(Random(f'subjects {split}').sample(rich, _ARTICLES[split]), first):
+        article = _article(facts, split)
         rng = Random(f'questions {split} {article.entity}')
-        for j, asked in enumerate(rng.sample(article.asked, _ASKED)):
-            ways = _table()['phrasings'][asked.phrasing]['ask']
-            question = ways[rng.choice(_WORDINGS[split])].format(s=asked.entity)
+        for j, queried in enumerate(rng.sample(article.queried, _QUERIED)):
+            ways = _table()['phrasings'][queried.phrasing]['ask']
+            question = ways[rng.choice(_WORDINGS[split])].format(s=queried.entity)
             for k, (fact, sentence) in enumerate(article.stated):
                 rows.append(
                     dict(
@@ -211,12 +205,12 @@ def _rows(
                         document_title=_upper(_bare(article.entity)),
                         sentence_id=f'E{i}-S{k}',
                         sentence=sentence,
-                        label=int(fact == asked),
+                        label=int(fact == queried),
                     )
                 )
     return rows
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #0e561080
 def embedded_answer_selection(
     # split ('train', 'dev', 'test') -> rows: question_id, question, document_id, document_title, sentence_id,
     # sentence (texts), label (0 or 1)
@@ -234,14 +228,17 @@ def embedded_text_classification(
     # split ('train', 'dev', 'test') -> rows: id, text, second (empty), label (a kind), cluster (an entity)
 ) -> dict[str, list[dict]]:
     "The embedded facts as single sentences with their subject's kind; always the same rows, no text twice."
-    mixed = {split: _mixed_facts(split) for split in _SHARES}
+    mixed = {}
+    for split in _SHARES:
+        facts = [fact for kind in _split(split).values() for of_entity in kind.values() for fact in of_entity]
+        mixed[split] = Random(f'sentences {split}').sample(facts, len(facts))
     stated = {split: [_sentence(fact, split) for fact in facts] for split, facts in mixed.items()}
     times = Counter(text for texts in stated.values() for text in texts)
     return {
         split: [
             dict(
                 id=f'{split}-{i}',
-                # what can be said of several subjects names its own
+                # a sentence that fits several subjects names its subject
                 text=text if times[text] == 1 else _sentence(fact, split, fact.entity),
                 second='',
                 label=fact.kind,
@@ -252,13 +249,7 @@ def embedded_text_classification(
         for split in _SHARES
     }
 
-
-def _mixed_facts(split: str) -> list[_Fact]:
-    "The facts of a split's entities, kinds mixed."
-    facts = [fact for entities in _split(split).values() for own in entities.values() for fact in own]
-    return Random(f'sentences {split}').sample(facts, len(facts))
-
-
+# %% ../../nbs/tasks/03_embedded.ipynb #7f7a10a7
 def _sentence(
     fact: _Fact,
     split: str,
@@ -276,10 +267,10 @@ _PROSE_NAMED = 0.4
 _PROSE_CONTRASTED = 0.3
 _PEERS = 6  # sentences about others of its kind
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #c61d87f4
 @dataclass(frozen=True)
 class _Sentence:
-    "A fact said in a certain way."
+    "A fact in one of its wordings."
 
     fact: _Fact
     way: str  # one of the phrasing's, with places for subject and value
@@ -295,57 +286,59 @@ class _Sentence:
             sentence = f'Unlike {self.other.entity}, {sentence}'
         return _upper(sentence)
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #70c4f169
 def _ways(fact: _Fact) -> list[str]:
-    "The ways in which a fact can be said."
+    "The wordings of a fact."
     return _table()['phrasings'][fact.phrasing]['say']
 
 
 def _same_attribute(fact: _Fact, peers: list[list[_Fact]]) -> list[_Fact]:
     "The same attribute of others."
-    return [f for own in peers for f in own if f.attribute == fact.attribute]
+    return [f for facts in peers for f in facts if f.attribute == fact.attribute]
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #6f1e52cb
 def _paragraphs(
-    own: list[_Fact],  # the facts of the article's entity
+    facts: list[_Fact],  # the facts of the article's entity
     peers: list[list[_Fact]],  # those of the other entities of its kind in the split
 ) -> list[list[_Sentence]]:
     "The sentences of an article."
-    rng = Random(f'prose {own[0].entity}')
-    ways = {fact: rng.sample(_ways(fact), 2) for fact in own}
+    rng = Random(f'prose {facts[0].entity}')
+    ways = {fact: rng.sample(_ways(fact), 2) for fact in facts}
     plain = [
         _Sentence(fact, ways[fact][0], named=i == 0 or rng.random() < _PROSE_NAMED)
-        for i, fact in enumerate(rng.sample(own, len(own)))
+        for i, fact in enumerate(rng.sample(facts, len(facts)))
     ]
     compared = []
-    for fact in rng.sample(own, len(own)):
+    for fact in rng.sample(facts, len(facts)):
         others = [f for f in _same_attribute(fact, peers) if _contrast(fact, f)]
         other = rng.choice(others) if others and rng.random() < _PROSE_CONTRASTED else None
         compared.append(_Sentence(fact, ways[fact][1], other, rng.random() < _PROSE_NAMED))
-    about_peers = [f for fact in own for f in _same_attribute(fact, peers)]
+    about_peers = [f for fact in facts for f in _same_attribute(fact, peers)]
     chosen = rng.sample(about_peers, min(_PEERS, len(about_peers)))
     return [plain, compared, [_Sentence(f, rng.choice(_ways(f))) for f in chosen]]
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #f8bfae97
 @cache
 def _articles() -> dict[str, dict[str, list[list[_Sentence]]]]:
     "Split -> entity -> paragraphs."
-    found = {}
+    articles = {}
     for split in _PROSE_SHARES:
-        found[split] = {}
+        articles[split] = {}
         for entities in _split(split, tuple(_PROSE_SHARES.items())).values():
-            for name, own in entities.items():
-                peers = [facts for other, facts in entities.items() if other != name]
-                found[split][name] = _paragraphs(own, peers)
-    return found
+            for name, facts in entities.items():
+                peers = [others for other, others in entities.items() if other != name]
+                articles[split][name] = _paragraphs(facts, peers)
+    return articles
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #caf7c07d
 def embedded_masked_lm(
     # split ('train', 'dev', 'test') -> rows: id, text, cluster (an entity)
 ) -> dict[str, list[dict]]:
     "The embedded facts as an article an entity; always the same rows."
-    articles = {split: list(own.items()) for split, own in _articles().items()}
-    everything = [s for own in articles.values() for _, parts in own for part in parts for s in part]
+    articles = {split: list(of_split.items()) for split, of_split in _articles().items()}
+    everything = [
+        s for of_split in articles.values() for _, parts in of_split for part in parts for s in part
+    ]
     times = Counter(sentence.text() for sentence in everything)
 
     def whole(paragraphs: list[list[_Sentence]]) -> str:
@@ -356,61 +349,64 @@ def embedded_masked_lm(
     return {
         split: [
             dict(id=f'{split}-{i}', text=whole(parts), cluster=name)
-            for i, (name, parts) in enumerate(Random(f'prose {split}').sample(own, len(own)))
+            for i, (name, parts) in enumerate(Random(f'prose {split}').sample(of_split, len(of_split)))
         ]
-        for split, own in articles.items()
+        for split, of_split in articles.items()
     }
 
 # %% ../../nbs/tasks/03_embedded.ipynb #7ae21447
 _PASSAGE_SHARES = {'train': 0.6, 'dev': 0.15, 'test': 0.25}  # of the entities of each kind
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #88e0c434
 def _passage(
     article: _Article,
-) -> tuple[str, dict[_Fact, tuple[int, int]]]:  # the text; where it says what of its own entity
+) -> tuple[str, dict[_Fact, tuple[int, int]]]:  # the text; where it states each fact of its entity
     "An article as one text."
     text = f'{_upper(_bare(article.entity))}.'
-    said = {}
+    answers = {}
     for fact, sentence in article.stated:
         if fact.entity == article.entity:
             begin = len(text) + 1 + _place(fact.value, sentence)
-            said[fact] = (begin, begin + len(fact.value))
+            answers[fact] = (begin, begin + len(fact.value))
         text = f'{text} {sentence}'
-    return text, said
+    return text, answers
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #4beaa03c
 def _place(value: str, sentence: str) -> int:
-    "Where a sentence says a value; as its first word it has a capital letter."
-    [found] = re.finditer(rf'(?<!\w){re.escape(value)}(?!\w)', sentence, re.IGNORECASE)
-    return found.start()
+    "Where the value is in a sentence; as its first word it has a capital letter."
+    [match] = re.finditer(rf'(?<!\w){re.escape(value)}(?!\w)', sentence, re.IGNORECASE)
+    return match.start()
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #70635d92
 def _passage_rows(split: str) -> list[dict]:
     "The questions of a split, passage by passage."
     shares = tuple(_PASSAGE_SHARES.items())
     rich = [
-        own for of_kind in _split(split, shares).values() for own in of_kind.values() if len(own) > _ASKED
+        facts
+        for of_kind in _split(split, shares).values()
+        for facts in of_kind.values()
+        if len(facts) > _QUERIED
     ]
     rows = []
-    for number, own in enumerate(Random(f'passages {split}').sample(rich, len(rich))):
-        article = _article(own, split, shares)
-        context, said = _passage(article)
-        asked = list(dict.fromkeys([*article.asked, *said]))
+    for number, facts in enumerate(Random(f'passages {split}').sample(rich, len(rich))):
+        article = _article(facts, split, shares)
+        context, answers = _passage(article)
+        queried = list(dict.fromkeys([*article.queried, *answers]))
         rng = Random(f'passage {split} {article.entity}')
-        for i, fact in enumerate(rng.sample(asked, len(asked))):
+        for i, fact in enumerate(rng.sample(queried, len(queried))):
             ways = _table()['phrasings'][fact.phrasing]['ask']
             rows.append(
                 dict(
                     id=f'{split}-{number}-{i}',
                     question=ways[rng.choice(_WORDINGS[split])].format(s=fact.entity),
                     context=context,
-                    answers=(said[fact],) if fact in said else (),
+                    answers=(answers[fact],) if fact in answers else (),
                     cluster=article.entity,
                 )
             )
     return rows
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #c0c565e8
 def embedded_extractive_qa(
     # split ('train', 'dev', 'test') -> rows: id, question, context, answers ((begin, end) in characters, none
     # where the context does not answer), cluster (an entity)
@@ -422,11 +418,11 @@ def embedded_extractive_qa(
 _SHARED = (('kind', 'entity', 'attribute'), ('kind', 'attribute'), ('kind', 'entity'), ('kind',), ())
 _ALIKE = ('kind', 'entity', 'attribute', 'value')
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #ddd0c1fc
 def _pair_rows(split: str) -> list[dict]:
-    "Each fact beside one that shares something with it, or nothing."
+    "Each fact paired with one that shares something with it, or nothing."
     of_kinds = _split(split, tuple(_PASSAGE_SHARES.items())).values()
-    facts = [fact for of_kind in of_kinds for own in of_kind.values() for fact in own]
+    facts = [fact for of_kind in of_kinds for entity_facts in of_kind.values() for fact in entity_facts]
     sharing: dict[tuple, list[_Fact]] = {}
     for fact in facts:
         for names in _SHARED:
@@ -445,7 +441,7 @@ def _pair_rows(split: str) -> list[dict]:
         )
     return rows
 
-
+# %% ../../nbs/tasks/03_embedded.ipynb #4f468584
 def embedded_sentence_pairs(
     # split ('train', 'dev', 'test') -> rows: id, text, second, label ('0' to '5'), cluster (an entity)
 ) -> dict[str, list[dict]]:

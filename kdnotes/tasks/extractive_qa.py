@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TYPE_CHECKING
+from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from ..core.config import RunConfig, TaskSettings, parameter
 from ..core.render import reason
 from ..losses.targets import hard_target_ce
 from . import base
-from .asked import Answer, AskError, Reader, Use
+from .inference import Answer, InferenceError, Reader, Use
 from .base import NO_LABEL, Evaluation, Task, setting
 from .batching import Batch, EncodedPairs, Ragged, TokenCounts, unknown_id
 from ..core.columns import Columns
@@ -27,7 +28,7 @@ from .sources import SPLITS, Corpus, CorpusError, Rows
 
 # %% auto #0
 __all__ = ['USE', 'DEFAULTS', 'TASK', 'ExtractiveQASettings', 'usual', 'check', 'check_tokens', 'answerable', 'span_logits',
-           'best_spans', 'window_scores', 'ExtractiveQA', 'worst', 'found_answer']
+           'best_spans', 'window_scores', 'ExtractiveQA', 'worst', 'answers']
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #a63c652b
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class ExtractiveQASettings(TaskSettings):
     # dropout probability before the answer head; None: that of the model (BERT has none there)
     qa_dropout: float | None = parameter(None, ge=0, lt=1, training=True, factors=('network',))
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #336c6264
 _QUESTION = 16  # tokens of a window that are left for a question, at least
 
 
@@ -59,36 +60,40 @@ def usual(
     """What a run takes by itself: windows of 384 tokens, of which neighbours share 128, as BERT's authors
     took; of shorter ones, a third.
     """
-    own = given.get('task_settings')
+    settings = given.get('task_settings')
     try:
         length = int(given.get('max_length', 384))
     except (TypeError, ValueError):
         length = 384  # refused elsewhere
-    found: dict[str, Any] = dict(max_length=384)
-    if own is not None and 'stride' not in own.model_fields_set and own.stride > length - _QUESTION:
-        found['task_settings'] = own.model_copy(update=dict(stride=max(0, length // 3)))
-    return found
+    values: dict[str, Any] = dict(max_length=384)
+    if (
+        settings is not None
+        and 'stride' not in settings.model_fields_set
+        and settings.stride > length - _QUESTION
+    ):
+        values['task_settings'] = settings.model_copy(update=dict(stride=max(0, length // 3)))
+    return values
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #28b2f2ab
 def check(
     config: RunConfig,
 ) -> None:
     "Refuse settings that cannot be meant."
-    own = config.task_settings
-    if own.stride > config.max_length - _QUESTION:
+    settings = config.task_settings
+    if settings.stride > config.max_length - _QUESTION:
         raise ValueError(
-            f'stride={own.stride} leaves no room for a question in windows of max_length={config.max_length} '
-            'tokens; use a smaller stride'
+            f'stride={settings.stride} leaves no room for a question in windows of '
+            f'max_length={config.max_length} tokens; use a smaller stride'
         )
     base.check_free_weights(config)
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #c7581983
 def check_tokens(
     corpus: Corpus,
     config: RunConfig,  # resolved
     tokenizer: Callable[[], Any],  # loads it
 ) -> None:
-    "Refuse tokenizers that do not say where tokens stand, and questions that no window has room for."
+    "Refuse tokenizers without character offsets, and questions that no window has room for."
     pieces = tokenizer()
     if not pieces.is_fast:
         raise CorpusError(
@@ -119,7 +124,7 @@ def answerable(
     inside = (place >= batch.positions[:, :1]) & (place < batch.positions[:, 1:])
     return inside | (place == 0)
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #2c7ddec8
 def span_logits(
     outputs,  # of a question-answering head: start_logits and end_logits, (n, length)
     batch: Batch,
@@ -131,7 +136,7 @@ def span_logits(
         outputs.end_logits.float().masked_fill(outside, _NEVER),
     )
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #7816d10a
 def best_spans(
     start: Tensor,  # (n, length) of `span_logits`
     end: Tensor,  # (n, length)
@@ -153,14 +158,14 @@ def window_scores(
     batch: Batch,
     longest: int,  # tokens of an answer
 ) -> Tensor:  # (n, 4) float32: the score of no answer, that of the best span, its first and its last token
-    "What is kept of each window."
+    "The four numbers that a window contributes."
     import torch
 
     start, end = span_logits(outputs, batch)
     none = start[:, 0] + end[:, 0]
-    return torch.stack([none, *(of.float() for of in best_spans(start, end, longest))], 1)
+    return torch.stack([none, *(part.float() for part in best_spans(start, end, longest))], 1)
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #30160c49
 class ExtractiveQA(Task):
     "Extractive question answering as a `Task`."
 
@@ -172,142 +177,174 @@ class ExtractiveQA(Task):
     signal_spec = {'logits': base.SignalSpec(shape=(2,), ragged=True)}
     settings = ExtractiveQASettings()
 
-    def take(self, corpus: Corpus) -> None:
-        "Questions; those without a label stand behind the others."
-        self.rows = {
-            split: _few(corpus.splits[split]) if self.smoke else corpus.splits[split] for split in SPLITS
-        }
-        more = corpus.unlabelled[:_SMOKE_ROWS] if self.smoke else corpus.unlabelled
-        self.rows['train'] = Columns.joined([self.rows['train'], more])
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #fb9853ff
+@patch
+def take(self: ExtractiveQA, corpus: Corpus) -> None:
+    "Questions; those without a label come last."
+    self.rows = {split: corpus.splits[split] for split in SPLITS}
+    if self.smoke:
+        self.rows = {split: _smoke_rows(rows) for split, rows in self.rows.items()}
+    more = corpus.unlabelled[:_SMOKE_ROWS] if self.smoke else corpus.unlabelled
+    self.rows['train'] = Columns.joined([self.rows['train'], more])
 
-    def encode(
-        self,
-        tokenizer,  # a fast one of transformers
-        cache_dir: Path | None = None,
-    ) -> None:
-        "Tokenise every question with its passage once; labels are the tokens of the first answer."
-        self.windows: dict[str, Windows] = {}
-        self.labels = {}
-        for split, rows in self.rows.items():
-            windows = encode_windows(tokenizer, rows, self.max_length, self.settings.stride, cache_dir)
-            self.windows[split] = windows
-            answers = rows['answers'].tolist()
-            self.labels[split] = windows.tokens([next(iter(of or ()), None) for of in answers])
-            without = np.array([of is None for of in answers])[windows.row]
-            self.labels[split][without] = NO_LABEL
-            if split == 'train':
-                self.unlabelled = int(without.sum())
-        pairs = {split: (windows.ids, windows.second) for split, windows in self.windows.items()}
-        special = tokenizer.num_special_tokens_to_add(pair=True)
-        unknown = unknown_id(tokenizer.backend_tokenizer)
-        counts = {}
-        for split, windows in self.windows.items():
-            low, high = windows.context.T
-            without = np.unique(windows.row[windows.ids.lengths - special == high - low])
-            found = TokenCounts.of(windows.ids, special, unknown, empty=len(without))
-            counts[split] = replace(found, rows=len(self.rows[split]))
-        self.pairs = EncodedPairs(pairs, tokenizer.pad_token_id or 0, counts)
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #26ffc641
+@patch
+def encode(
+    self: ExtractiveQA,
+    tokenizer,  # a fast one of transformers
+    cache_dir: Path | None = None,
+) -> None:
+    "Tokenise every question with its passage once; labels are the tokens of the first answer."
+    self.windows: dict[str, Windows] = {}
+    self.labels = {}
+    for split, rows in self.rows.items():
+        windows = encode_windows(tokenizer, rows, self.max_length, self.settings.stride, cache_dir)
+        self.windows[split] = windows
+        answers = rows['answers'].tolist()
+        self.labels[split] = windows.tokens([next(iter(spans or ()), None) for spans in answers])
+        without = np.array([spans is None for spans in answers])[windows.row]
+        self.labels[split][without] = NO_LABEL
+        if split == 'train':
+            self.unlabelled = int(without.sum())
+    pairs = {split: (windows.ids, windows.second) for split, windows in self.windows.items()}
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    unknown = unknown_id(tokenizer.backend_tokenizer)
+    counts = {}
+    for split, windows in self.windows.items():
+        low, high = windows.context.T
+        without = np.unique(windows.row[windows.ids.lengths - special == high - low])
+        of_windows = TokenCounts.count(windows.ids, special, unknown, empty=len(without))
+        counts[split] = replace(of_windows, rows=len(self.rows[split]))
+    self.pairs = EncodedPairs(pairs, tokenizer.pad_token_id or 0, counts)
 
-    def token_rows(self, split: str) -> Ragged:
-        "The token ids of all windows of each question."
-        windows = self.windows[split]
-        first = np.searchsorted(windows.row, np.arange(len(self.rows[split]) + 1))
-        return Ragged(windows.ids.values, windows.ids.offsets[first])
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #1233582e
+@patch
+def token_rows(self: ExtractiveQA, split: str) -> Ragged:
+    "The token ids of all windows of each question."
+    windows = self.windows[split]
+    first = np.searchsorted(windows.row, np.arange(len(self.rows[split]) + 1))
+    return Ragged(windows.ids.values, windows.ids.offsets[first])
 
-    def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
-        "Windows of a split, with the ends of their contexts."
-        import torch
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #2e790128
+@patch
+def batch(self: ExtractiveQA, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
+    "Windows of a split, with the ends of their contexts."
+    import torch
 
-        found = super().batch(split, index, epoch)
-        context = self.windows[split].context[found.index].astype(np.int64)
-        return replace(found, positions=torch.from_numpy(context))
+    windows = Task.batch(self, split, index, epoch)
+    context = self.windows[split].context[windows.index].astype(np.int64)
+    return replace(windows, positions=torch.from_numpy(context))
 
-    def signal(
-        self,
-        outputs,  # of a question-answering head
-        batch: Batch,
-    ) -> dict[str, Tensor]:
-        "The teacher's two logits of each token, (tokens, 2) float32."
-        import torch
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #40dc51c6
+@patch
+def signal(
+    self: ExtractiveQA,
+    outputs,  # of a question-answering head
+    batch: Batch,
+) -> dict[str, Tensor]:
+    "The teacher's two logits of each token, (tokens, 2) float32."
+    import torch
 
-        both = torch.stack([outputs.start_logits, outputs.end_logits], dim=-1).detach().float()
-        return {'logits': both[batch.inputs['attention_mask'].bool()]}
+    both = torch.stack([outputs.start_logits, outputs.end_logits], dim=-1).detach().float()
+    return {'logits': both[batch.inputs['attention_mask'].bool()]}
 
-    def _teacher(self, signal: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:  # (n, length) each
-        "The teacher's logits of beginning and end in their places."
-        mask = batch.inputs['attention_mask'].bool()
-        both = signal['logits'].new_zeros(*mask.shape, 2)
-        both = both.masked_scatter(mask[..., None].expand_as(both), signal['logits'])
-        outside = ~answerable(batch)[..., None]
-        return both.masked_fill(outside, _NEVER).unbind(dim=-1)
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #d7be8327
+@patch
+def _teacher(
+    self: ExtractiveQA, signal: dict[str, Tensor], batch: Batch
+) -> tuple[Tensor, Tensor]:  # (n, length) each
+    "The teacher's logits of beginning and end in their places."
+    mask = batch.inputs['attention_mask'].bool()
+    both = signal['logits'].new_zeros(*mask.shape, 2)
+    both = both.masked_scatter(mask[..., None].expand_as(both), signal['logits'])
+    outside = ~answerable(batch)[..., None]
+    return both.masked_fill(outside, _NEVER).unbind(dim=-1)
 
-    def signal_key(self) -> str:
-        "Which training windows there are."
-        return f"{'smoke' if self.smoke else 'all'}-stride-{self.settings.stride}"
 
-    def losses(
-        self,
-        outputs,  # of a question-answering head
-        batch: Batch,
-        signal: dict[str, Tensor] | None,
-    ) -> dict[str, Tensor]:
-        "Means of beginning and end."
-        student = span_logits(outputs, batch)
-        hard = [hard_target_ce(logits, batch.labels[:, i], 'sum') for i, logits in enumerate(student)]
-        losses = {'hard': (hard[0] + hard[1]) / 2}
-        if signal:
-            soft = [self.soft.loss(*of) for of in zip(student, self._teacher(signal, batch))]
-            losses['soft'] = (soft[0] + soft[1]) / 2
-        return losses
+@patch
+def signal_key(self: ExtractiveQA) -> str:
+    "Which training windows there are."
+    return f"{'smoke' if self.smoke else 'all'}-stride-{self.settings.stride}"
 
-    def loss_weights(self, kd: bool) -> dict[str, float]:
-        "Weights of `hard` and `soft`."
-        return base.free_weights(self.settings, kd)
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #af7c7342
+@patch
+def losses(
+    self: ExtractiveQA,
+    outputs,  # of a question-answering head
+    batch: Batch,
+    signal: dict[str, Tensor] | None,
+) -> dict[str, Tensor]:
+    "Means of beginning and end."
+    student = span_logits(outputs, batch)
+    hard = [hard_target_ce(logits, batch.labels[:, i], 'sum') for i, logits in enumerate(student)]
+    losses = {'hard': (hard[0] + hard[1]) / 2}
+    if signal:
+        soft = [self.soft.loss(*pair) for pair in zip(student, self._teacher(signal, batch))]
+        losses['soft'] = (soft[0] + soft[1]) / 2
+    return losses
 
-    def scores(
-        self,
-        outputs,  # of a question-answering head
-        batch: Batch,
-    ) -> Tensor:
-        "Of each window (n, 4): the score of no answer, that of the best span, its first and its last token."
-        return window_scores(outputs, batch, self.settings.answer_length)
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #ee4b761d
+@patch
+def loss_weights(self: ExtractiveQA, kd: bool) -> dict[str, float]:
+    "Weights of `hard` and `soft`."
+    return base.free_weights(self.settings, kd)
 
-    def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
-        "Metrics, units and predictions of the evaluation sets given; the threshold needs dev among them."
-        merged = {split: _merged(self.rows[split], self.windows[split], of) for split, of in scores.items()}
-        return answers_evaluated(self.rows, merged)
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #712d8d5d
+@patch
+def scores(
+    self: ExtractiveQA,
+    outputs,  # of a question-answering head
+    batch: Batch,
+) -> Tensor:
+    "Of each window (n, 4): the score of no answer, that of the best span, its first and its last token."
+    return window_scores(outputs, batch, self.settings.answer_length)
 
-    def floors(self) -> dict[str, Evaluation]:
-        "Never answering; and a name or number near the question's words, from as many words in common on."
-        sets = {split: self.rows[split] for split in self.evaluation_sets}
-        models = dict(
-            never=lambda rows: (np.zeros((len(rows), 2), int), np.zeros(len(rows))), near_phrase=near_phrases
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #21febdec
+@patch
+def evaluate(self: ExtractiveQA, scores: dict[str, np.ndarray]) -> Evaluation:
+    "Metrics, units and predictions of the evaluation sets given; the threshold needs dev among them."
+    merged = {
+        split: _merged(self.rows[split], self.windows[split], of_split) for split, of_split in scores.items()
+    }
+    return answers_evaluated(self.rows, merged)
+
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #940a49fa
+@patch
+def floors(self: ExtractiveQA) -> dict[str, Evaluation]:
+    "Never answering; and a name or number near the question's words, from as many words in common on."
+    sets = {split: self.rows[split] for split in self.evaluation_sets}
+    models = dict(
+        never=lambda rows: (np.zeros((len(rows), 2), int), np.zeros(len(rows))), near_phrase=near_phrases
+    )
+    return {
+        name: answers_evaluated(
+            sets, {split: Predicted.from_scores(rows, *model(rows)) for split, rows in sets.items()}
         )
-        return {
-            name: answers_evaluated(sets, {split: Predicted.of(of, *said(of)) for split, of in sets.items()})
-            for name, said in models.items()
-        }
+        for name, model in models.items()
+    }
 
-    def head_flops(
-        self,
-        config,  # the model's
-        lengths: np.ndarray,  # (n,) tokens
-    ) -> float:
-        "Two numbers for each token."
-        return float(2 * 2 * config.hidden_size * int(np.sum(lengths)))
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #c6034d35
+@patch
+def head_flops(
+    self: ExtractiveQA,
+    config,  # the model's
+    lengths: np.ndarray,  # (n,) tokens
+) -> float:
+    "Two numbers for each token."
+    return float(2 * 2 * config.hidden_size * int(np.sum(lengths)))
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #155c6139
 _SMOKE_ROWS = 24
 
 
-def _few(rows: Rows) -> Rows:
-    "Some questions with and without an answer, in their order."
-    answered = list(map(bool, rows['answers']))
-    kinds = [[i for i, of in enumerate(answered) if of is kind] for kind in (True, False)]
-    chosen = sorted(i for of_kind in kinds for i in of_kind[: _SMOKE_ROWS // 2])
-    return rows[np.array(chosen, dtype=np.int64)]
+def _smoke_rows(rows: Rows) -> Rows:
+    "A few questions with an answer and as many without one, in their order."
+    answered = np.array(list(map(bool, rows['answers'])), dtype=bool)
+    most = _SMOKE_ROWS // 2
+    chosen = [np.flatnonzero(answered)[:most], np.flatnonzero(~answered)[:most]]
+    return rows[np.sort(np.concatenate(chosen))]
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #d7879c39
 def _merged(
     rows: Rows,
     windows: Windows,
@@ -322,7 +359,7 @@ def _merged(
     best = order[np.searchsorted(windows.row, np.arange(n))]
     first, last = scores[best, 2:].astype(np.int64).T
     spans = windows.characters(best, first, last)
-    return Predicted.of(rows, spans, scores[best, 1] - none)
+    return Predicted.from_scores(rows, spans, scores[best, 1] - none)
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #a1d146e4
 _SHOWN = 300  # characters of a passage
@@ -332,7 +369,7 @@ def worst(
     record: dict,
     units: pd.DataFrame,  # of the run
     predictions: pd.DataFrame,  # of the run
-    # the one the run was evaluated on; None: it is not at hand, and ids and places stand for texts
+    # the one the run was evaluated on; None: not available; ids and places are shown in place of texts
     corpus: Corpus | None,
     n: int = 10,
 ) -> pd.DataFrame:  # question, predicted, correct, log-odds of an answer, passage; the surest first
@@ -341,9 +378,9 @@ def worst(
     of_set = units[(units['split'] == where) & (units['metric'] == metric)]
     wrong = set(of_set[of_set['value'] == 0]['unit'])
     threshold = record.get('metrics', {}).get(where, {}).get('threshold', EVEN)
-    said = predictions[(predictions['split'] == where) & predictions['unit'].isin(wrong)]
-    sure = (said['score'] - (EVEN if threshold is None else threshold)).abs()
-    chosen = said.assign(sure=sure).sort_values(['sure', 'unit'], ascending=[False, True]).head(n)
+    candidates = predictions[(predictions['split'] == where) & predictions['unit'].isin(wrong)]
+    sure = (candidates['score'] - (EVEN if threshold is None else threshold)).abs()
+    chosen = candidates.assign(sure=sure).sort_values(['sure', 'unit'], ascending=[False, True]).head(n)
     texts = {row['id']: row for row in corpus.splits[where]} if corpus else {}
 
     def row(unit: str, item: str, score: float) -> dict:
@@ -360,24 +397,24 @@ def worst(
             'passage': textwrap.shorten(known['context'], _SHOWN, placeholder=' …') if known else '',
         }
 
-    rows = [row(*of) for of in zip(chosen['unit'], chosen['item'], chosen['score'])]
+    rows = [row(*cells) for cells in zip(chosen['unit'], chosen['item'], chosen['score'])]
     columns = ['question', 'predicted', 'correct', 'log-odds of an answer', 'passage']
     return pd.DataFrame(rows, columns=columns)
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #5f26aa61
-def found_answer(
+def answers(
     reader: Reader,
-    asked: Sequence[dict[str, Any]],  # question, passage
+    inputs: Sequence[dict[str, Any]],  # question, passage
 ) -> list[Answer]:
     "The best span of each passage, and whether it is an answer."
     stride = reader.settings.get('stride', min(128, reader.max_length // 3))
     longest = reader.settings.get('answer_length', ExtractiveQASettings.model_fields['answer_length'].default)
     rows = [
-        dict(id=str(i), question=of['question'], context=of['passage'], answers=(), cluster='')
-        for i, of in enumerate(asked)
+        dict(id=str(i), question=given['question'], context=given['passage'], answers=(), cluster='')
+        for i, given in enumerate(inputs)
     ]
     rows = Columns.of(rows)
-    _check_questions(reader, [of['question'] for of in asked], stride)
+    _check_questions(reader, [given['question'] for given in inputs], stride)
     windows = encode_windows(reader.tokenizer, rows, reader.max_length, stride)
     scores = np.zeros((len(windows.row), 4), dtype=np.float32)
     for batch, outputs in reader.outputs(windows.ids, windows.second, windows.context):
@@ -385,15 +422,16 @@ def found_answer(
     predicted = _merged(rows, windows, scores)
     n_windows = np.bincount(windows.row, minlength=len(rows))
     return [
-        _found(reader, of['passage'], predicted, i, int(n_windows[i]), stride) for i, of in enumerate(asked)
+        _answer(reader, given['passage'], predicted, i, int(n_windows[i]), stride)
+        for i, given in enumerate(inputs)
     ]
 
-
-def _found(
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #c4d4ef2c
+def _answer(
     reader: Reader,
     passage: str,
-    predicted: Predicted,  # of all that was asked
-    i: int,  # which of it
+    predicted: Predicted,  # of all inputs
+    i: int,  # which of them
     windows: int,
     stride: int,
 ) -> Answer:
@@ -417,20 +455,20 @@ def _found(
     read = reason('windows', n=windows, max_length=reader.max_length, stride=stride)
     return Answer(values, (read,) if windows > 1 else ())
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #dc1471b2
 def _check_questions(reader: Reader, questions: list[str], stride: int) -> None:
-    "Refuse a question beside which no window has room for a passage."
+    "Refuse a question that leaves no room for a passage in a window."
     room = room_for_questions(reader.tokenizer, reader.max_length, stride)
     of_each = reader.tokenizer(questions, add_special_tokens=False, verbose=False)['input_ids']
     for i, tokens in enumerate(map(len, of_each)):
         if tokens > room:
-            raise AskError(
+            raise InferenceError(
                 f'the question has {tokens} tokens, and windows of {reader.max_length} that share {stride} '
                 f'have room for {room}; shorten it',
                 at=i,
             )
 
-
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #ea1b1ba0
 _SNIPPET = """import torch
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
@@ -452,9 +490,11 @@ log_odds = start[first] + end[last] - none
 span = passage[window.token_to_chars(0, first).start : window.token_to_chars(0, last).end]
 threshold = float('{metrics[threshold]}')  # -inf: every question is answered
 print(span if log_odds >= threshold else 'no answer', log_odds.item())"""
+
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #f3ae0424
 USE = Use(
     takes=('question', 'passage'),
-    answers=found_answer,
+    answers=answers,
     keys=dict(question='question', passage='context'),
     # what the answer is or would have been, and how certain that is
     cells=lambda values: [
@@ -478,6 +518,8 @@ DEFAULTS = {
     ('squad1', '*'): setting(2, 1e-4),
     ('embedded', '*'): setting(4, 3e-4),
 }
+
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #28855192
 TASK = base.TaskInfo(
     name='extractive_qa',
     settings=ExtractiveQASettings,

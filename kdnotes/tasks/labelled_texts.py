@@ -28,7 +28,7 @@ from kdnotes.tasks.sources import (
 
 # %% auto #0
 __all__ = ['SCHEMA', 'CORPORA', 'complete', 'unusable', 'imdb_file', 'class_names', 'number_of', 'label_numbers', 'labels_of',
-           'check_labels', 'label_facts', 'class_metrics', 'number_metrics', 'of_group', 'shared_tenths']
+           'check_labels', 'label_facts', 'class_metrics', 'number_metrics', 'group_scores', 'shared_tenths']
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9dd1037e
 def complete(
@@ -49,7 +49,7 @@ def complete(
             cells['cluster'] = cells['id']
         yield cells
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #712f103f
 def unusable(
     split: str,  # 'train' | 'dev' | 'test'
     rows: Rows,
@@ -62,7 +62,7 @@ def unusable(
         )
     return ''
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #69e5f431
 SCHEMA = Schema(
     columns=dict(
         id=Column('id', 'id', optional=True),
@@ -82,39 +82,34 @@ SCHEMA = Schema(
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9e55702f
 _IMDB_FILES = ('test-10pct.jsonl', 'imdb.jsonl')
 
-
-def _hashed_split(id: str) -> str:
-    "One in ten to `dev`, three in ten to `test`."
-    share = int(sha256_text('split', id)[:8], 16) / 16**8
-    return 'dev' if share < 0.1 else 'test' if share < 0.4 else 'train'
-
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #1f0e9a35
 def imdb_file(folder: Path) -> Path:  # one JSON object a line: id, text, label
     "The reviews of a local copy."
     return next(folder / name for name in _IMDB_FILES if (folder / name).exists())
 
 
 def _imdb_folder(folder: Path) -> Splits:
-    "Splits of a local copy."
+    "Splits of a local copy: one in ten reviews is `dev`, three in ten are `test`."
     # ids decide the splits, so they must be there
     rows = read_split(imdb_file(folder), 'train', SCHEMA, columns='id=id')
-    split_of = np.array([_hashed_split(id) for id in rows['id']])
+    share = np.array([int(sha256_text('split', id)[:8], 16) / 16**8 for id in rows['id']])
+    split_of = np.where(share < 0.1, 'dev', np.where(share < 0.4, 'test', 'train'))
     return {split: rows[np.flatnonzero(split_of == split)] for split in SPLITS}
 
 
 def _imdb_hub(data) -> Splits:
     "The hub's train and test; every tenth training review is `dev`."
-    found = {
+    rows = {
         name: [
             dict(id=f'{name}-{i}', text=text, second='', label=str(label), cluster=f'{name}-{i}')
             for i, (text, label) in enumerate(zip(data[name]['text'], data[name]['label']))
         ]
         for name in ('train', 'test')
     }
-    train = [row for i, row in enumerate(found['train']) if i % 10]
-    return dict(train=train, dev=found['train'][::10], test=found['test'])
+    train = [row for i, row in enumerate(rows['train']) if i % 10]
+    return dict(train=train, dev=rows['train'][::10], test=rows['test'])
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #e708dc12
 CORPORA = Corpora(
     SCHEMA,
     embedded_text_classification,
@@ -135,7 +130,7 @@ def class_names(
 
 _LARGEST = float(np.finfo(np.float32).max)
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #8fd99098
 def number_of(text: str) -> float | None:
     "A number that float32 can hold; None: the text is none, as people write them."
     if not re.fullmatch(r'[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?', text, re.ASCII):
@@ -148,13 +143,13 @@ def label_numbers(rows: Rows) -> np.ndarray:  # (n,)
     "Labels that are numbers."
     return np.fromiter(map(float, rows['label']), np.float64, len(rows))
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #3acf4d16
 def _label_of(corpus: Corpus, split: str, i: int) -> str:
     "Where an example was read, and its label, as a refusal begins."
     return f"{place_of(corpus, split, i, CORPORA)}: label {truncate_repr(corpus.splits[split][i]['label'])}"
 
-
-# beside names of classes; 'none' is one of them in many corpora
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #e6d37c0d
+# among names of classes; 'none' is a class in many corpora
 _NO_LABEL = {'nan', 'null', 'na', 'n/a', '<na>', '?', '-'}
 
 
@@ -162,7 +157,7 @@ def _is_no_label(
     label: str,
     classes: set[str],  # labels of the training split
 ) -> bool:
-    "Does a label say that nobody has given one? -1 does, beside names or numbers that are no scale with it."
+    "Does a label mean that nobody has given one? -1 does among names, or numbers that are no scale with it."
     if label != '-1':
         return label.casefold() in _NO_LABEL
     others = classes - {label}
@@ -170,7 +165,7 @@ def _is_no_label(
     small = label in classes and (others == {'0', '1'} or len(others) == 1 and numbers)  # -1, 0, 1 or -1, 1
     return not small and all(other.isdigit() for other in numbers)
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #21df4c70
 def _no_label(corpus: Corpus, split: str, i: int, labels: list[str]) -> CorpusError:
     "The refusal of a row without a label."
     n = labels.count(labels[i])
@@ -183,16 +178,16 @@ def _no_label(corpus: Corpus, split: str, i: int, labels: list[str]) -> CorpusEr
         f'{pluralize(n, "row")} of {split}; {drop}; a class needs a name of another kind'
     )
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #0a117912
 def labels_of(corpus: Corpus) -> Iterator[tuple[str, int, str]]:
     "The splits, the rows' numbers and the labels of a corpus."
     for split in SPLITS:
         for i, label in enumerate(corpus.splits[split]['label']):
             yield split, i, label
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #6ec028a1
 def _check_numbers(corpus: Corpus) -> None:
-    "Refuse labels that float32 cannot hold, as they stand or in units of the training split's deviation."
+    "Refuse labels that float32 cannot hold, as they are or in units of the training split's deviation."
     for split, i, label in labels_of(corpus):
         if number_of(label) is None:
             raise CorpusError(
@@ -214,7 +209,7 @@ def _check_numbers(corpus: Corpus) -> None:
                 f'deviation is {spread:g}; correct it, or use target=classes'
             )
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #326fa569
 def check_labels(
     corpus: Corpus,
     config: RunConfig,  # resolved
@@ -242,7 +237,7 @@ def check_labels(
         )
     _check_classes(corpus, names, config.labels)
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #e0adb0c8
 def _are_fractions(names: list[str]) -> bool:
     "Are classes numbers, and some of them no whole ones?"
     return all(number_of(name) is not None for name in names) and any('.' in name for name in names)
@@ -258,7 +253,7 @@ def label_facts(
     names = class_names(corpus.splits['train'])
     return dict(names=names, fractions=_are_fractions(names), combined=_combined(names))
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #82f05f8a
 def _parts_of(name: str) -> list[str]:  # [the name itself]: it is one
     "The labels that a label seems to be made of: with marks between them, or as a list of Python or JSON."
     inner = name.strip()
@@ -267,19 +262,23 @@ def _parts_of(name: str) -> list[str]:  # [the name itself]: it is one
     parts = [part.strip(' \'"') for part in re.split(marks, inner[1:-1] if listed else inner)]
     return [part for part in parts if part] or [name]
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #cf10d578
 def _combined(names: list[str]) -> list[str]:  # the label and its parts; []: there is none
     "A label that seems to be made of several labels, and is a class of its own."
     parts = {name: _parts_of(name) for name in names}
-    n_with = Counter(part for of in parts.values() for part in set(of))
-    several = ([name, *of] for name, of in parts.items() if len(of) > 1 and all(n_with[p] > 1 for p in of))
+    n_with = Counter(part for of_name in parts.values() for part in set(of_name))
+    several = (
+        [name, *of_name]
+        for name, of_name in parts.items()
+        if len(of_name) > 1 and all(n_with[p] > 1 for p in of_name)
+    )
     return next(several, [])
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #18586333
 def _check_classes(
     corpus: Corpus,
     names: list[str],  # of the training split
-    drawn: int | None,  # how many labels were drawn for it; None: it has all
+    drawn: int | None,  # how many labels were sampled for it; None: it has all
 ) -> None:
     "Refuse rows without a label, and classes that are not learnt."
     classes = set(names)
@@ -319,7 +318,7 @@ def class_metrics(
     metrics['matthews'] = float(matthews_corrcoef(labels, predicted))
     return metrics, values
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #7e50b337
 def number_metrics(
     outputs: np.ndarray,  # (n,) standardised
     targets: np.ndarray,  # (n,) standardised
@@ -338,24 +337,24 @@ def number_metrics(
     return metrics, values
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9ebf71a6
-def of_group(
-    of: np.ndarray,  # (n,) int: the group of each training example
+def group_scores(
+    trained_groups: np.ndarray,  # (n,) int: the group of each training example
     labels: np.ndarray,  # (n,) of these: numbers of classes, or standardised numbers
     groups: np.ndarray,  # (k,) the group of each example that is predicted
     classes: int | None,  # how many there are; None: labels are numbers
 ) -> np.ndarray:  # (k, classes) log-probabilities, or (k, 1) numbers
     "What the training examples of the same group are; one more of the whole split belongs to each group."
-    n = 1 + max(of.max(), groups.max())
+    n = 1 + max(trained_groups.max(), groups.max())
     if classes is None:
-        sums = np.bincount(of, labels, n) + labels.mean()
-        return (sums / (np.bincount(of, minlength=n) + 1))[groups][:, None]
-    counts = np.bincount(of * classes + labels, minlength=n * classes).reshape(n, classes)
+        sums = np.bincount(trained_groups, labels, n) + labels.mean()
+        return (sums / (np.bincount(trained_groups, minlength=n) + 1))[groups][:, None]
+    counts = np.bincount(trained_groups * classes + labels, minlength=n * classes).reshape(n, classes)
     # of each class one more, so that one that does not occur has a logarithm
     prior = counts.sum(0) + 1.0
     share = counts + prior / prior.sum()
     return np.log(share / share.sum(1, keepdims=True))[groups]
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #ddf767b8
 def shared_tenths(
     rows: Rows,  # pairs of texts
 ) -> np.ndarray:  # (n,) int, 0 to 9

@@ -16,7 +16,7 @@ from ..core.progress import followed
 from ..core.streams import stream
 from .base import Forward, unit_table
 from .batching import Batch, micro_batches
-from .text_blocks import Asked, Masking, Rows, TokenStream, block_ends, mask_blocks
+from .text_blocks import Positions, Masking, Rows, TokenStream, block_ends, mask_blocks
 
 # %% auto #0
 __all__ = ['PART', 'TextSet', 'text_set', 'Hidden', 'masked_batch', 'scored_batch', 'hidden_scores', 'line_rows', 'all_tokens',
@@ -33,14 +33,14 @@ class TextSet(NamedTuple):
     clusters: list[str]  # what each document of the text belongs to: itself, or what is alike
     pieces_a_word: float  # of the whole text
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #d23fc51f
 def text_set(
     name: str,
     blocks: Rows,  # of one length
     clusters: list[str],  # of its documents
     most: int | None = None,  # blocks; None: all
 ) -> TextSet:
-    "The blocks of a text that are scored: all, or some that are drawn once and for all."
+    "The blocks of a text that are scored: all, or a fixed sample."
     n = len(blocks)
     chosen = np.arange(n)
     if most is not None and most < n:
@@ -48,21 +48,21 @@ def text_set(
     words = int(blocks.stream.words.sum())
     return TextSet(name, blocks, chosen, clusters, int(blocks.stream.pieces.sum()) / max(1, words))
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #cdcd14ed
 def _number(name: str) -> int:
     "A name as a key of a random stream."
     return zlib.crc32(name.encode())
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #953784eb
 class Hidden(NamedTuple):
-    "What a model says of the hidden tokens of a text, and of those it sees."
+    "A model's scores of the hidden tokens of a text, and of all tokens."
 
     positions: np.ndarray  # (n, k) int64
     labels: np.ndarray  # (n, k) int64, the true tokens
     nll: np.ndarray  # (n, k) nats
     nll_all: np.ndarray  # (n,) nats per token, of masked and visible ones
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #906106cf
 def masked_batch(
     index: np.ndarray,  # (n,) positions in a split
     ids: np.ndarray,  # (n, length) int64, with hidden tokens
@@ -77,17 +77,17 @@ def masked_batch(
     places = torch.from_numpy(positions)
     return Batch(index, inputs, torch.from_numpy(labels), tokens.numel(), positions=places)
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #6082ec1b
 def scored_batch(
     text: TextSet,
     index: np.ndarray,  # (n,) positions in `text.chosen`
     share: float,  # of a block's tokens that are hidden
     mask_id: int,
 ) -> Batch:
-    "Blocks of a text as every model is asked them: the same tokens hidden, each by the mask token."
+    "Blocks of a text as every model gets them: the same tokens hidden, each by the mask token."
     return masked_batch(index, *mask_blocks(text.blocks, text.chosen[index], Masking(share), 0, 0, mask_id))
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #2d0782a5
 def hidden_scores(
     forward: Forward,
     text: TextSet,
@@ -101,36 +101,36 @@ def hidden_scores(
     labels = batch_of(np.arange(min(n, 1))).labels
     shape = (n, labels.shape[1])
     # positions, labels and nats of the hidden tokens, then the nats of all
-    found = np.zeros((n, 3 * shape[1] + 1))
+    scores = np.zeros((n, 3 * shape[1] + 1))
     batches = micro_batches(np.arange(n), np.full(n, length), tokens, forward.rank, forward.ranks)
     for index in followed(batches, f'scoring {text.name}', sum(map(len, batches)), 'blocks', len):
-        found[index] = _of_batch(forward, text, index, batch_of(index))
-    found = forward.sum(found)
+        scores[index] = _of_batch(forward, text, index, batch_of(index))
+    scores = forward.sum(scores)
     k = shape[1]
     return Hidden(
-        found[:, :k].astype(np.int64),
-        found[:, k : 2 * k].astype(np.int64),
-        found[:, 2 * k : 3 * k],
-        found[:, -1],
+        scores[:, :k].astype(np.int64),
+        scores[:, k : 2 * k].astype(np.int64),
+        scores[:, 2 * k : 3 * k],
+        scores[:, -1],
     )
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #fd3603b2
 def _of_batch(forward: Forward, text: TextSet, index: np.ndarray, batch: Batch) -> np.ndarray:
-    "Rows of `found` in `hidden_scores`."
+    "Rows of `scores` in `hidden_scores`."
     import torch
     from kdnotes.losses.vocabulary import OpenLogits, rows_of, vocabulary_nll
 
     blocks = text.chosen[index]
     truth = torch.from_numpy(text.blocks.ids(blocks))
-    asked = torch.from_numpy(text.blocks.maskable(blocks))
+    maskable = torch.from_numpy(text.blocks.maskable(blocks))
     logits = forward(batch).logits
     device = (logits.features if isinstance(logits, OpenLogits) else logits).device
-    rows = asked.flatten().nonzero()[:, 0]
+    rows = maskable.flatten().nonzero()[:, 0]
     right = truth.flatten()[rows]
     nll = torch.zeros(truth.shape, dtype=torch.float64)
     nll.flatten()[rows] = vocabulary_nll(rows_of(logits, rows.to(device)), right.to(device)).double().cpu()
     hidden = nll.gather(1, batch.positions.cpu())
-    mean = nll.sum(1) / asked.sum(1)
+    mean = nll.sum(1) / maskable.sum(1)
     parts = batch.positions.cpu().double(), batch.labels.cpu().double(), hidden, mean[:, None]
     return torch.cat(parts, 1).numpy()
 
@@ -159,21 +159,21 @@ def line_rows(
 # %% ../../nbs/tasks/12_lm_scores.ipynb #b18018ee
 def all_tokens(
     rows: Rows,
-) -> Asked:
-    "Every token that can be asked for, those of the longest rows first."
+) -> Positions:
+    "Every token that can be hidden, those of the longest rows first."
     order = np.argsort(-rows.lengths(), kind='stable')
     positions = [np.flatnonzero(rows.maskable([row])) for row in order]
     if not positions:
-        return Asked(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-    return Asked(np.repeat(order, [len(p) for p in positions]), np.concatenate(positions))
+        return Positions(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    return Positions(np.repeat(order, [len(p) for p in positions]), np.concatenate(positions))
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #22dca7ee
 def drawn_tokens(
     rows: Rows,
     n: int,
     rng: np.random.Generator,
-) -> Asked:  # all of them where there are no more than n
-    "Tokens drawn from a whole text, each with the same chance."
+) -> Positions:  # all of them where there are no more than n
+    "Tokens sampled from a whole text, each with the same chance."
     every = all_tokens(rows)
     if len(every.rows) <= n:
         return every
@@ -182,30 +182,30 @@ def drawn_tokens(
 # %% ../../nbs/tasks/12_lm_scores.ipynb #7a16192f
 def single_mask(
     rows: Rows,
-    asked: Asked,
+    targets: Positions,
     mask_id: int,
-) -> Batch:  # a row for each token that is asked for; `positions` and `labels` are (n, 1)
+) -> Batch:  # a row for each hidden token; `positions` and `labels` are (n, 1)
     "Rows of one length with one hidden token each."
-    ids = rows.ids(asked.rows)
-    places = asked.positions[:, None]
+    ids = rows.ids(targets.rows)
+    places = targets.positions[:, None]
     labels = np.take_along_axis(ids, places, 1)
     np.put_along_axis(ids, places, mask_id, 1)
     return masked_batch(np.arange(len(ids)), ids, places, labels)
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #d529b338
 def alone_nll(
     forward: Forward,
     rows: Rows,
-    asked: Asked,
+    targets: Positions,
     mask_id: int,
     tokens: int = 8192,  # of a batch, padding included
-    what: str | None = None,  # is said to be done while it lasts; None: nothing is said
+    what: str | None = None,  # shown as progress; None: nothing is shown
 ) -> np.ndarray:  # (n,) float64 nats, on every rank
     "What each token costs that is hidden by itself."
     from kdnotes.losses.vocabulary import vocabulary_nll
 
-    nll = np.zeros(len(asked.rows))
-    lengths = rows.lengths()[asked.rows]
+    nll = np.zeros(len(targets.rows))
+    lengths = rows.lengths()[targets.rows]
     # rows of one length together: to some architectures padding is not invisible
     batches = [
         index
@@ -216,57 +216,57 @@ def alone_nll(
     ]
     n = sum(map(len, batches))
     for index in followed(batches, what, n, 'tokens', len) if what else batches:
-        batch = single_mask(rows, asked.part(index), mask_id)
+        batch = single_mask(rows, targets.part(index), mask_id)
         logits = forward.at(batch)
         right = batch.labels[:, 0].to(logits.device)
         nll[index] = vocabulary_nll(logits, right).double().cpu().numpy()
     return forward.sum(nll)
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #2462d752
-# tokens that are asked for between two writings
+# tokens that are scored between two writes
 PART = 2048
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #ec2ccc88
 def resumable_nll(
     forward: Forward,  # of one rank
     rows: Rows,
-    asked: Asked,
+    targets: Positions,
     mask_id: int,
-    folder: Path,  # of what is done; its name stands for the model, the text and all that changes a number
+    folder: Path,  # of what is done; its name identifies the model, the text and all that changes a number
     tokens: int = 8192,  # of a batch, padding included
-    on_part: Callable[[int], None] = lambda done: None,  # told how many tokens are done
+    on_part: Callable[[int], None] = lambda done: None,  # gets how many tokens are done
 ) -> np.ndarray:  # (n,) float64 nats
     "`alone_nll`, from where an earlier call was interrupted."
 
     def make(writer: Writer) -> None:
-        for start in range(writer.parts * PART, len(asked.rows), PART):
+        for start in range(writer.parts * PART, len(targets.rows), PART):
             on_part(start)
-            part = asked.part(slice(start, start + PART))
+            part = targets.part(slice(start, start + PART))
             writer.add(dict(nll=alone_nll(forward, rows, part, mask_id, tokens)))
 
     nll = cached(folder, make).arrays['nll']
-    on_part(len(asked.rows))
+    on_part(len(targets.rows))
     return nll
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #48f90651
 class Sampled(NamedTuple):
-    "What a model says of single hidden tokens."
+    "A model's scores of single hidden tokens."
 
-    asked: Asked  # of the text's blocks
+    targets: Positions  # of the text's blocks
     nll: np.ndarray  # (n,) nats
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #a091ab06
 def sample_positions(
     text: TextSet,
     n: int,
-) -> Asked:  # (n,) or fewer where the text is short
-    "Tokens of the chosen blocks, drawn once for all models."
+) -> Positions:  # (n,) or fewer where the text is short
+    "Tokens of the chosen blocks, the same sample for all models."
     rows, positions = np.nonzero(text.blocks.maskable(text.chosen))
     drawn = stream(0, 'sample', _number(text.name), 1).permutation(len(rows))[:n]
     drawn.sort()
-    return Asked(text.chosen[rows[drawn]], positions[drawn])
+    return Positions(text.chosen[rows[drawn]], positions[drawn])
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #01834f7a
 def sampled_scores(
     forward: Forward,
     text: TextSet,
@@ -274,9 +274,9 @@ def sampled_scores(
     mask_id: int,
 ) -> Sampled:  # on every rank
     "Scores of n positions, each hidden by itself."
-    asked = sample_positions(text, n)
-    nll = alone_nll(forward, text.blocks, asked, mask_id, what=f'scoring tokens of {text.name}')
-    return Sampled(asked, nll)
+    targets = sample_positions(text, n)
+    nll = alone_nll(forward, text.blocks, targets, mask_id, what=f'scoring tokens of {text.name}')
+    return Sampled(targets, nll)
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #3b8c6ada
 def perplexity(
@@ -285,7 +285,7 @@ def perplexity(
     "`exp` of a mean."
     return math.exp(nll) if nll < 700 else None
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #3be7bdfe
 def _both(prefix: str, nll: float, pieces_a_word: float) -> dict[str, float | None]:
     "A mean, and what follows from it."
     a_word = nll * pieces_a_word
@@ -296,27 +296,27 @@ def _both(prefix: str, nll: float, pieces_a_word: float) -> dict[str, float | No
         f'{prefix}perplexity_word': perplexity(a_word),
     }
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #66b405d6
 def score_metrics(
     text: TextSet,
     hidden: Hidden,
-    sampled: Sampled | None,  # None: no position was drawn
+    sampled: Sampled | None,  # None: no position was sampled
     unigram: np.ndarray,  # (vocabulary,) shares of the training text, > 0 of each that is asked for
 ) -> dict[str, float | None]:
     "All scores of a text; `unigram` is what knowing how frequent a piece is gives."
-    found = _both('', float(hidden.nll.mean()), text.pieces_a_word)
+    metrics = _both('', float(hidden.nll.mean()), text.pieces_a_word)
     known = float(-np.log(unigram[hidden.labels]).mean())
     every = float(hidden.nll_all.mean())
-    found |= dict(nll_all=every, perplexity_all=perplexity(every))
-    found |= dict(unigram_nll=known, unigram_perplexity=perplexity(known))
+    metrics |= dict(nll_all=every, perplexity_all=perplexity(every))
+    metrics |= dict(unigram_nll=known, unigram_perplexity=perplexity(known))
     if sampled is not None:
-        found |= _both('pseudo_', float(sampled.nll.mean()), text.pieces_a_word)
-    return found
+        metrics |= _both('pseudo_', float(sampled.nll.mean()), text.pieces_a_word)
+    return metrics
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #53817639
 _AT_ONCE = 1024  # blocks
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #aae9fcf2
 def unigram_scores(
     text: TextSet,
     # positions in `text.chosen` -> a batch with its hidden tokens' positions and labels
@@ -324,22 +324,22 @@ def unigram_scores(
     n: int,  # positions that are hidden by themselves; 0: none
     unigram: np.ndarray,  # (vocabulary,) shares of the training text, > 0 of each that is asked for
 ) -> tuple[Hidden, Sampled | None]:
-    "What knowing how frequent each piece is says of the tokens that models are asked."
+    "The scores of a unigram model, for the tokens that models must guess."
     nats = -np.log(np.where(unigram > 0, unigram, 1.0))
     parts = []
     for start in range(0, len(text.chosen), _AT_ONCE):
         index = np.arange(start, min(start + _AT_ONCE, len(text.chosen)))
         batch = batch_of(index)
-        asked = text.blocks.maskable(text.chosen[index])
-        every = np.where(asked, nats[text.blocks.ids(text.chosen[index])], 0.0).sum(1) / asked.sum(1)
+        maskable = text.blocks.maskable(text.chosen[index])
+        every = np.where(maskable, nats[text.blocks.ids(text.chosen[index])], 0.0).sum(1) / maskable.sum(1)
         parts.append((batch.positions.numpy(), batch.labels.numpy(), nats[batch.labels.numpy()], every))
     hidden = Hidden(*map(np.concatenate, zip(*parts)))
     if not n:
         return hidden, None
-    asked = sample_positions(text, n)
-    return hidden, Sampled(asked, nats[text.blocks.tokens_at(asked)])
+    targets = sample_positions(text, n)
+    return hidden, Sampled(targets, nats[text.blocks.tokens_at(targets)])
 
-
+# %% ../../nbs/tasks/12_lm_scores.ipynb #c5c1aecb
 def score_tables(
     text: TextSet,
     hidden: Hidden,
@@ -361,11 +361,11 @@ def score_tables(
         )
     ]
     if sampled is not None:
-        asked = sampled.asked
-        names = [f'{b}:{p}' for b, p in zip(asked.rows.tolist(), asked.positions.tolist())]
-        theirs = [text.clusters[d] for d in text.blocks.documents_of(asked).tolist()]
+        targets = sampled.targets
+        names = [f'{b}:{p}' for b, p in zip(targets.rows.tolist(), targets.positions.tolist())]
+        theirs = [text.clusters[d] for d in text.blocks.documents_of(targets).tolist()]
         units.append(unit_table(text.name, 'all', names, theirs, dict(pseudo_nll=sampled.nll)))
-        labels = text.blocks.tokens_at(asked)
+        labels = text.blocks.tokens_at(targets)
         predictions.append(dict(split=text.name, unit=names, item='alone', label=labels, score=-sampled.nll))
     tables = [pd.DataFrame(p) for p in predictions]
     return pd.concat(units, ignore_index=True), pd.concat(tables, ignore_index=True)

@@ -8,12 +8,13 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, TYPE_CHECKING
+from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from ..core.arms import MODES
 from ..core.config import RunConfig
 from . import base
-from .asked import Answer, AskError, Reader, Use
+from .inference import Answer, InferenceError, Reader, Use
 from .base import Evaluation, Forward, SignalSpec, SoftTargets, Task, setting
 from .batching import Batch, Ragged, TokenCounts
 from .documents import CORPORA
@@ -44,257 +45,303 @@ class MaskedLM(Task):
 
     @classmethod
     def made(cls, corpus: Corpus, config: RunConfig) -> Self:
-        "The task a configuration names; masks are drawn from its seed."
-        own, soft = config.task_settings, base.soft_targets(config)
+        "The task a configuration names; masks are sampled with its seed."
+        settings, soft = config.task_settings, base.soft_targets(config)
         if not MODES[config.mode].kd:  # none are learnt, and the output layer is not needed elsewhere
-            own, soft = own.model_copy(update=dict(soft_on='masked')), SoftTargets()
-        task = cls(corpus, config.max_length, own, soft, config.smoke)
+            settings, soft = settings.model_copy(update=dict(soft_on='masked')), SoftTargets()
+        task = cls(corpus, config.max_length, settings, soft, config.smoke)
         task.seed = config.seed
         return task
 
-    def take(self, corpus: Corpus) -> None:
-        "Documents; which blocks there are is known when they are tokens."
-        own = self.settings
-        self.masked = n_masked(self.max_length, own.mask_share)
-        self.evaluation_sets = ('dev', *own.score_on)
-        self.primary = base.Primary(own.score_on[0], 'nll', False)
-        self.rows = {split: corpus.splits[split] for split in ('train', *self.evaluation_sets)}
-        self.signal_spec = {}
-        if self.likeliest_alone:
-            shape = (self.masked if own.soft_on == 'masked' else self.max_length, self.soft.top_k)
-            self.signal_spec = dict(index=SignalSpec(shape, integer=True), logits=SignalSpec(shape))
+# %% ../../nbs/tasks/20_masked_lm.ipynb #93ddbe19
+@patch
+def take(self: MaskedLM, corpus: Corpus) -> None:
+    "Documents; which blocks there are is known when they are tokens."
+    settings = self.settings
+    self.masked = n_masked(self.max_length, settings.mask_share)
+    self.evaluation_sets = ('dev', *settings.score_on)
+    self.primary = base.Primary(settings.score_on[0], 'nll', False)
+    self.rows = {split: corpus.splits[split] for split in ('train', *self.evaluation_sets)}
+    self.signal_spec = {}
+    if self.likeliest_alone:
+        shape = (self.masked if settings.soft_on == 'masked' else self.max_length, self.soft.top_k)
+        self.signal_spec = dict(index=SignalSpec(shape, integer=True), logits=SignalSpec(shape))
 
-    @property
-    def likeliest_alone(self) -> bool:
-        "Are the teacher's `top_k` logits all that is needed? How likely a piece is depends on all of them."
-        return self.soft.top_k is not None and self.soft.min_probability is None
+# %% ../../nbs/tasks/20_masked_lm.ipynb #839b05f4
+@patch(as_prop=True)
+def likeliest_alone(self: MaskedLM) -> bool:
+    "Are the teacher's `top_k` logits all that is needed? How likely a piece is depends on all of them."
+    return self.soft.top_k is not None and self.soft.min_probability is None
 
-    def encode(
-        self,
-        tokenizer,  # a fast one of transformers
-        cache_dir: Path | None = None,
-    ) -> None:
-        "Tokenise every document once, and cut the tokens into blocks."
-        self.mask_id = tokenizer.mask_token_id
-        streams = {
-            split: token_stream(tokenizer, rows['text'].tolist(), cache_dir)
-            for split, rows in self.rows.items()
-        }
-        self.blocks = {
-            split: blocks_of(split, stream, tokenizer, self.max_length, self.masked)
-            for split, stream in streams.items()
-        }
-        self.trained = np.arange(self._n_trained())
-        most = 16 if self.smoke else self.settings.score_blocks
-        self.texts = {
-            name: text_set(name, self.blocks[name], self.rows[name]['cluster'].tolist(), most)
-            for name in self.evaluation_sets
-        }
-        ids = sorted(tokenizer.get_vocab().values())
-        counts = self._counts(ids[-1] + 1)
-        # one more of each: a piece that does not occur has no logarithm
-        self.label_prior = (counts + 1) / (counts + 1).sum()
-        special = set(tokenizer.all_special_ids)
-        self.vocabulary = np.array([i for i in ids if i not in special])
-        # a unigram model knows, as all do, that neither a special token nor an unknown one is asked for
-        self.unigram = self.label_prior / self.label_prior[self.vocabulary].sum()
-        power = self.settings.rare_power
-        self.weights = rare_token_weights(counts, power) if power else None
+# %% ../../nbs/tasks/20_masked_lm.ipynb #629ae4a1
+@patch
+def encode(
+    self: MaskedLM,
+    tokenizer,  # a fast one of transformers
+    cache_dir: Path | None = None,
+) -> None:
+    "Tokenise every document once, and cut the tokens into blocks."
+    self.mask_id = tokenizer.mask_token_id
+    streams = {
+        split: token_stream(tokenizer, rows['text'].tolist(), cache_dir) for split, rows in self.rows.items()
+    }
+    self.blocks = {
+        split: blocks_of(split, stream, tokenizer, self.max_length, self.masked)
+        for split, stream in streams.items()
+    }
+    self.trained = np.arange(self._n_trained())
+    most = 16 if self.smoke else self.settings.score_blocks
+    self.texts = {
+        name: text_set(name, self.blocks[name], self.rows[name]['cluster'].tolist(), most)
+        for name in self.evaluation_sets
+    }
+    ids = sorted(tokenizer.get_vocab().values())
+    counts = self._counts(ids[-1] + 1)
+    # one more of each: a piece that does not occur has no logarithm
+    self.label_prior = (counts + 1) / (counts + 1).sum()
+    special = set(tokenizer.all_special_ids)
+    self.vocabulary = np.array([i for i in ids if i not in special])
+    # a unigram model knows, as all do, that neither a special token nor an unknown one is hidden
+    self.unigram = self.label_prior / self.label_prior[self.vocabulary].sum()
+    power = self.settings.rare_power
+    self.weights = rare_token_weights(counts, power) if power else None
 
-    def token_counts(self) -> dict[str, TokenCounts]:
-        "What the tokenizer made of the documents of each split, whether they are in a block or not."
-        found = {}
-        for split, blocks in self.blocks.items():
-            text = blocks.stream
-            n = len(text.ends)  # a separator each
-            tokens = len(text.tokens) - n
-            empty = int((np.diff(text.ends, prepend=0) == 1).sum())
-            found[split] = TokenCounts(n, tokens, tokens - int(text.pieces.sum()), empty=empty)
-        return found
+# %% ../../nbs/tasks/20_masked_lm.ipynb #21bd63a4
+@patch
+def token_counts(self: MaskedLM) -> dict[str, TokenCounts]:
+    "What the tokenizer made of the documents of each split, whether they are in a block or not."
+    counts = {}
+    for split, blocks in self.blocks.items():
+        text = blocks.stream
+        n = len(text.ends)  # a separator each
+        tokens = len(text.tokens) - n
+        empty = int((np.diff(text.ends, prepend=0) == 1).sum())
+        counts[split] = TokenCounts(n, tokens, tokens - int(text.pieces.sum()), empty=empty)
+    return counts
 
-    def token_rows(self, split: str) -> Ragged:
-        "The token ids of each document."
-        text = self.blocks[split].stream
-        return Ragged(text.tokens, np.concatenate([[0], text.ends]))
+# %% ../../nbs/tasks/20_masked_lm.ipynb #050edaed
+@patch
+def token_rows(self: MaskedLM, split: str) -> Ragged:
+    "The token ids of each document."
+    text = self.blocks[split].stream
+    return Ragged(text.tokens, np.concatenate([[0], text.ends]))
 
-    def _n_trained(self) -> int:
-        "How many blocks are trained on."
-        n = len(self.blocks['train'])
-        if self.settings.train_tokens is not None:
-            n = min(n, max(1, self.settings.train_tokens // (self.max_length - 2)))
-        return min(n, 64) if self.smoke else n
+# %% ../../nbs/tasks/20_masked_lm.ipynb #bea0cdae
+@patch
+def _n_trained(self: MaskedLM) -> int:
+    "How many blocks are trained on."
+    n = len(self.blocks['train'])
+    if self.settings.train_tokens is not None:
+        n = min(n, max(1, self.settings.train_tokens // (self.max_length - 2)))
+    return min(n, 64) if self.smoke else n
 
-    def _counts(self, vocabulary: int) -> np.ndarray:  # (vocabulary,)
-        "How often each piece occurs in the blocks that are trained on."
-        counts = np.zeros(vocabulary, dtype=np.int64)
-        for start in range(0, len(self.trained), 4096):
-            ids = self.blocks['train'].ids(self.trained[start : start + 4096])
-            counts += np.bincount(ids[:, 1:-1].ravel(), minlength=vocabulary)
-        return counts
+# %% ../../nbs/tasks/20_masked_lm.ipynb #6b2bbdf4
+@patch
+def _counts(self: MaskedLM, vocabulary: int) -> np.ndarray:  # (vocabulary,)
+    "How often each piece occurs in the blocks that are trained on."
+    counts = np.zeros(vocabulary, dtype=np.int64)
+    for start in range(0, len(self.trained), 4096):
+        ids = self.blocks['train'].ids(self.trained[start : start + 4096])
+        counts += np.bincount(ids[:, 1:-1].ravel(), minlength=vocabulary)
+    return counts
 
-    def lengths(self, split: str) -> np.ndarray:
-        "Tokens of each block: all alike."
-        n = len(self.trained) if split == 'train' else len(self.texts[split].chosen)
-        return np.broadcast_to(self.max_length, n)  # one number, read n times
+# %% ../../nbs/tasks/20_masked_lm.ipynb #3a664f25
+@patch
+def lengths(self: MaskedLM, split: str) -> np.ndarray:
+    "Tokens of each block: all alike."
+    n = len(self.trained) if split == 'train' else len(self.texts[split].chosen)
+    return np.broadcast_to(self.max_length, n)  # one number, read n times
 
-    def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
-        "Blocks with their hidden tokens, which change with the epoch in training and never in a score."
-        index = np.asarray(index, dtype=np.int64)
-        if split == 'train':
-            return masked_batch(index, *self._masked(index, epoch))
-        return scored_batch(self.texts[split], index, self.settings.mask_share, self.mask_id)
 
-    def token_ids(self, split: str) -> None:
-        "None: which tokens a batch holds is known from its masks alone."
+@patch
+def batch(self: MaskedLM, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
+    "Blocks with their hidden tokens, which change with the epoch in training and never in a score."
+    index = np.asarray(index, dtype=np.int64)
+    if split == 'train':
+        return masked_batch(index, *self._masked(index, epoch))
+    return scored_batch(self.texts[split], index, self.settings.mask_share, self.mask_id)
 
-    def _masked(self, index: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        "Training blocks with their masks."
-        return mask_blocks(
-            self.blocks['train'],
-            self.trained[index],
-            self.settings.masking,
-            self.seed,
-            epoch if self.settings.masks == 'dynamic' else 0,
-            self.mask_id,
-            self.vocabulary,
-            self.weights,
+
+@patch
+def token_ids(self: MaskedLM, split: str) -> None:
+    "None: which tokens a batch holds is known from its masks alone."
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #7904f719
+@patch
+def _masked(self: MaskedLM, index: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    "Training blocks with their masks."
+    return mask_blocks(
+        self.blocks['train'],
+        self.trained[index],
+        self.settings.masking,
+        self.seed,
+        epoch if self.settings.masks == 'dynamic' else 0,
+        self.mask_id,
+        self.vocabulary,
+        self.weights,
+    )
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #1256b826
+@patch
+def signal(
+    self: MaskedLM,
+    outputs,  # of a language model's head, its output layer maybe still open
+    batch: Batch,
+) -> dict[str, Tensor]:
+    """The teacher's signal for the tokens whose soft targets are learnt:
+    its likeliest pieces where they are enough, else the two sides of its output layer.
+    """
+    from torch import Tensor
+    from kdnotes.losses.vocabulary import TopK, rows_of
+
+    logits = rows_of(outputs.logits, self._soft_rows(batch))
+    n = len(batch.labels)
+    if self.likeliest_alone:
+        k = self.soft.top_k
+        likeliest = TopK.from_logits(logits, k)
+        return dict(index=likeliest.index.view(n, -1, k), logits=likeliest.logits.view(n, -1, k))
+    if isinstance(logits, Tensor):
+        return dict(logits=logits.detach())
+    open_ = logits.detach()
+    bias = {} if open_.bias is None else dict(bias=open_.bias)
+    return dict(features=open_.features, weight=open_.weight) | bias
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #d4eabeff
+@patch
+def _teacher(self: MaskedLM, signal: dict[str, Tensor]) -> Tensor | OpenLogits | TopK:
+    "The teacher's logits of the rows of `_soft_rows`."
+    from kdnotes.losses.vocabulary import OpenLogits, TopK
+
+    if 'index' in signal:
+        return TopK(signal['index'].flatten(0, -2), signal['logits'].float().flatten(0, -2))
+    if 'features' in signal:
+        return OpenLogits(signal['features'], signal['weight'], signal.get('bias'))
+    return signal['logits']
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #ee5ece93
+@patch
+def _masked_rows(self: MaskedLM, batch: Batch) -> Tensor:  # (n * masked,) int64
+    "Where the hidden tokens are, counted through the batch."
+    import torch
+
+    length = batch.inputs['input_ids'].shape[1]
+    first = torch.arange(len(batch.labels), device=batch.positions.device)[:, None] * length
+    return (first + batch.positions).flatten()
+
+
+@patch
+def _soft_rows(self: MaskedLM, batch: Batch) -> Tensor | slice:
+    "The tokens whose soft targets are learnt, counted through the batch."
+    return self._masked_rows(batch) if self.settings.soft_on == 'masked' else slice(None)
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #8e74c101
+@patch
+def signal_key(self: MaskedLM) -> str:
+    "Which training examples there are, and what is hidden of them."
+    settings = self.settings
+    parts = [
+        settings.train_tokens,
+        settings.mask_share,
+        settings.whole_words,
+        settings.rare_power,
+        self.seed,
+        self.soft.top_k,
+    ]
+    return '-'.join(['smoke' if self.smoke else 'all', *map(str, parts)])
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #cb52fb90
+@patch
+def losses(
+    self: MaskedLM,
+    outputs,  # of a language model's head, its output layer maybe still open
+    batch: Batch,
+    signal: dict[str, Tensor] | None,
+) -> dict[str, Tensor]:
+    "`hard` over the hidden tokens, `soft` over those of `soft_on`."
+    from kdnotes.losses.vocabulary import rows_of, vocabulary_ce, vocabulary_kl
+
+    hidden = rows_of(outputs.logits, self._masked_rows(batch))
+    losses = {'hard': vocabulary_ce(hidden, batch.labels.flatten())}
+    if signal is not None:
+        t = self.soft
+        student, teacher = rows_of(outputs.logits, self._soft_rows(batch)), self._teacher(signal)
+        losses['soft'] = vocabulary_kl(student, teacher, t.temperature, t.min_probability, t.top_k)
+    return losses
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #c41fd6de
+@patch
+def loss_counts(self: MaskedLM, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
+    "Tokens of each term."
+    soft = self.masked if self.settings.soft_on == 'masked' else self.max_length
+    return {'hard': len(index) * self.masked, 'soft': len(index) * soft}
+
+
+@patch
+def loss_weights(self: MaskedLM, kd: bool) -> dict[str, float]:
+    "Weights of `hard` and `soft`."
+    return base.free_weights(self.settings, kd)
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #2d3b42fa
+@patch
+def evaluate_model(self: MaskedLM, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
+    "Scores of the texts given."
+
+    def scored(name: str) -> tuple[Hidden, Sampled | None]:
+        text = self.texts[name]
+        hidden = hidden_scores(forward, text, lambda index: self.batch(name, index))
+        n = self._sampled(name)
+        return hidden, sampled_scores(forward, text, n, self.mask_id) if n else None
+
+    return self._evaluation({name: scored(name) for name in sets})
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #303e0e48
+@patch
+def floors(self: MaskedLM) -> dict[str, Evaluation]:
+    "A model that knows how frequent each piece is in the text that is trained on."
+    scored = {
+        name: unigram_scores(
+            self.texts[name],
+            lambda index, name=name: self.batch(name, index),
+            self._sampled(name),
+            self.unigram,
         )
+        for name in self.evaluation_sets
+    }
+    return dict(unigram=self._evaluation(scored))
 
-    def signal(
-        self,
-        outputs,  # of a language model's head, its output layer maybe still open
-        batch: Batch,
-    ) -> dict[str, Tensor]:
-        """What the teacher says of the tokens whose soft targets are learnt:
-        its likeliest pieces where they are enough, else the two sides of its output layer.
-        """
-        from torch import Tensor
-        from kdnotes.losses.vocabulary import TopK, rows_of
 
-        logits = rows_of(outputs.logits, self._soft_rows(batch))
-        n = len(batch.labels)
-        if self.likeliest_alone:
-            k = self.soft.top_k
-            likeliest = TopK.of(logits, k)
-            return dict(index=likeliest.index.view(n, -1, k), logits=likeliest.logits.view(n, -1, k))
-        if isinstance(logits, Tensor):
-            return dict(logits=logits.detach())
-        open_ = logits.detach()
-        bias = {} if open_.bias is None else dict(bias=open_.bias)
-        return dict(features=open_.features, weight=open_.weight) | bias
+@patch
+def _sampled(self: MaskedLM, name: str) -> int:
+    "How many positions of a set are hidden by themselves."
+    return 0 if name == 'dev' else 16 if self.smoke else self.settings.pseudo_sample
 
-    def _teacher(self, signal: dict[str, Tensor]) -> Tensor | OpenLogits | TopK:
-        "The teacher's logits of the rows of `_soft_rows`."
-        from kdnotes.losses.vocabulary import OpenLogits, TopK
+# %% ../../nbs/tasks/20_masked_lm.ipynb #650d9a18
+@patch
+def _evaluation(self: MaskedLM, scored: dict[str, tuple[Hidden, Sampled | None]]) -> Evaluation:
+    "Scores of texts as metrics, units and predictions."
+    sets = {}
+    for name, scores in scored.items():
+        text = self.texts[name]
+        sets[name] = score_metrics(text, *scores, self.unigram), *score_tables(text, *scores)
+    return Evaluation.of(sets)
 
-        if 'index' in signal:
-            return TopK(signal['index'].flatten(0, -2), signal['logits'].float().flatten(0, -2))
-        if 'features' in signal:
-            return OpenLogits(signal['features'], signal['weight'], signal.get('bias'))
-        return signal['logits']
-
-    def _masked_rows(self, batch: Batch) -> Tensor:  # (n * masked,) int64
-        "Where the hidden tokens are, counted through the batch."
-        import torch
-
-        length = batch.inputs['input_ids'].shape[1]
-        first = torch.arange(len(batch.labels), device=batch.positions.device)[:, None] * length
-        return (first + batch.positions).flatten()
-
-    def _soft_rows(self, batch: Batch) -> Tensor | slice:
-        "The tokens whose soft targets are learnt, counted through the batch."
-        return self._masked_rows(batch) if self.settings.soft_on == 'masked' else slice(None)
-
-    def signal_key(self) -> str:
-        "Which training examples there are, and what is hidden of them."
-        own = self.settings
-        parts = [
-            own.train_tokens,
-            own.mask_share,
-            own.whole_words,
-            own.rare_power,
-            self.seed,
-            self.soft.top_k,
-        ]
-        return '-'.join(['smoke' if self.smoke else 'all', *map(str, parts)])
-
-    def losses(
-        self,
-        outputs,  # of a language model's head, its output layer maybe still open
-        batch: Batch,
-        signal: dict[str, Tensor] | None,
-    ) -> dict[str, Tensor]:
-        "`hard` over the hidden tokens, `soft` over those of `soft_on`."
-        from kdnotes.losses.vocabulary import rows_of, vocabulary_ce, vocabulary_kl
-
-        hidden = rows_of(outputs.logits, self._masked_rows(batch))
-        losses = {'hard': vocabulary_ce(hidden, batch.labels.flatten())}
-        if signal is not None:
-            t = self.soft
-            student, teacher = rows_of(outputs.logits, self._soft_rows(batch)), self._teacher(signal)
-            losses['soft'] = vocabulary_kl(student, teacher, t.temperature, t.min_probability, t.top_k)
-        return losses
-
-    def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
-        "Tokens of each term."
-        soft = self.masked if self.settings.soft_on == 'masked' else self.max_length
-        return {'hard': len(index) * self.masked, 'soft': len(index) * soft}
-
-    def loss_weights(self, kd: bool) -> dict[str, float]:
-        "Weights of `hard` and `soft`."
-        return base.free_weights(self.settings, kd)
-
-    def evaluate_model(self, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
-        "Scores of the texts given."
-
-        def scored(name: str) -> tuple[Hidden, Sampled | None]:
-            text = self.texts[name]
-            hidden = hidden_scores(forward, text, lambda index: self.batch(name, index))
-            n = self._sampled(name)
-            return hidden, sampled_scores(forward, text, n, self.mask_id) if n else None
-
-        return self._evaluation({name: scored(name) for name in sets})
-
-    def floors(self) -> dict[str, Evaluation]:
-        "A model that knows how frequent each piece is in the text that is trained on."
-        scored = {
-            name: unigram_scores(
-                self.texts[name],
-                lambda index, name=name: self.batch(name, index),
-                self._sampled(name),
-                self.unigram,
-            )
-            for name in self.evaluation_sets
-        }
-        return dict(unigram=self._evaluation(scored))
-
-    def _sampled(self, name: str) -> int:
-        "How many positions of a set are hidden by themselves."
-        return 0 if name == 'dev' else 16 if self.smoke else self.settings.pseudo_sample
-
-    def _evaluation(self, scored: dict[str, tuple[Hidden, Sampled | None]]) -> Evaluation:
-        "Scores of texts as metrics, units and predictions."
-        sets = {}
-        for name, said in scored.items():
-            text = self.texts[name]
-            sets[name] = score_metrics(text, *said, self.unigram), *score_tables(text, *said)
-        return Evaluation.of(sets)
-
-    def head_flops(
-        self,
-        config,  # the model's
-        lengths: np.ndarray,  # (n,) tokens
-    ) -> float:
-        "One dense layer on every token, and the output layer on those that are asked for."
-        width = config.hidden_size
-        narrow = getattr(config, 'embedding_size', width)
-        tokens = int(np.sum(lengths))
-        asked = (
-            tokens
-            if self.settings.soft_on == 'all'
-            else sum(n_masked(n, self.settings.mask_share) for n in lengths)
-        )
-        return float(2 * width * narrow * tokens + 2 * narrow * config.vocab_size * asked)
+# %% ../../nbs/tasks/20_masked_lm.ipynb #bed1659e
+@patch
+def head_flops(
+    self: MaskedLM,
+    config,  # the model's
+    lengths: np.ndarray,  # (n,) tokens
+) -> float:
+    "One dense layer on every token, and the output layer on those that are predicted."
+    width = config.hidden_size
+    narrow = getattr(config, 'embedding_size', width)
+    tokens = int(np.sum(lengths))
+    predicted = (
+        tokens
+        if self.settings.soft_on == 'all'
+        else sum(n_masked(n, self.settings.mask_share) for n in lengths)
+    )
+    return float(2 * width * narrow * tokens + 2 * narrow * config.vocab_size * predicted)
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #d1f5e7b3
 # characters of a text that are shown, and tokens of a block
@@ -306,7 +353,7 @@ def worst(
     record: dict,
     units: pd.DataFrame,  # of the run
     predictions: pd.DataFrame,  # of the run
-    # the one the run was evaluated on; None: it is not at hand, and names of documents stand for texts
+    # the one the run was evaluated on; None: not available; names of documents are shown in place of texts
     corpus: Corpus | None,
     n: int = 10,
 ) -> pd.DataFrame:  # text, block, positions, nll; worst first
@@ -315,8 +362,8 @@ def worst(
     for row in corpus.splits[record['primary']['set']] if corpus else ():
         texts.setdefault(row['cluster'], row['text'])
 
-    def shown(unit: Any, said: pd.DataFrame) -> dict[str, Any]:
-        least = said.sort_values(['score', 'item']).head(_TOKENS)
+    def shown(unit: Any, predicted: pd.DataFrame) -> dict[str, Any]:
+        least = predicted.sort_values(['score', 'item']).head(_TOKENS)
         at = [f'{position} ({-score:.1f} nats)' for position, score in zip(least['item'], least['score'])]
         return {
             'text': textwrap.shorten(texts.get(unit.cluster, unit.cluster), _SHOWN, placeholder=' …'),
@@ -325,8 +372,10 @@ def worst(
             'nll': round(unit.value, 3),
         }
 
-    found = base.worst_units(record, units, predictions, n, 'nll')
-    return pd.DataFrame([shown(*of) for of in found], columns=['text', 'block', 'least likely at', 'nll'])
+    blocks = base.worst_units(record, units, predictions, n, 'nll')
+    return pd.DataFrame(
+        [shown(*block) for block in blocks], columns=['text', 'block', 'least likely at', 'nll']
+    )
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #bfcda6e0
 _GAP = '[MASK]'
@@ -336,61 +385,53 @@ _LOGITS_AT_ONCE = 1024  # tokens whose logits of the whole vocabulary are in mem
 
 def filled(
     reader: Reader,
-    asked: Sequence[dict[str, Any]],  # text
+    inputs: Sequence[dict[str, Any]],  # text
 ) -> list[Answer]:
     "The likeliest pieces of each gap."
     import torch
     from kdnotes.losses.vocabulary import as_tensor, rows_of
 
     tokenizer = reader.tokenizer
-    rows = [_with_gaps(reader, of['text'], i) for i, of in enumerate(asked)]
+    rows = [_with_gaps(reader, given['text'], i) for i, given in enumerate(inputs)]
     ids = Ragged.from_rows(rows)
-    found: list[Answer | None] = [None] * len(rows)
+    answers: list[Answer | None] = [None] * len(rows)
     for batch, outputs in reader.outputs(ids, ids.lengths, most=_LOGITS_AT_ONCE):
         for place, i in enumerate(batch.index.tolist()):
             gaps = np.flatnonzero(ids[i] == tokenizer.mask_token_id)
             places = torch.from_numpy(place * batch.inputs['input_ids'].shape[1] + gaps)
             logits = as_tensor(rows_of(outputs.logits, places.to(reader.device)))
-            found[i] = _guesses(tokenizer, logits.double().cpu().softmax(dim=-1))
-    return found
+            probabilities = logits.double().cpu().softmax(dim=-1)
+            answers[i] = Answer(dict(gaps=[_pieces(tokenizer, of_gap) for of_gap in probabilities]))
+    return answers
 
-
+# %% ../../nbs/tasks/20_masked_lm.ipynb #7740ffab
 def _with_gaps(
     reader: Reader,
     text: str,
-    at: int,  # which of several
+    index: int,  # which of several
 ) -> list[int]:  # token ids
     "A text as the model reads it."
     tokenizer = reader.tokenizer
     parts = text.replace(tokenizer.mask_token, _GAP).split(_GAP)
     if len(parts) == 1:
-        raise AskError(f'the text has no gap; write {_GAP} where a piece is to be guessed', at=at)
+        raise InferenceError(f'the text has no gap; write {_GAP} where a piece is to be guessed', at=index)
     inside: list[int] = []
     for i, part in enumerate(parts):
         # a space before a gap is the gap's own
         part = part if i == len(parts) - 1 else part.rstrip()
-        found = tokenizer(part, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        inside += [tokenizer.mask_token_id] * (i > 0) + list(found['input_ids'])
+        encoded = tokenizer(part, add_special_tokens=False, split_special_tokens=True, verbose=False)
+        inside += [tokenizer.mask_token_id] * (i > 0) + list(encoded['input_ids'])
     (first, last), _ = block_ends(tokenizer)
     row = [first, *inside, last]
     if len(row) > reader.max_length:
-        raise AskError(
+        raise InferenceError(
             f'the text has {len(row)} tokens and the model takes {reader.max_length} at once; shorten it, '
             'for a gap near its end might be cut off',
-            at=at,
+            at=index,
         )
     return row
 
-
-def _guesses(
-    tokenizer,
-    probabilities: Tensor,  # (gaps, vocabulary)
-) -> Answer:
-    "What stands in the gaps of a text."
-    gaps = [_pieces(tokenizer, of_gap) for of_gap in probabilities]
-    return Answer(dict(gaps=gaps))
-
-
+# %% ../../nbs/tasks/20_masked_lm.ipynb #5b6e215e
 def _pieces(
     tokenizer,
     probabilities: Tensor,  # (vocabulary,)
@@ -400,12 +441,14 @@ def _pieces(
     names = tokenizer.convert_ids_to_tokens(top.indices.tolist())
     return [dict(piece=name, probability=p) for name, p in zip(names, top.values.tolist())]
 
-
+# %% ../../nbs/tasks/20_masked_lm.ipynb #dbde2378
 _SNIPPET = """from transformers import pipeline
 
 fill = pipeline('fill-mask', model='{folder}')
 for guess in fill(f'Iron {{fill.tokenizer.mask_token}} in moist air.'):
     print(guess['token_str'], guess['score'])"""
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #869a550f
 USE = Use(
     takes=('text',),
     answers=filled,
@@ -427,7 +470,7 @@ USE = Use(
 # %% ../../nbs/tasks/20_masked_lm.ipynb #3f4d41ba
 DEFAULTS = {('*', '*'): setting(3, 5e-4), ('embedded', '*'): setting(3, 1e-3)}
 
-
+# %% ../../nbs/tasks/20_masked_lm.ipynb #d127ab38
 TASK = base.TaskInfo(
     name='masked_lm',
     settings=MaskedLMSettings,
@@ -473,7 +516,7 @@ TASK = base.TaskInfo(
         'pseudo_perplexity_word',
     ),
     floors={'unigram': 'a unigram model'},
-    # which pieces are asked for, and in what text they are counted; `rare_power` hides others in training
+    # which pieces are hidden, and in what text they are counted; `rare_power` hides others in training
     floor_settings=(
         'max_length',
         'score_on',

@@ -51,7 +51,7 @@ def named_columns(
         and (name != schema.names[key] or (isinstance(columns, Mapping) and key in columns))
     }
 
-
+# %% ../../nbs/tasks/22_own_tables.ipynb #e71fc325
 def _unnamed(table: Any, classes: Mapping[str, Sequence[str]]) -> Any:  # names of classes, by column
     "A table of pandas, its cells as they came: a gap makes no float of a whole number."
     if isinstance(table, (list, tuple)) and table and all(isinstance(row, Mapping) for row in table):
@@ -62,46 +62,51 @@ def _unnamed(table: Any, classes: Mapping[str, Sequence[str]]) -> Any:  # names 
         return pd.DataFrame(cells, dtype=object)
     return table.to_pandas() if hasattr(table, 'to_pandas') else table
 
-
+# %% ../../nbs/tasks/22_own_tables.ipynb #865a4f62
 def _frame(table: Any, columns: Mapping[str, str], schema: Schema, labelled: bool = True) -> pd.DataFrame:
     "A table of pandas or of datasets, or rows as dicts, under the task's own names; it may lack labels."
     key_of = {column: key for key, column in columns.items()}
     classes = dataset_classes(table)
-    found = _unnamed(
-        table, {name: of for name, of in classes.items() if key_of.get(name, name) in schema.keys('class')}
+    frame = _unnamed(
+        table,
+        {
+            name: class_names
+            for name, class_names in classes.items()
+            if key_of.get(name, name) in schema.keys('class')
+        },
     )
-    if not isinstance(found, pd.DataFrame):
+    if not isinstance(frame, pd.DataFrame):
         raise ConfigError(
             f'data of type {type(table).__name__} are no table; give a DataFrame, a list of dicts or a '
             'datasets.Dataset'
         )
     may_lack = schema.no_label.columns if schema.no_label and not labelled else ()
     needed = [column for key, column in columns.items() if key not in may_lack]
-    if missing := [column for column in needed if column not in found]:
+    if missing := [column for column in needed if column not in frame]:
         raise ConfigError(
             f"there is no column {', '.join(map(truncate_repr, missing))}; "
-            f"there are {', '.join(map(str, found.columns))}; write columns={{key of the task: your column}}"
+            f"there are {', '.join(map(str, frame.columns))}; write columns={{key of the task: your column}}"
         )
-    named = found.rename(columns=key_of)
+    named = frame.rename(columns=key_of)
     if twice := sorted({str(name) for name in named.columns[named.columns.duplicated()]}):
         raise ConfigError(
             f"more than one column is meant by {', '.join(map(truncate_repr, twice))}; rename or drop one"
         )
     return named
 
-
+# %% ../../nbs/tasks/22_own_tables.ipynb #6b73d915
 def table_of_file(
     path: Path,
     task: str,  # of `config.TASKS`
     columns: Mapping[str, str],  # of `named_columns`
     scores: Sequence[Sequence[str]],  # columns with the scores of each teacher
 ) -> tuple[pd.DataFrame, Mapping[str, str]]:  # and what its columns are called
-    "The rows of one file: with a column `split` as they stand there, else checked as those of a split."
+    "The rows of one file: with a column `split` as they are, else checked as those of a split."
     if words := no_table(path):
         raise ConfigError(words)
     schema = task_info(task).corpora.schema
-    kept = {column for of in scores for column in of}
-    possible = {*schema.names, *schema.names.values(), *columns.values(), *kept, 'split'}
+    score_names = {column for teacher in scores for column in teacher}
+    possible = {*schema.names, *schema.names.values(), *columns.values(), *score_names, 'split'}
     if path.exists() and 'split' in next(read_table(path, possible)).names:
         check_rows_fit(path, possible)
         _, *whole = read_table(path, possible)
@@ -109,16 +114,18 @@ def table_of_file(
             raise ConfigError(f'{path}: there is no row')
         return pd.DataFrame(whole[0].cells, dtype=object), columns
     rows = read_split(path, 'train', schema, typed_columns(columns, scores))
-    names = {score_key(column): column for column in kept}
+    names = {score_key(column): column for column in score_names}
     cells = {names.get(key, key): column.tolist() for key, column in rows.columns.items()}
     if 'answers' in cells:  # a checked row has places, and a table has texts
         cells['answers'] = [
-            dict(text=[text[begin:end] for begin, end in of], answer_start=[begin for begin, _ in of])
-            for text, of in zip(cells['context'], cells['answers'])
+            dict(
+                text=[text[begin:end] for begin, end in teacher], answer_start=[begin for begin, _ in teacher]
+            )
+            for text, teacher in zip(cells['context'], cells['answers'])
         ]
     return pd.DataFrame(cells, dtype=object), {}
 
-
+# %% ../../nbs/tasks/22_own_tables.ipynb #916c8a14
 def typed_columns(
     columns: Mapping[str, str],  # of `named_columns`
     scores: Sequence[Sequence[str]],  # columns with the scores of each teacher
@@ -134,19 +141,21 @@ _TOGETHER = (
     'context',
     'question',
     'id',
-)  # the first of these that a table has is dealt out whole
+)  # rows that share the first of these that a table has stay together
 
-
-def _dealt(
+# %% ../../nbs/tasks/22_own_tables.ipynb #cfdcd85f
+def _split_at_random(
     table: pd.DataFrame, shares: Sequence[float], seed: int
-) -> tuple[dict[str, pd.DataFrame], str]:  # and a sentence that says so
+) -> tuple[dict[str, pd.DataFrame], str]:  # and a sentence about it
     "One table split at random; rows that belong together stay in one part."
-    if not _are_shares(shares):
+    numbers = isinstance(shares, Sequence) and len(shares) == 3
+    numbers = numbers and all(isinstance(s, (int, float)) and s > 0 for s in shares)
+    if not numbers or abs(sum(shares) - 1) >= 1e-9:
         raise ConfigError(f'shares={shares!r} must be three numbers above 0 that add up to 1')
     key = next((name for name in _TOGETHER if name in table), None)
-    apart = pd.Series(np.arange(len(table)))
-    of_row = apart if key is None else table[key].reset_index(drop=True).astype(object)
-    of_row = of_row.where(of_row.notna(), apart)  # what has no name belongs to nothing else
+    alone = pd.Series(np.arange(len(table)))
+    of_row = alone if key is None else table[key].reset_index(drop=True).astype(object)
+    of_row = of_row.where(of_row.notna(), alone)  # what has no name belongs to nothing else
     if type(seed) is not int or seed < 0:
         raise ConfigError(f'seed={seed!r} must be a whole number from 0 on')
     if not of_row.map(lambda value: isinstance(value, Hashable)).all():
@@ -158,28 +167,21 @@ def _dealt(
         groups[g]: SPLITS[int(np.searchsorted(ends, rank, side='right'))] for rank, g in enumerate(order)
     }
     parts = of_row.map(part_of).to_numpy()
-    found = {name: table[parts == name] for name in SPLITS}
-    if empty := [name for name, part in found.items() if part.empty]:
+    tables = {name: table[parts == name] for name in SPLITS}
+    if empty := [name for name, part in tables.items() if part.empty]:
         raise ConfigError(
             f"{len(groups)} groups of rows are too few to give some to {', '.join(empty)}; give three tables"
         )
-    sizes = {name: len(part) for name, part in found.items()}
-    return found, phrase('corpus.jinja', 'dealt', sizes, key, seed)
+    sizes = {name: len(part) for name, part in tables.items()}
+    return tables, phrase('corpus.jinja', 'dealt', sizes, key, seed)
 
-
-def _are_shares(shares: Any) -> bool:
-    "Three numbers above 0 that add up to 1?"
-    if not isinstance(shares, Sequence) or len(shares) != 3:
-        return False
-    return all(isinstance(s, (int, float)) and s > 0 for s in shares) and abs(sum(shares) - 1) < 1e-9
-
-
+# %% ../../nbs/tasks/22_own_tables.ipynb #f2a74280
 _PARTS = {name: split for split, names in PLAIN_NAMES.items() for name in names}
 
 
 def _split_names(names: Sequence[Any], schema: Schema) -> dict[Any, str]:  # name -> its split
     "Which split each part of some data is; one that is none is refused, for its rows would be lost."
-    found = {}
+    splits = {}
     right = [name for name in _PARTS if schema.no_label or name != UNLABELLED]
     for name in names:
         if name not in right:
@@ -191,24 +193,24 @@ def _split_names(names: Sequence[Any], schema: Schema) -> dict[Any, str]:  # nam
                 f'{truncate_repr(name)} is no split, and its rows would be lost; '
                 f'{meant or "the splits are " + ", ".join(right)}'
             )
-        if _PARTS[name] in found.values():
-            other = next(of for of, split in found.items() if split == _PARTS[name])
+        if _PARTS[name] in splits.values():
+            other = next(earlier for earlier, split in splits.items() if split == _PARTS[name])
             raise ConfigError(
                 f'{truncate_repr(other)} and {truncate_repr(name)} are both {_PARTS[name]}; give one '
                 'of them, or join them'
             )
-        found[name] = _PARTS[name]
-    if missing := [split for split in SPLITS if split not in found.values()]:
+        splits[name] = _PARTS[name]
+    if missing := [split for split in SPLITS if split not in splits.values()]:
         raise ConfigError(
             f"the data have {', '.join(map(str, names))} and no {', '.join(missing)}; give all three"
         )
-    return found
+    return splits
 
-
+# %% ../../nbs/tasks/22_own_tables.ipynb #c37cadcb
 def _tables(
     source: Any, columns: Mapping[str, str], shares: Sequence[float], seed: int, schema: Schema
 ) -> tuple[dict[str, pd.DataFrame], str]:
-    "The splits of whatever holds tables, and how they were dealt out; '': they were given."
+    "The splits of whatever holds tables, and how one table was split; '': the splits were given."
     if isinstance(source, Mapping):
         splits = _split_names(list(source), schema)
         return {
@@ -217,7 +219,7 @@ def _tables(
         }, ''
     table = _frame(source, columns, schema)
     if 'split' not in table:
-        return _dealt(table, shares, seed)
+        return _split_at_random(table, shares, seed)
     if table['split'].isna().any():
         raise ConfigError(
             f"column 'split' misses {table['split'].isna().sum()} of {len(table)} values; fill or drop them"
@@ -232,7 +234,7 @@ def _tables(
 def _plain(cell: Any) -> Any:
     "A cell as JSON has it: a missing one as null, a number with the digits that it has in a CSV file."
     if isinstance(cell, Mapping):
-        return {str(name): _plain(of) for name, of in cell.items()}
+        return {str(name): _plain(value) for name, value in cell.items()}
     if isinstance(cell, (list, tuple, np.ndarray)):
         return list(map(_plain, cell))
     if isinstance(cell, np.floating):
@@ -246,7 +248,7 @@ def _plain(cell: Any) -> Any:
     # bytes and sets are refused by who writes them
     return cell if isinstance(cell, (str, int, float, bytes, set)) else str(cell)
 
-
+# %% ../../nbs/tasks/22_own_tables.ipynb #9b4bcea5
 def _json_lines(table: pd.DataFrame, split: str, schema: Schema, scores: Sequence[str]) -> str:
     "The columns of a table that rows may have, as JSON lines; numbers have all their digits."
     known = {*schema.names, *schema.names.values(), *scores}
@@ -263,14 +265,14 @@ def _json_lines(table: pd.DataFrame, split: str, schema: Schema, scores: Sequenc
             f'{split}: a value cannot be written as UTF-8 text ({e}); put it right or drop its row'
         ) from None
 
-
+# %% ../../nbs/tasks/22_own_tables.ipynb #45252f51
 @file_errors()
 def write_corpus(
     source: Any,  # a DataFrame, a list of dicts, a Dataset or DatasetDict of `datasets`, or a dict of tables
     task: str,  # of `config.TASKS`
     columns: Mapping[str, str],  # of `named_columns`
     scores: Sequence[Sequence[str]],  # columns with the scores of each teacher
-    shares: Sequence[float],  # of train, dev and test, where nothing says so
+    shares: Sequence[float],  # of train, dev and test, where nothing else decides
     seed: int,  # of that dealing
 ) -> tuple[Path, str | None, str]:
     """Tables as the three files of a corpus, in a folder named by their content; the file of rows without a
@@ -279,17 +281,17 @@ def write_corpus(
     schema = task_info(task).corpora.schema
     tables, dealt = _tables(source, columns, shares, seed, schema)
     more = tables.pop(UNLABELLED, None)
-    kept = [column for of in scores for column in of]
-    scored = {score_key(column): column for column in kept}
+    score_names = [column for teacher in scores for column in teacher]
+    scored = {score_key(column): column for column in score_names}
     there = Table('the table', list(map(str, tables['train'])))
     check_layout(there, schema, schema.names | scored, set(scored))
-    lines = {name: _json_lines(tables[name], name, schema, kept) for name in SPLITS}
+    lines = {name: _json_lines(tables[name], name, schema, score_names) for name in SPLITS}
     folder = cache_path() / 'data' / sha256_text(task, *(lines[name] for name in SPLITS))[:16]
     for name, text in lines.items():
         atomic_write(folder / f'{name}.jsonl', text)
     return folder, None if more is None else unlabelled_file(more, task, {}, scores), dealt
 
-
+# %% ../../nbs/tasks/22_own_tables.ipynb #db30611e
 @file_errors()
 def unlabelled_file(
     source: Any,  # a table, as of `write_corpus`; a file, or the name of a corpus
@@ -297,7 +299,7 @@ def unlabelled_file(
     columns: Mapping[str, str],  # of `named_columns`
     scores: Sequence[Sequence[str]],  # columns with the scores of each teacher
 ) -> str:  # of a run's parameter `unlabelled`
-    "Rows without a label, as a run is told where they are; a table is written to a file."
+    "The value of `unlabelled` for these rows; a table is written to a file."
     schema = task_info(task).corpora.schema
     if schema.no_label is None:
         raise ConfigError(
@@ -310,13 +312,13 @@ def unlabelled_file(
             raise ConfigError(f'unlabelled={words}')
         return str(file.absolute()) if file.is_file() else str(source)
     table = _frame(source, columns, schema, labelled=False)
-    kept = [column for of in scores for column in of]
-    text = _json_lines(table, UNLABELLED, schema.of(UNLABELLED), kept)
+    score_names = [column for teacher in scores for column in teacher]
+    text = _json_lines(table, UNLABELLED, schema.for_split(UNLABELLED), score_names)
     path = cache_path() / 'data' / f'{sha256_text(task, UNLABELLED, text)[:16]}.jsonl'
     atomic_write(path, text)
     return str(path)
 
-
+# %% ../../nbs/tasks/22_own_tables.ipynb #370b89ff
 def describe_corpus(
     corpus: Corpus,
     task: str,  # of `config.TASKS`

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from unicodedata import normalize
+from fastcore.basics import patch
 import numpy as np
 from ..core.cached import Writer, cached
 from ..core.config import pluralize, truncate_repr
@@ -50,31 +51,31 @@ def complete(
             cells['cluster'] = [title.replace('_', ' ') or name for title, name in zip(titles, names)]
         yield cells
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #72ba4892
 def labelled(
     cells: Cells,  # checked: with `answer` and `answer_start`, or with `answers`
-    place: Callable[[int], str],  # says where row i is
+    place: Callable[[int], str],  # the place of row i, for messages
     names: dict[str, str],  # what the source calls a key
 ) -> Cells:  # with `answers`: the places of each answer in the context
     "Find the answers of questions."
     starts = cells.pop('answer_start', [])
     if 'answer' in cells:
         given = zip(cells['context'], cells.pop('answer'), starts)
-        return cells | dict(answers=[_answers(*of, place(i), names) for i, of in enumerate(given)])
-    if not all(isinstance(of, tuple) for of in cells['answers']):  # as the hub has them
+        return cells | dict(answers=[_answers(*answer, place(i), names) for i, answer in enumerate(given)])
+    if not all(isinstance(answer, tuple) for answer in cells['answers']):  # as the hub has them
         given = zip(cells['id'], cells['context'], cells['answers'])
         cells['question'] = [' '.join(text.split()) for text in cells['question']]
-        cells['answers'] = [answer_spans(place(i), *of) for i, of in enumerate(given)]
+        cells['answers'] = [answer_spans(place(i), *answer) for i, answer in enumerate(given)]
     return cells
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #436557cb
 def _answers(
     context: str, given: str, start: str, where: str, names: dict[str, str]
 ) -> tuple[tuple[int, int], ...]:
     "The answer of a table's row."
     start = start.strip()
-    # blanks at its edges are a part of it where they stand in the context, too
-    answer = given if _stands(context, given, start) else given.strip()
+    # blanks at its edges are a part of it if the context has them too
+    answer = given if _occurs_at(context, given, start) else given.strip()
     if not answer.strip():
         if start:
             raise CorpusError(
@@ -85,13 +86,13 @@ def _answers(
     begin = _begin(context, answer, start, where, names)
     return ((begin, begin + len(answer)),)
 
-
-def _stands(context: str, answer: str, start: str) -> bool:
-    "Does an answer stand at this character of its context?"
+# %% ../../nbs/tasks/15_passages.ipynb #89efbeb4
+def _occurs_at(context: str, answer: str, start: str) -> bool:
+    "Is an answer at this character of its context?"
     number = start.isascii() and start.isdigit() and len(start) < 10
     return number and context.startswith(answer, int(start))
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #997c8ef1
 def _begin(context: str, answer: str, start: str, where: str, names: dict[str, str]) -> int:
     "At which character of a context an answer begins."
     first = context.find(answer)
@@ -107,14 +108,14 @@ def _begin(context: str, answer: str, start: str, where: str, names: dict[str, s
                 else 'copy it from the context as it stands there, or leave it empty where there is none'
             )
         )
-    if not _stands(context, answer, start):
+    if not _occurs_at(context, answer, start):
         raise CorpusError(
             f'{where}: the answer {truncate_repr(answer)} does not stand at character '
             f'{truncate_repr(start)} of its context; correct one of them (characters are counted from 0)'
         )
     return int(start)
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #8868b310
 def unusable(
     split: str,  # 'train' | 'dev' | 'test'
     rows: Rows,
@@ -124,7 +125,7 @@ def unusable(
         return ''
     return 'no question has an answer, so there is nothing to learn or to find; give some with their answers'
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #9d10ffde
 SCHEMA = Schema(
     columns=dict(
         id=Column('id', 'id', hub='id', optional=True),
@@ -150,7 +151,7 @@ _DEV_SHARE = 0.17
 _HELD_OUT = 6  # articles of SQuAD 1.1 in dev, and as many in test
 _SQUAD1_QUESTIONS = 24_000  # that are trained on
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #08a063df
 def question_rows(
     paragraphs: Iterable[Paragraph],
     left_out: frozenset[str] = frozenset(),  # ids of questions
@@ -163,7 +164,7 @@ def question_rows(
         if q.id not in left_out
     ]
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #624b3f6f
 def split_articles(
     rows: list[dict],
     test: int | None = None,  # articles; None: three of ten
@@ -186,7 +187,7 @@ def split_articles(
     }
     return {split: [row for row in rows if split_of[row['cluster']] == split] for split in SPLITS}
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #d3c04cd2
 def _first(folder: Path, name: str) -> Path | None:
     "A file, packed or not."
     return next((path for end in ('', '.gz') if (path := folder / f'{name}{end}').is_file()), None)
@@ -197,16 +198,16 @@ def _squad2(dev: Iterable[Paragraph], train: Iterable[Paragraph] | None) -> Spli
     splits = split_articles(question_rows(dev))
     if train is None:
         return splits
-    kept = splits['train'] + splits['dev']
-    return dict(train=question_rows(train), dev=kept, test=splits['test'])
+    dev_rows = splits['train'] + splits['dev']
+    return dict(train=question_rows(train), dev=dev_rows, test=splits['test'])
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #370527f5
 def _squad2_folder(folder: Path) -> Splits:
     "Those of a local copy."
     train = _first(folder, 'train-v2.0.json')
     return _squad2(read_squad(_first(folder, 'dev-v2.0.json')), None if train is None else read_squad(train))
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #408cbe49
 def _squad1(paragraphs: list[Paragraph], guessed: frozenset[str] = frozenset()) -> Splits:
     "The splits of SQuAD 1.1's train part."
     splits = split_articles(question_rows(paragraphs, guessed), test=_HELD_OUT, dev=_HELD_OUT)
@@ -222,14 +223,14 @@ def _squad1_folder(folder: Path) -> Splits:
     ids = guessed.read_text(encoding='utf-8').split() if guessed.is_file() else []
     return _squad1(read_squad(path), frozenset(ids))
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #9c164fd1
 def _from_hub(data, split: str) -> list[Paragraph]:
     "A split of a dataset of the hub as paragraphs."
     if split not in data:
         raise CorpusError(f"the hub's dataset has no split {split!r}; it has {', '.join(data)}")
     return from_hub(data[split])
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #7f3f42a9
 def json_files(
     folder: Path,
 ) -> Splits | None:  # None: there is no JSON file
@@ -260,7 +261,7 @@ def json_files(
         )
     return {split: question_rows(read_squad(path)) for split, path in named.items()}
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #cf3bc8af
 # of SQuAD 2.0's dev part alone, and of the part of SQuAD 1.1 that is learnt first
 SQUAD2_SHA256 = '0c6ce90beda6429538fb20a154f7731a3c16505c874d2d5d115af9a3dd9c95a8'
 SQUAD1_SHA256 = 'e47fb0ac8166a46dc6628329448272e33638d9db136f188b7f6a019204c44fcc'
@@ -271,6 +272,7 @@ NOTES = {
     '6 test',
 }
 
+# %% ../../nbs/tasks/15_passages.ipynb #b52f9f09
 CORPORA = Corpora(
     SCHEMA,
     embedded_extractive_qa,
@@ -306,54 +308,59 @@ class Windows:
     context: np.ndarray  # (n, 2) int32, the tokens of the context in it: from .. to (exclusive)
     places: np.ndarray  # (tokens of all contexts, 2) int32: characters of each token, window after window
 
-    @property
-    def first_place(self) -> np.ndarray:  # (n,)
-        "Where the places of each window begin."
-        sizes = np.diff(self.context, axis=1)[:, 0]
-        return np.cumsum(sizes) - sizes
+# %% ../../nbs/tasks/15_passages.ipynb #0cecbefb
+@patch(as_prop=True)
+def first_place(self: Windows) -> np.ndarray:  # (n,)
+    "Where the places of each window begin."
+    sizes = np.diff(self.context, axis=1)[:, 0]
+    return np.cumsum(sizes) - sizes
 
-    def characters(
-        self,
-        window: np.ndarray,  # (k,) which windows
-        begin: np.ndarray,  # (k,) first token of a span
-        end: np.ndarray,  # (k,) its last token
-    ) -> np.ndarray:  # (k, 2) characters of the context: from .. to (exclusive)
-        "Where a span of tokens stands."
-        shift = self.first_place[window] - self.context[window, 0]
-        return np.stack([self.places[shift + begin, 0], self.places[shift + end, 1]], axis=1)
+# %% ../../nbs/tasks/15_passages.ipynb #c1f6be4e
+@patch
+def characters(
+    self: Windows,
+    window: np.ndarray,  # (k,) which windows
+    begin: np.ndarray,  # (k,) first token of a span
+    end: np.ndarray,  # (k,) its last token
+) -> np.ndarray:  # (k, 2) characters of the context: from .. to (exclusive)
+    "The characters of a span of tokens."
+    shift = self.first_place[window] - self.context[window, 0]
+    return np.stack([self.places[shift + begin, 0], self.places[shift + end, 1]], axis=1)
 
-    def tokens(
-        self,
-        spans: Sequence[tuple[int, int] | None],  # of each question, in characters; None: no answer
-    ) -> np.ndarray:  # (n, 2) int64: first and last token; (0, 0) where the window does not hold the span
-        "Where a span of characters stands in each window."
-        found = np.zeros((len(self.row), 2), dtype=np.int64)
-        # at the edges of a context an answer may reach farther than its tokens do
-        opens = np.diff(self.row, prepend=-1) != 0
-        closes = np.diff(self.row, append=-1) != 0
-        for i, (row, start) in enumerate(zip(self.row.tolist(), self.first_place.tolist())):
-            if spans[row] is None:
-                continue
-            low, high = self.context[i].tolist()
-            places = self.places[start : start + high - low]
-            begin, end = spans[row]
-            whole = (opens[i] or places[0, 0] <= begin) and (closes[i] or end <= places[-1, 1])
-            first = int(np.searchsorted(places[:, 1], begin, side='right'))
-            last = int(np.searchsorted(places[:, 0], end, side='left')) - 1
-            if whole and first <= last:
-                found[i] = (low + first, low + last)
-        return found
+# %% ../../nbs/tasks/15_passages.ipynb #5c636c02
+@patch
+def tokens(
+    self: Windows,
+    spans: Sequence[tuple[int, int] | None],  # of each question, in characters; None: no answer
+) -> np.ndarray:  # (n, 2) int64: first and last token; (0, 0) where the window does not hold the span
+    "The tokens of a span of characters, in each window."
+    tokens = np.zeros((len(self.row), 2), dtype=np.int64)
+    # at the edges of a context an answer may reach farther than its tokens do
+    opens = np.diff(self.row, prepend=-1) != 0
+    closes = np.diff(self.row, append=-1) != 0
+    for i, (row, start) in enumerate(zip(self.row.tolist(), self.first_place.tolist())):
+        if spans[row] is None:
+            continue
+        low, high = self.context[i].tolist()
+        places = self.places[start : start + high - low]
+        begin, end = spans[row]
+        whole = (opens[i] or places[0, 0] <= begin) and (closes[i] or end <= places[-1, 1])
+        first = int(np.searchsorted(places[:, 1], begin, side='right'))
+        last = int(np.searchsorted(places[:, 0], end, side='left')) - 1
+        if whole and first <= last:
+            tokens[i] = (low + first, low + last)
+    return tokens
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #36898bbc
 def room_for_questions(
     tokenizer,  # a fast Hugging Face tokenizer
     max_length: int,  # tokens of a window
     stride: int,  # tokens that neighbours share
 ) -> int:
-    "Most tokens of a question beside which a window goes on."
+    "The most tokens of a question with which a window can move on."
     return max_length - stride - 1 - tokenizer.num_special_tokens_to_add(pair=True)
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #b6540869
 def check_questions(
     tokenizer,  # a fast Hugging Face tokenizer
     rows: Rows,
@@ -375,8 +382,8 @@ def check_questions(
                 'larger max_length or a smaller stride'
             )
 
-
-_LOOKED_AT = 15  # answered questions of a split
+# %% ../../nbs/tasks/15_passages.ipynb #d8205f7b
+_CHECKED = 15  # answered questions of a split
 
 
 def check_answers(
@@ -387,10 +394,10 @@ def check_answers(
     where: str,  # the rows are from, as a sentence begins
 ) -> None:
     "Refuse a tokenizer whose tokens do not give answers back, as its offsets are wrong; tried on some."
-    answered = [(i, of[0]) for i, of in enumerate(rows['answers']) if of]
+    answered = [(i, of_question[0]) for i, of_question in enumerate(rows['answers']) if of_question]
     if not answered:
         return
-    some = np.linspace(0, len(answered) - 1, min(_LOOKED_AT, len(answered))).astype(int)
+    some = np.linspace(0, len(answered) - 1, min(_CHECKED, len(answered))).astype(int)
     index, answers = zip(*(answered[i] for i in some))
     rows = rows[np.array(index)]
     windows = encode_windows(tokenizer, rows, max_length, stride)
@@ -406,19 +413,19 @@ def check_answers(
         if any(c.isalnum() for c in missing):
             lost.append((row['id'], row['context'][max(first, begin) : last], row['context'][begin:end]))
     if 10 * len(lost) > len(looked):  # one may hold a character that the tokenizer does not know
-        id, found, answer = lost[0]
+        id, span_text, answer = lost[0]
         raise CorpusError(
-            f'{where}: the tokens of question {truncate_repr(id)} give {truncate_repr(found)} for the answer '
-            f'{truncate_repr(answer)}, and so do those of {len(lost)} of '
-            f'{len(looked)} questions: the tokenizer says wrong places in the text (offsets); give a model '
-            'whose tokenizer says the right ones, such as BERT or RoBERTa'
+            f'{where}: the tokens of question {truncate_repr(id)} give {truncate_repr(span_text)} for the '
+            f'answer {truncate_repr(answer)}, and so do those of {len(lost)} of {len(looked)} questions: '
+            'the tokenizer says wrong places in the text (offsets); give a model whose tokenizer says the '
+            'right ones, such as BERT or RoBERTa'
         )
 
-
-_AT_ONCE = 500  # questions that are kept together
+# %% ../../nbs/tasks/15_passages.ipynb #dd0da98b
+_AT_ONCE = 500  # questions of a part
 _CHARACTERS = 1 << 20  # that are tokenised together: offsets are Python's own numbers at first
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #407cd298
 def encode_windows(
     tokenizer,  # a fast Hugging Face tokenizer
     rows: Rows,
@@ -455,13 +462,13 @@ def encode_windows(
 
     return _as_windows(cached(Path(cache_dir) / f'{key[:32]}.tokens', make).arrays)
 
-
-def _as_windows(found: dict[str, np.ndarray]) -> Windows:
+# %% ../../nbs/tasks/15_passages.ipynb #b0befe0b
+def _as_windows(arrays: dict[str, np.ndarray]) -> Windows:
     "Windows of arrays, which may be maps."
-    ids = Ragged(found['values'], found['offsets'])
-    return Windows(ids, *(found[name] for name in ('second', 'row', 'context', 'places')))
+    ids = Ragged(arrays['values'], arrays['offsets'])
+    return Windows(ids, *(arrays[name] for name in ('second', 'row', 'context', 'places')))
 
-
+# %% ../../nbs/tasks/15_passages.ipynb #0a8c3c3a
 def _windows_of(
     tokenizer,
     rows: Rows,
@@ -475,11 +482,22 @@ def _windows_of(
     part = rows[start : start + _AT_ONCE]
     ids = []
     second = []
-    of = []
+    question = []
     contexts = []
     places = []
     for some in groups_of((len(row['question']) + len(row['context']) for row in part), _CHARACTERS):
-        encoded = _overflowing(tokenizer, part[some], max_length, stride)
+        encoded = tokenizer(
+            [row['question'] for row in part[some]],
+            [row['context'] for row in part[some]],
+            truncation='only_second',
+            max_length=max_length,
+            stride=stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+            return_token_type_ids=True,
+            return_attention_mask=False,
+            split_special_tokens=True,  # a '[SEP]' in a text is letters
+        )
         ids.append(Ragged.from_rows(encoded['input_ids']))
         for i, row in enumerate(encoded['overflow_to_sample_mapping']):
             sequence = np.array([-1 if s is None else s for s in encoded.sequence_ids(i)])
@@ -491,7 +509,7 @@ def _windows_of(
                 )
             low, high = (tokens[0], tokens[-1] + 1)
             second.append(second_begins(encoded['token_type_ids'][i]))
-            of.append(start + some.start + row)
+            question.append(start + some.start + row)
             contexts.append((low, high))
             places.append(np.array(encoded['offset_mapping'][i], dtype=np.int32)[low:high])
         advance(len(part[some]))
@@ -502,23 +520,7 @@ def _windows_of(
         values=joined.values,
         offsets=ends,
         second=np.array(second, dtype=np.int32),
-        row=np.array(of, dtype=np.int32),
+        row=np.array(question, dtype=np.int32),
         context=np.array(contexts, dtype=np.int32),
         places=np.concatenate(places),
-    )
-
-
-def _overflowing(tokenizer, rows: Rows, max_length: int, stride: int):  # a `BatchEncoding`
-    "Questions with their contexts, a window after another."
-    return tokenizer(
-        [row['question'] for row in rows],
-        [row['context'] for row in rows],
-        truncation='only_second',
-        max_length=max_length,
-        stride=stride,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
-        return_token_type_ids=True,
-        return_attention_mask=False,
-        split_special_tokens=True,  # a '[SEP]' that stands in a text is letters
     )

@@ -25,7 +25,7 @@ class Questions:
 
     ids: np.ndarray  # (q,) question ids, in order of their first row
     documents: np.ndarray  # (q,) document ids: questions on one document are one cluster
-    of: np.ndarray  # (n,) int64, the question of each row
+    question: np.ndarray  # (n,) int64, the question of each row
     items: np.ndarray  # (n,) sentence ids
     labels: np.ndarray  # (n,) int64, 0 or 1
     # (n,) int64, place of the sentence id among all, in string order; all the same: no order is meant
@@ -34,12 +34,12 @@ class Questions:
     @property
     def sizes(self) -> np.ndarray:  # (q,) int64
         "Candidates of each question."
-        return np.bincount(self.of)
+        return np.bincount(self.question)
 
     @property
     def positives(self) -> np.ndarray:  # (q,) int64
         "Right candidates of each question."
-        return np.bincount(self.of, self.labels).astype(np.int64)
+        return np.bincount(self.question, self.labels).astype(np.int64)
 
     @property
     def answered(self) -> np.ndarray:  # (q,) bool
@@ -51,21 +51,21 @@ class Questions:
         "Has a question right candidates and wrong ones?"
         return self.answered & (self.positives < self.sizes)
 
-
+# %% ../../nbs/tasks/06_ranking_metrics.ipynb #bd69f3c7
 def as_questions(
     rows: Rows,  # of one split
     ranked: bool = True,  # False: rows are trained on and not ranked; items and ties stay empty
 ) -> Questions:
     "Group rows by question."
-    of, ids = codes(rows['question_id'])
-    _, first = np.unique(of, return_index=True)
+    question, ids = codes(rows['question_id'])
+    _, first = np.unique(question, return_index=True)
     document, names = codes(rows['document_id'])
     items = np.array(rows['sentence_id'].tolist() if ranked else [], dtype=str)
     _, tie = np.unique(items, return_inverse=True)
     return Questions(
         np.array(ids),
         np.array(names)[document[first]],
-        of,
+        question,
         items,
         rows['label'],
         tie,
@@ -77,16 +77,17 @@ def counts(
 ) -> pd.DataFrame:  # one row a split; pairs, positives, questions, answered, clean
     "How many pairs and questions a corpus has."
 
-    def of(q):
-        return dict(
-            pairs=len(q.of),
-            positives=q.labels.sum(),
-            questions=len(q.ids),
-            answered=q.answered.sum(),
-            clean=q.clean.sum(),
+    sizes = {}
+    for split in SPLITS:
+        questions = as_questions(corpus.splits[split])
+        sizes[split] = dict(
+            pairs=len(questions.labels),
+            positives=questions.labels.sum(),
+            questions=len(questions.ids),
+            answered=questions.answered.sum(),
+            clean=questions.clean.sum(),
         )
-
-    return pd.DataFrame({split: of(as_questions(corpus.splits[split])) for split in SPLITS}).T
+    return pd.DataFrame(sizes).T
 
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #2d89834b
 def rank_candidates(
@@ -96,16 +97,16 @@ def rank_candidates(
 ) -> tuple[np.ndarray, np.ndarray]:
     "Order each question's candidates by score, ties by id descending."
     scores = np.asarray(scores, dtype=np.float32).ravel()
-    if len(scores) != len(questions.of):
+    if len(scores) != len(questions.question):
         raise ValueError(
-            f'scores has {len(scores)} rows and must have {len(questions.of)}, one for each pair in the '
-            'order of the split'
+            f'scores has {len(scores)} rows and must have {len(questions.question)}, one for each pair in '
+            'the order of the split'
         )
-    order = np.lexsort((-questions.tie, -scores, questions.of))
+    order = np.lexsort((-questions.tie, -scores, questions.question))
     first = np.cumsum(questions.sizes) - questions.sizes
-    return order, np.arange(len(order)) - first[questions.of[order]] + 1
+    return order, np.arange(len(order)) - first[questions.question[order]] + 1
 
-
+# %% ../../nbs/tasks/06_ranking_metrics.ipynb #759789d1
 def in_any_order(
     questions: Questions,
 ) -> Questions:  # whose metrics are means over all orders of equal scores
@@ -115,15 +116,15 @@ def in_any_order(
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #0b33718d
 @dataclass(frozen=True)
 class _Ties:
-    "Candidates in their order, in groups that nothing tells apart."
+    "Candidates in their order, in groups of equal score and name."
 
-    of: np.ndarray  # (n,) the group of each candidate
+    group: np.ndarray  # (n,) the group of each candidate
     first: np.ndarray  # (g,) where each group begins
     sizes: np.ndarray  # (g,)
     right: np.ndarray  # (g,) float, right ones
     before: np.ndarray  # (g,) right ones of the question before the group
 
-
+# %% ../../nbs/tasks/06_ranking_metrics.ipynb #6e7b3ce6
 def _ties(
     questions: Questions,
     scores: np.ndarray,  # (n,) or (n, 1)
@@ -134,14 +135,14 @@ def _ties(
     same = [questions.tie[order], np.asarray(scores, dtype=np.float32).ravel()[order]]
     first = np.flatnonzero((rank == 1) | np.any([np.append(True, x[1:] != x[:-1]) for x in same], axis=0))
     sizes = np.diff(first, append=len(order))
-    of = np.repeat(np.arange(len(first)), sizes)
+    group = np.repeat(np.arange(len(first)), sizes)
     labels = questions.labels[order]
-    right = np.bincount(of, labels, len(first))
+    right = np.bincount(group, labels, len(first))
     so_far = np.cumsum(labels)[first] - labels[first]
     begins = so_far[rank[first] == 1]
-    return _Ties(of, first, sizes, right, so_far - begins[questions.of[order][first]])
+    return _Ties(group, first, sizes, right, so_far - begins[questions.question[order][first]])
 
-
+# %% ../../nbs/tasks/06_ranking_metrics.ipynb #7e646537
 def ranking_metrics(
     questions: Questions,
     scores: np.ndarray,  # (n,) or (n, 1)
@@ -151,34 +152,34 @@ def ranking_metrics(
     """
     order, rank = rank_candidates(questions, scores)
     ties = _ties(questions, scores, order, rank)
-    question = questions.of[order]
+    question = questions.question[order]
     share = ties.right / ties.sizes
     # right ones of its own group before a right one, on average
     likely = (ties.right - 1) / np.maximum(ties.sizes - 1, 1)
-    beside = (np.arange(len(order)) - ties.first[ties.of]) * likely[ties.of]
-    gains = share[ties.of] * (ties.before[ties.of] + 1 + beside) / rank
+    tied_before = (np.arange(len(order)) - ties.first[ties.group]) * likely[ties.group]
+    gains = share[ties.group] * (ties.before[ties.group] + 1 + tied_before) / rank
     precision = np.bincount(question, gains, len(questions.ids)) / np.maximum(questions.positives, 1)
     begins = (ties.right > 0) & (ties.before == 0)
     at = ties.first[begins]
     reciprocal = np.zeros(len(questions.ids))
     reciprocal[question[at]] = _first_right(ties.sizes[begins], ties.right[begins], rank[at])
-    return dict(map=precision, mrr=reciprocal, p_at_1=share[ties.of[rank == 1]])
+    return dict(map=precision, mrr=reciprocal, p_at_1=share[ties.group[rank == 1]])
 
-
+# %% ../../nbs/tasks/06_ranking_metrics.ipynb #be5c280e
 def _first_right(
-    sizes: np.ndarray,  # (q,) candidates that nothing tells apart
+    sizes: np.ndarray,  # (q,) candidates of equal score and name
     right: np.ndarray,  # (q,) right ones, at least one
     rank: np.ndarray,  # (q,) of the first of these candidates
 ) -> np.ndarray:  # (q,)
     "The mean of 1 / rank of the first right candidate over all orders."
-    found = np.zeros(len(sizes))
+    reciprocal = np.zeros(len(sizes))
     # of those that have no right one so far: the chance that the next is right
     waiting = np.ones(len(sizes))
     for place in range(int(sizes.max(initial=0))):
         chance = np.minimum(right / np.maximum(sizes - place, 1), 1.0)
-        found += waiting * chance / (rank + place)
+        reciprocal += waiting * chance / (rank + place)
         waiting *= 1 - chance
-    return found
+    return reciprocal
 
 # %% ../../nbs/tasks/06_ranking_metrics.ipynb #039efc74
 def shared_words(
@@ -189,7 +190,7 @@ def shared_words(
     pairs = ((set(lower_words(q)), set(lower_words(c))) for q, c in zip(questions, candidates))
     return np.array([len(q & c) / max(1, len(q)) for q, c in pairs])
 
-
+# %% ../../nbs/tasks/06_ranking_metrics.ipynb #890415e2
 class BM25:
     "Scores candidates by the words that they have in common with a question."
 
@@ -207,7 +208,7 @@ class BM25:
         self.texts_with = Counter(word for words in counted for word in set(words))
 
     def weight(self, word: str) -> float:
-        "How much a word tells: the rarer, the more."
+        "The weight of a word: the rarer, the larger."
         have = self.texts_with[word]
         return float(np.log1p((self.n - have + 0.5) / (have + 0.5)))
 
@@ -243,7 +244,7 @@ def best_threshold(
     last_of_its_score = np.append(ordered[1:] != ordered[:-1], True)  # equal scores are predicted together
     return float(ordered[np.argmax(np.where(last_of_its_score, f1, -1))])
 
-
+# %% ../../nbs/tasks/06_ranking_metrics.ipynb #bc0234bb
 def precision_recall_f1(
     scores: np.ndarray,  # (k,) float32
     right: np.ndarray,  # (k,) 0 or 1, or the share of equal ones that is right
@@ -272,7 +273,7 @@ def _predicted(questions: Questions, scores: np.ndarray) -> dict[str, tuple[np.n
         trigger=(scores[top], first, int(questions.answered.sum())),
     )
 
-
+# %% ../../nbs/tasks/06_ranking_metrics.ipynb #c49710c1
 def choose_thresholds(
     questions: Questions,  # of dev
     scores: np.ndarray,  # (n,) or (n, 1)
@@ -280,7 +281,7 @@ def choose_thresholds(
     "The thresholds with the best F1 over pairs and over questions."
     return {name: best_threshold(*parts) for name, parts in _predicted(questions, scores).items()}
 
-
+# %% ../../nbs/tasks/06_ranking_metrics.ipynb #f09967cd
 def threshold_metrics(
     questions: Questions,
     scores: np.ndarray,  # (n,) or (n, 1)
@@ -305,7 +306,7 @@ UNIT_METRICS = {
     'raw_map': ('raw', 'map'),
 }
 
-
+# %% ../../nbs/tasks/06_ranking_metrics.ipynb #2d6b78d9
 def unit_tables(
     split: str,  # 'dev' | 'test'
     questions: Questions,
@@ -317,14 +318,16 @@ def unit_tables(
     )
     units = []
     metrics = {}
-    for metric, (name, of) in UNIT_METRICS.items():
-        own = sets[name]
-        value = values[of][sets[name]]
-        units.append(unit_table(split, name, questions.ids[own], questions.documents[own], {metric: value}))
+    for metric, (name, score) in UNIT_METRICS.items():
+        chosen = sets[name]
+        value = values[score][chosen]
+        units.append(
+            unit_table(split, name, questions.ids[chosen], questions.documents[chosen], {metric: value})
+        )
         metrics[metric] = float(value.mean())
     return metrics, pd.concat(units, ignore_index=True)
 
-
+# %% ../../nbs/tasks/06_ranking_metrics.ipynb #2b5fd1ec
 def evaluate_split(
     split: str,  # 'dev' | 'test'
     questions: Questions,
@@ -336,7 +339,7 @@ def evaluate_split(
     predictions = pd.DataFrame(
         dict(
             split=split,
-            unit=questions.ids[questions.of],
+            unit=questions.ids[questions.question],
             item=questions.items,
             label=questions.labels,
             score=np.asarray(scores, dtype=np.float32).ravel(),

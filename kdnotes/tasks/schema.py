@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from fastcore.basics import patch
 import numpy as np
 from ..core.cached import Writer
 from ..core.columns import Columns, Json, Strings, codes, earliest, hashes, ranks
@@ -45,9 +46,9 @@ __all__ = ['Rows', 'Cells', 'SPLITS', 'UNLABELLED', 'TEACHER', 'Column', 'NoLabe
 Rows = Columns  # of one split, in the source's order
 Cells = dict[str, list]  # key -> the cells of a column, of some rows
 SPLITS = ('train', 'dev', 'test')
-UNLABELLED = 'unlabelled'  # beside them, where there are such rows
+UNLABELLED = 'unlabelled'  # a fourth split, if there are such rows
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #1e361889
 @dataclass(frozen=True)
 class Column:
     "What a column is called, and what it holds."
@@ -62,7 +63,7 @@ class Column:
     blank: bool = False  # may have empty cells
     instead: str = ''  # key of the column that replaces it where it is missing
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #6c31ef1f
 @dataclass(frozen=True)
 class NoLabel:
     "How a row that nobody has labelled is read, and what it holds then."
@@ -71,7 +72,7 @@ class NoLabel:
     key: str = 'label'  # of a checked row
     value: str | int | None = ''  # what it holds where there is no label; None: null, in a column of JSON
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #8d49a1e7
 @dataclass(frozen=True)
 class Schema:
     "What a row of a task holds."
@@ -107,41 +108,49 @@ class Schema:
         "The keys of the columns of some kinds."
         return [key for key, column in self.columns.items() if column.kind in kinds]
 
-    def of(self, split: str) -> Schema:
-        "The schema of a split: rows without a label need no column of one."
-        if split != UNLABELLED:
-            return self
-        label, *others = self.no_label.columns
-        columns = {key: column for key, column in self.columns.items() if key not in others}
-        columns[label] = replace(columns[label], kind='no label', optional=True, blank=True, instead='')
-        return replace(self, columns=columns)
+# %% ../../nbs/tasks/00_schema.ipynb #6f28d508
+@patch
+def for_split(self: Schema, split: str) -> Schema:
+    "The schema of a split: rows without a label need no column of one."
+    if split != UNLABELLED:
+        return self
+    label, *others = self.no_label.columns
+    columns = {key: column for key, column in self.columns.items() if key not in others}
+    columns[label] = replace(columns[label], kind='no label', optional=True, blank=True, instead='')
+    return replace(self, columns=columns)
 
-    def check(self, split: str, rows: Rows, where: str) -> None:
-        "Refuse a split without a row, and one that cannot be trained or scored on."
-        if not len(rows):
-            raise CorpusError(f'{where}: there is no row; a split needs at least one')
-        if split != UNLABELLED and (why := self.unusable(split, rows)):
-            raise CorpusError(f'{where}: {why}')
+# %% ../../nbs/tasks/00_schema.ipynb #f7e8a19d
+@patch
+def check(self: Schema, split: str, rows: Rows, where: str) -> None:
+    "Refuse a split without a row, and one that cannot be trained or scored on."
+    if not len(rows):
+        raise CorpusError(f'{where}: there is no row; a split needs at least one')
+    if split != UNLABELLED and (why := self.unusable(split, rows)):
+        raise CorpusError(f'{where}: {why}')
 
-    def fingerprint(
-        self,
-        splits: Mapping[str, Rows],  # checked rows
-    ) -> str:  # 64 hex digits
-        "The sha256 of all that can change a number in the three splits, or in another one that is alone."
-        names = [split for split in SPLITS if split in splits] or splits
-        rows = ((split, *row) for split in names for row in zip(*self._content(splits[split])))
-        return sha256_texts(chain.from_iterable(rows))
+# %% ../../nbs/tasks/00_schema.ipynb #b62e9bc5
+@patch
+def fingerprint(
+    self: Schema,
+    splits: Mapping[str, Rows],  # checked rows
+) -> str:  # 64 hex digits
+    "The sha256 of all that can change a number in the three splits, or in another one that is alone."
+    names = [split for split in SPLITS if split in splits] or splits
+    rows = ((split, *row) for split in names for row in zip(*self._content(splits[split])))
+    return sha256_texts(chain.from_iterable(rows))
 
-    def _content(self, rows: Rows) -> Iterator[Iterable[str]]:
-        for key in self.content:
-            if not isinstance(key, str):
-                yield map(str, ranks(*(rows[of] for of in key)).tolist())
-            elif self.columns[key].kind == 'group':
-                yield map(str, codes(rows[key])[0].tolist())
-            else:
-                yield map(json.dumps if self.columns[key].kind == 'json' else str, rows[key])
+# %% ../../nbs/tasks/00_schema.ipynb #fbf188bc
+@patch
+def _content(self: Schema, rows: Rows) -> Iterator[Iterable[str]]:
+    for key in self.content:
+        if not isinstance(key, str):
+            yield map(str, ranks(*(rows[part] for part in key)).tolist())
+        elif self.columns[key].kind == 'group':
+            yield map(str, codes(rows[key])[0].tolist())
+        else:
+            yield map(json.dumps if self.columns[key].kind == 'json' else str, rows[key])
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #0b554f1a
 @dataclass(frozen=True)
 class Corpus:
     "Texts and labels, checked."
@@ -162,7 +171,7 @@ class Corpus:
     # which rows without a label there are: '20000-3f2a1bc09e11', their number and the beginning of their
     # sha256; '': there are none
     unlabelled_id: str = ''
-    # how many rows without a label were left out, since their texts stand in dev or test
+    # how many rows without a label were left out, since their texts are in dev or test
     left_out: int = 0
 
     def __post_init__(self):
@@ -192,7 +201,7 @@ def _no_key(key: str, name: Any, usual: list[str], turned: bool) -> str:
         f"{', '.join(usual)}"
     )
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #ca7e1bb4
 def _pairs(columns: str | Mapping[str, Any] | None, usual: Container[str]) -> Iterator[tuple[str, Any]]:
     "The keys and columns of a map, which may be typed."
     if isinstance(columns, Mapping):
@@ -208,7 +217,7 @@ def _pairs(columns: str | Mapping[str, Any] | None, usual: Container[str]) -> It
             )
         yield key, name
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #f34cb46b
 # a key that a map of columns may name where rows can have scores
 TEACHER = 'teacher'
 
@@ -216,33 +225,33 @@ TEACHER = 'teacher'
 def score_key(
     column: str,  # that a map gives to TEACHER
 ) -> str:  # of a row, whose texts are a teacher's scores
-    "Where a row has what stands in such a column."
+    "The key of a row for the scores of such a column."
     return f'{column} as scores'
 
-
-def _of_teachers(named: str) -> tuple[tuple[str, ...], ...]:  # 'neg+pos;other'
+# %% ../../nbs/tasks/00_schema.ipynb #6230dab2
+def _teacher_columns(named: str) -> tuple[tuple[str, ...], ...]:  # 'neg+pos;other'
     "The columns of each teacher."
-    parts = [[column.strip() for column in of.split('+')] for of in str(named).split(';')]
-    if not all(re.fullmatch('[^,=]+', column) for of in parts for column in of):
+    parts = [[column.strip() for column in columns.split('+')] for columns in str(named).split(';')]
+    if not all(re.fullmatch('[^,=]+', column) for columns in parts for column in columns):
         raise ConfigError(
             f"columns={truncate_repr(f'{TEACHER}={named}')} must name a column, or several with '+' "
             "between those of classes and ';' between those of teachers"
         )
     return tuple(map(tuple, parts))
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #d0bd2e82
 def score_columns(
     columns: str | Mapping[str, Any] | None,  # of `column_names`
 ) -> tuple[tuple[str, ...], ...]:  # of each teacher; (): none is named
     "The columns that hold teachers' scores: one, or one a class."
     named = dict(_pairs(columns, ()))
-    return _of_teachers(named[TEACHER]) if TEACHER in named else ()
+    return _teacher_columns(named[TEACHER]) if TEACHER in named else ()
 
 
 def _score_names(teachers: tuple[tuple[str, ...], ...]) -> dict[str, str]:
-    return {score_key(column): column for of in teachers for column in of}
+    return {score_key(column): column for columns in teachers for column in columns}
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #80bb4a26
 def column_names(
     # 'key=column,key=column', or a mapping of keys to columns; None: the usual names
     columns: str | Mapping[str, Any] | None,
@@ -259,7 +268,7 @@ def column_names(
             )
         given.add(key)
         if key == TEACHER and scored:
-            names |= _score_names(_of_teachers(name))
+            names |= _score_names(_teacher_columns(name))
         elif key in usual:
             names[key] = name
         else:
@@ -286,7 +295,7 @@ def mapped(
     scores = set() if split in ('dev', 'test') else set(_score_names(score_columns(columns)))
     return dict(_pairs(columns, ())).keys() - {TEACHER} | scores
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #c53a2ec8
 def check_layout(
     table: Table,
     schema: Schema,
@@ -323,13 +332,13 @@ def check_layout(
 _NUMBERS = ('class', 'score', 'binary', 'place')  # whole numbers of a column with a gap come as floats
 _SCORES = Column('', 'scores', blank=True)  # of a teacher
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #5c292d3d
 def _whole_number(cell: str) -> str:
     "A whole number without the `.0` of a float."
     whole = cell.endswith('.0') and re.fullmatch(r'-?(0|[1-9]\d*)\.0', cell, re.ASCII)
     return number_text(cell) if whole else cell
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #f6363441
 def _texts(table: Table, name: str, column: Column) -> list:
     "A table's column as texts, or as it came where it holds lists."
     cells = table.cells[name]
@@ -348,12 +357,12 @@ def _texts(table: Table, name: str, column: Column) -> list:
     return list(map(_whole_number, texts)) if column.kind in _NUMBERS or column.kind == 'no label' else texts
 
 # %% ../../nbs/tasks/00_schema.ipynb #d5198d92
-# kinds of names: tables print them, and rows are told apart by them
+# kinds of names: tables print them, and rows are identified by them
 _NAMES = ('id', 'group', 'class', 'score')
 
 
 def _faults(column: Column, longest: int | None) -> Iterator[tuple[Callable[[str], Any], str]]:
-    "What a cell of a column may not be, and the sentence that says so."
+    "What a cell of a column must not be, and the sentence about it."
     if longest:
         most = f'{{name}} has more than {longest:,} characters; cut it, and keep the part that counts'
         yield lambda text: len(text) > longest, most
@@ -376,7 +385,7 @@ def _faults(column: Column, longest: int | None) -> Iterator[tuple[Callable[[str
     if column.kind == 'class':
         yield lambda text: text != text.strip(), '{name} {value} begins or ends with a blank; remove it'
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #cd6bcbe8
 def _check_cells(cells: Cells, schema: Schema, place: Callable[[int], str], names: dict[str, str]) -> None:
     "Refuse the first row that is wrong by itself."
     wrong = []
@@ -388,13 +397,13 @@ def _check_cells(cells: Cells, schema: Schema, place: Callable[[int], str], name
                 wrong.append((i, len(wrong), key, sentence))
     if wrong:
         i, _, key, sentence = min(wrong)
-        said = sentence.format(name=names.get(key) or key, value=truncate_repr(cells[key][i]))
-        raise CorpusError(f'{place(i)}: {said}')
+        fault = sentence.format(name=names.get(key) or key, value=truncate_repr(cells[key][i]))
+        raise CorpusError(f'{place(i)}: {fault}')
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #d02ae0e0
 _AS_COLUMN = dict(binary=lambda cells: np.array(list(map(int, cells)), dtype=np.int64), json=Json.of)
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #693b34f1
 def checked_parts(
     tables: Iterable[Table],  # parts of a source
     schema: Schema,  # of its split
@@ -410,13 +419,13 @@ def checked_parts(
         for table in tables:
             cells = {key: [''] * len(table.numbers) for key in label}
             yield cells | {
-                key: _texts(table, of, schema.columns.get(key, _SCORES)) for key, of in names.items()
+                key: _texts(table, name, schema.columns.get(key, _SCORES)) for key, name in names.items()
             }
 
     for cells in schema.complete(parts(), missing):
         _check_cells(cells, schema, table.place, names)
         if label:
-            cells = {key: of for key, of in cells.items() if key not in schema.no_label.columns}
+            cells = {key: values for key, values in cells.items() if key not in schema.no_label.columns}
         elif schema.labelled:
             cells = schema.labelled(cells, table.place, names)
         kinds = {key: schema.columns[key].kind if key in schema.columns else 'scores' for key in cells}
@@ -428,17 +437,17 @@ def _alike(name: str) -> str:
     "What names that look the same have in common."
     return name.strip() if name.isascii() else unicodedata.normalize('NFKC', name).strip()
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #f7cfdd2d
 def _clashes(rows: Rows, schema: Schema) -> Iterator[tuple[tuple[str, ...], np.ndarray, np.ndarray, str]]:
-    "Keys, for each row an earlier one, whether the two clash, and the sentence that says so."
+    "Keys, for each row an earlier one, whether the two clash, and the sentence about it."
     if schema.unique:
         twin = earliest(hashes(*(rows[key] for key in schema.unique)))
         yield schema.unique, twin, twin != np.arange(len(rows)), 'occurs twice; give each row its own'
     for key, other in schema.common:
         twin = earliest(hashes(rows[key]))
-        said = hashes(rows[other])
+        values = hashes(rows[other])
         more = f'has another text than in an earlier row, in {other}; give each its own {key}'
-        yield (key,), twin, said[twin] != said, more
+        yield (key,), twin, values[twin] != values, more
     for key in schema.all_or_none:
         filled = np.fromiter((bool(text.strip()) for text in rows[key]), bool, len(rows))
         more = 'is empty, while other rows have one; fill it in or remove the row'
@@ -447,14 +456,14 @@ def _clashes(rows: Rows, schema: Schema) -> Iterator[tuple[tuple[str, ...], np.n
         if key not in rows.columns or all(_alike(name) == name for name in rows[key]):
             continue
         twin = earliest(hashes(rows[key], of=_alike))
-        said = hashes(rows[key])
+        values = hashes(rows[key])
         more = 'looks like {earlier} of an earlier row and is not the same; write both alike, or apart'
-        yield (key,), twin, said[twin] != said, more
+        yield (key,), twin, values[twin] != values, more
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #9d083ee8
 def check_together(
     rows: Rows,
-    place: Callable[[int], str],  # says where row i is
+    place: Callable[[int], str],  # the place of row i, for messages
     schema: Schema,
     names: dict[str, str],  # what the source calls a key
 ) -> None:
@@ -467,18 +476,10 @@ def check_together(
             earlier = truncate_repr(rows[keys[0]][int(twin[i])])
             raise CorpusError(f'{place(i)}: {what} {sentence.format(earlier=earlier)}')
 
-
-def _with_room(parts: Iterable[Rows], folder: Path, n: int) -> Iterator[Rows]:
-    "Parts that are written to a folder, n rows in all; refused when the first shows what they take."
-    for number, part in enumerate(parts):
-        if number == 0:
-            check_room(folder.parent, part.nbytes * n / len(part), f'the columns of {n:,} rows')
-        yield part
-
 # %% ../../nbs/tasks/00_schema.ipynb #2f1d23a6
 def checked(
     tables: Iterable[Table],  # parts of a source
-    where: Table,  # that says what the source is called, and what its rows are
+    where: Table,  # names the source and its rows
     split: str,  # what it is used for
     schema: Schema,
     names: dict[str, str],  # what the source calls a key, of those that are there
@@ -486,7 +487,7 @@ def checked(
     n: int = 0,  # about how many rows there are, where they are written
 ) -> Rows:  # in the source's order
     "The rows of a split, completed and checked."
-    schema = schema.of(split)
+    schema = schema.for_split(split)
     numbers = array('q')
 
     def numbered() -> Iterator[Table]:
@@ -496,7 +497,9 @@ def checked(
 
     parts = checked_parts(numbered(), schema, names)
     if into:
-        for part in _with_room(parts, into.folder, n):
+        for number, part in enumerate(parts):
+            if number == 0:  # the first part shows what all take
+                check_room(into.folder.parent, part.nbytes * n / len(part), f'the columns of {n:,} rows')
             part.write(into, split)
         rows = Columns.stored(into.so_far(), split)
     else:
@@ -506,7 +509,7 @@ def checked(
     schema.check(split, rows, where.where)
     return rows
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #eb8113d6
 def read_split(
     path: Path,  # ends in one of FORMATS
     split: str,  # 'train' | 'dev' | 'test' | 'unlabelled': what it is used for
@@ -515,11 +518,11 @@ def read_split(
     into: Writer | None = None,  # the rows are written there as they are read; None: no disk
 ) -> Rows:  # checked, in the file's order
     "A split from a file."
-    own = schema.of(split)
+    split_schema = schema.for_split(split)
     if split == UNLABELLED:  # the map is that of rows with a label
         label = schema.no_label.columns
         columns = {key: name for key, name in _pairs(columns, schema.columns) if key not in label}
-    usual = column_names(columns, own.names, schema.scored)
+    usual = column_names(columns, split_schema.names, schema.scored)
     possible = {*usual, *usual.values()}
     if words := no_table(path):
         raise CorpusError(words)
@@ -530,21 +533,23 @@ def read_split(
         n = n_rows(path)
         tables = read_table(path, possible, PART)
         first = next(tables)
-        names = check_layout(first, own, usual, mapped(columns, split))
+        names = check_layout(first, split_schema, usual, mapped(columns, split))
         tables = followed(tables, f'reading {split}', n, 'rows', lambda table: len(table.numbers))
         return checked(tables, first, split, schema, names, into, n)
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #adf696b8
 def checked_splits(
     name: str,  # of the corpus, for messages
     splits: Mapping[str, Sequence[Mapping[str, Any]]],  # rows under the task's own keys
     schema: Schema,
 ) -> dict[str, Rows]:
     "Splits that come as rows."
-    found = {}
-    for split, of in splits.items():
-        rows = list(of)
+    checked_rows = {}
+    for split, given in splits.items():
+        rows = list(given)
         cells = {key: [row[key] for row in rows] for key in (rows[0] if rows else ())}
         table = Table(f'{name} {split}', list(cells), cells, range(len(rows)))
-        found[split] = checked([table] if rows else [], table, split, schema, {key: key for key in cells})
-    return found
+        checked_rows[split] = checked(
+            [table] if rows else [], table, split, schema, {key: key for key in cells}
+        )
+    return checked_rows

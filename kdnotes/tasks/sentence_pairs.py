@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from ..core.config import RunConfig, TaskSettings, parameter, truncate_repr
 from . import base, labelled_texts
-from .asked import Use
+from .inference import Use
 from .base import Evaluation, setting
 from .embedded import embedded_sentence_pairs
 from .labelled_texts import labels_of, number_of
@@ -43,18 +43,19 @@ class SentencePairsSettings(TaskSettings):
     # highest score: the two sentences mean the same
     score_high: float = parameter(5.0, shared=True)
 
-
+# %% ../../nbs/tasks/21_sentence_pairs.ipynb #cf20f30d
 def check(
     config: RunConfig,
 ) -> None:
     "Refuse a range that is none."
-    own = config.task_settings
-    if not own.score_low < own.score_high:
+    settings = config.task_settings
+    if not settings.score_low < settings.score_high:
         raise ValueError(
-            f'score_high={own.score_high:g} must be above score_low={own.score_low:g}; give both ends'
+            f'score_high={settings.score_high:g} must be above score_low={settings.score_low:g}; give '
+            'both ends'
         )
 
-
+# %% ../../nbs/tasks/21_sentence_pairs.ipynb #9bb02b26
 def check_scores(
     corpus: Corpus,
     config: RunConfig,  # resolved
@@ -79,15 +80,15 @@ def _above(
     sums = np.bincount(place, values)
     return ((sums.sum() - np.cumsum(sums)) + sums / 2)[place] / len(values)
 
-
+# %% ../../nbs/tasks/21_sentence_pairs.ipynb #95d0bbbc
 def spearman_units(
     outputs: np.ndarray,  # (n,)
     scores: np.ndarray,  # (n,)
 ) -> np.ndarray:  # (n,) whose mean is Spearman's correlation; 0 where one side does not vary
     "How much each pair moves the correlation, around the correlation itself."
     one = np.ones(len(outputs))
-    F, G = (1 - _above(of, one) for of in (outputs, scores))
-    spread_F, spread_G = (np.mean(of**2) - 0.25 for of in (F, G))
+    F, G = (1 - _above(side, one) for side in (outputs, scores))
+    spread_F, spread_G = (np.mean(side**2) - 0.25 for side in (F, G))
     if min(spread_F, spread_G) < 1e-12:
         return np.zeros(len(outputs))
     A = np.mean(F * G)
@@ -123,9 +124,9 @@ class SentencePairs(TextRegression):
     def encoder_floor(self, embed: base.Embed) -> Evaluation:
         "The cosine of the embeddings, as a share of the range."
         pairs = {split: self.texts_of(self.rows[split]) for split in self.evaluation_sets}
-        return self.evaluate({split: base.cosines(embed, *of)[:, None] for split, of in pairs.items()})
+        return self.evaluate({split: base.cosines(embed, *texts)[:, None] for split, texts in pairs.items()})
 
-
+# %% ../../nbs/tasks/21_sentence_pairs.ipynb #7e0149f5
 _SNIPPET = """import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -135,6 +136,8 @@ pair = tokenizer('Iron rusts in air.', 'Iron rusts in moist air.', truncation=Tr
 with torch.no_grad():
     share = model(**pair).logits[0, 0].item()  # of the range
 print(share * model.config.target_deviation + model.config.target_mean)"""
+
+# %% ../../nbs/tasks/21_sentence_pairs.ipynb #54fdef4b
 USE = Use(
     takes=('text', 'pair'),
     answers=classified,
@@ -147,6 +150,8 @@ USE = Use(
         'It compares two sentences at a time; a search among many sentences needs one forward pass per pair.',
     ),
 )
+
+# %% ../../nbs/tasks/21_sentence_pairs.ipynb #16bb3186
 TASK = base.TaskInfo(
     name='sentence_pairs',
     settings=SentencePairsSettings,

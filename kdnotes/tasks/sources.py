@@ -51,7 +51,7 @@ __all__ = ['Splits', 'PLAIN_NAMES', 'LARGE', 'Published', 'Corpora', 'find_folde
 # %% ../../nbs/tasks/04_sources.ipynb #c0a9d1e2
 Splits = dict[str, Sequence[dict[str, Any]]]  # rows by split, under the task's own keys
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #b6139923
 @dataclass(frozen=True)
 class Published:
     "A corpus that has a name."
@@ -66,7 +66,7 @@ class Published:
     licence: str | None = None  # None: it is not known
     in_order: bool = False  # are its rows in the order of the text that they are from?
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #664d8fe4
 @dataclass(frozen=True)
 class Corpora:
     "The corpora of a task."
@@ -115,17 +115,17 @@ PLAIN_NAMES = dict(
 )
 _ENDS = ', '.join(FORMATS)
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #5ad0ee71
 def find_folder(
     path: str | Path,  # absolute, or relative to the current folder or the project's root; `~` is understood
 ) -> Path | None:  # absolute; None: there is no such folder
     "The folder a path means."
     path = Path(os.path.expanduser(path))
     # unlike Path.is_dir: False for what no path can be
-    found = [base / path for base in (Path.cwd(), root()) if os.path.isdir(base / path)]
-    return found[0].resolve() if found else None
+    folders = [base / path for base in (Path.cwd(), root()) if os.path.isdir(base / path)]
+    return folders[0].resolve() if folders else None
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #c52a8600
 def split_files(
     folder: Path,
     corpora: Corpora,
@@ -135,8 +135,8 @@ def split_files(
         split: [path for stem in stems for end in FORMATS if (path := folder / f'{stem}.{end}').exists()]
         for split, stems in PLAIN_NAMES.items()
     }
-    own = {split: folder / name for split, name in zip(SPLITS, corpora.files)}
-    published = {split: [path] * path.exists() for split, path in own.items()}
+    published_paths = {split: folder / name for split, name in zip(SPLITS, corpora.files)}
+    published = {split: [path] * path.exists() for split, path in published_paths.items()}
     named = [path for paths in published.values() for path in paths]
     tables = [path for split in SPLITS for path in plain[split]]
     if named and tables:
@@ -146,26 +146,28 @@ def split_files(
         )
     if not named and not tables:
         return None
-    found = plain | (published if named else {})
-    for split, paths in found.items():
+    candidates = plain | (published if named else {})
+    for split, paths in candidates.items():
         if len(paths) > 1:
             raise CorpusError(
                 f"{folder} holds {' and '.join(path.name for path in paths)}, and only one of them can be "
                 f'{split}; move the others away'
             )
-    if missing := [split for split in SPLITS if not found[split]]:
-        names = [own[split].name if named else f'{split}.{format_of(tables[0])}' for split in missing]
+    if missing := [split for split in SPLITS if not candidates[split]]:
+        names = [
+            published_paths[split].name if named else f'{split}.{format_of(tables[0])}' for split in missing
+        ]
         right = ', '.join(corpora.files) if named else f'train, dev and test, each as one of {_ENDS}'
         raise CorpusError(f"{folder} has no {' and no '.join(names)}; a corpus folder holds {right}")
     _check_unlabelled_name(folder)
-    if found[UNLABELLED] and corpora.schema.no_label is None:
+    if candidates[UNLABELLED] and corpora.schema.no_label is None:
         raise CorpusError(
-            f'{found[UNLABELLED][0]} holds rows without a label, and this task learns from texts as they '
-            'are; put them into train, or move the file away'
+            f'{candidates[UNLABELLED][0]} holds rows without a label, and this task learns from texts as '
+            'they are; put them into train, or move the file away'
         )
-    return {split: paths[0] for split, paths in found.items() if paths}
+    return {split: paths[0] for split, paths in candidates.items() if paths}
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #1b5b7450
 def _check_unlabelled_name(folder: Path) -> None:
     "Refuse a file that is meant for rows without a label and would not be read."
     right = [f'{UNLABELLED}.{end}' for end in FORMATS]
@@ -177,7 +179,7 @@ def _check_unlabelled_name(folder: Path) -> None:
                 'rename it, or move it away'
             )
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #76b55c57
 def place_of(
     corpus: Corpus,
     split: str,  # 'train' | 'dev' | 'test'
@@ -186,14 +188,14 @@ def place_of(
 ) -> str:  # for a message
     "Where a row was read."
     folder = Path(corpus.where)
-    made = corpora.published.get(corpus.name, Published()).from_folder
-    own = corpus.kind == 'folder' and not made and folder.is_absolute()
-    files = split_files(folder, corpora) if own else None
+    converted = corpora.published.get(corpus.name, Published()).from_folder
+    is_tables = corpus.kind == 'folder' and not converted and folder.is_absolute()
+    files = split_files(folder, corpora) if is_tables else None
     if files:
         return f'{files[split]}, row {i + 1}'
     return f"{corpus.name} {split}, example {truncate_repr(corpus.splits[split][i]['id'])}"
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #4a56ee9b
 def read_folder(
     folder: Path,  # holds one file for each split
     corpora: Corpora,
@@ -210,11 +212,13 @@ def read_folder(
         'another folder'
     )
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #d09e469c
 def _files_of(corpora: Corpora) -> str:
     "What a folder of a corpus may hold, for errors."
-    own = [f"{corpora.names[0]}'s own {', '.join(corpora.files)}"] * bool(corpora.files)
-    return ' or '.join(filter(None, [f'train, dev and test as {_ENDS}', corpora.from_folder_files, *own]))
+    published_files = [f"{corpora.names[0]}'s own {', '.join(corpora.files)}"] * bool(corpora.files)
+    return ' or '.join(
+        filter(None, [f'train, dev and test as {_ENDS}', corpora.from_folder_files, *published_files])
+    )
 
 # %% ../../nbs/tasks/04_sources.ipynb #551eddc2
 def hub_rows(
@@ -230,7 +234,7 @@ def hub_rows(
     known = {key: '' for key, column in schema.columns.items() if column.optional} | names
     there = getattr(table, 'column_names', None) or list(table)
     possible = [name for name in there if name in {*known, *known.values()}]
-    if hasattr(table, 'select_columns'):  # else each column would be read with all others beside it
+    if hasattr(table, 'select_columns'):  # else reading a column would read all others too
         table = table.select_columns(possible)
     cells = {name: list(table[name]) for name in possible}
     n = len(next(iter(cells.values()), ()))
@@ -238,7 +242,7 @@ def hub_rows(
     names = check_layout(listed, schema, known, mapped(columns, split))
     return checked([listed], listed, split, schema, names)
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #1bde73f0
 def read_hub(
     hub_id: str,  # 'owner/name' of a dataset with the splits train, validation and test
     schema: Schema,
@@ -264,7 +268,7 @@ def _places(name: str) -> list[Path]:
     named = [(find_folder(data) or Path(data).absolute()) / name] if data else []
     return [*named, root() / 'data' / name]
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #92e2e980
 def local_copy(
     name: str,  # of a published corpus
     corpora: Corpora,  # of a task that knows it
@@ -276,9 +280,9 @@ def local_copy(
         files = (*files, *plain)
     return next((place for place in _places(name) if any(any(place.glob(f)) for f in files)), None)
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #1101d0f6
 def _is_file(name: str) -> bool:
-    "Does a name stand for a file? One that no path can have does not."
+    "Is a name that of a file? A name that no path can have is not."
     try:
         return Path(name).expanduser().is_file()
     except (OSError, RuntimeError, ValueError):
@@ -292,7 +296,7 @@ def _answers(hub_id: str) -> bool:
     except CorpusError:
         return False
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #7d82ba96
 def resolve_corpus(
     task: str,  # of `config.TASKS`
     corpus: str,  # auto | embedded | a published corpus' name | a folder | a hub id
@@ -326,7 +330,7 @@ def resolve_corpus(
         f"{hub_id or 'owner/name'}"
     )
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #9b6e43f0
 def resolve_unlabelled(
     config: RunConfig,
 ) -> str:  # a file or a folder is absolute, since a run may be read from elsewhere
@@ -347,27 +351,27 @@ def load_corpus(
 ) -> Corpus:
     "A corpus, checked, named and fingerprinted."
     name = resolve_corpus(task, corpus)
-    own = set(score_on) <= set(SPLITS)
-    if own and (files := _large_files(task_info(task).corpora, name, columns)):
-        return _kept(task, name, columns, files)
-    if own and name == 'embedded' and columns is None:
-        return _embedded(task)
+    standard = set(score_on) <= set(SPLITS)
+    if standard and (files := _large_files(task_info(task).corpora, name, columns)):
+        return _cached_corpus(task, name, columns, files)
+    if standard and name == 'embedded' and columns is None:
+        return _embedded_corpus(task)
     return _read(task, name, columns, score_on)
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #2cccb988
 @functools.cache
-def _embedded(task: str) -> Corpus:
+def _embedded_corpus(task: str) -> Corpus:
     "The project's own corpus: it is the same in every call, and takes a tenth of a second."
     return _read(task, 'embedded', None)
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #77e9a25b
 def _read(
     task: str, name: str, columns: str | None, score_on: Sequence[str] = (), into: Writer | None = None
 ) -> Corpus:
     "A corpus from its source, and what its rows have in common."
     corpora = task_info(task).corpora
     loaded = _with_sets(load_by_rules(corpora, name, columns, into), corpora, score_on)
-    loaded = _apart(loaded, task, into)
+    loaded = _without_scored(loaded, task, into)
     texts = {split: _hashes(rows, task) for split, rows in loaded.splits.items()}
 
     def shared(split: str, other: str) -> int:
@@ -382,12 +386,12 @@ def _read(
         unlabelled_id=_unlabelled_id(loaded.unlabelled, corpora.schema),
     )
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #6ba7f9a0
 def _unlabelled_id(rows: Rows, schema: Schema) -> str:
     "Which rows without a label there are."
     return f'{len(rows)}-{schema.fingerprint(dict(train=rows))[:12]}' if len(rows) else ''
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #a489cf6a
 def corpus_of(
     config: RunConfig,
     # by resolved name, those that are loaded already; others are added
@@ -401,44 +405,46 @@ def corpus_of(
         known[name] = load_corpus(config.task, name, config.columns, score_on)
     return trained_on(known[name], config, known)
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #ab4cafa6
 def _with_sets(corpus: Corpus, corpora: Corpora, score_on: Sequence[str]) -> Corpus:
     "A corpus with evaluation sets of other texts, which its name does not tell and its sha256 does."
     more = {name: corpora.more_sets(name) for name in score_on if name not in corpus.splits}
     if not more:
         return corpus
     more = checked_splits('', more, corpora.schema)
-    own = [part for name in sorted(more) for part in (name, corpora.schema.fingerprint({name: more[name]}))]
-    return replace(corpus, splits=corpus.splits | more, sha256=sha256_text(corpus.sha256, *own))
+    fingerprints = [
+        part for name in sorted(more) for part in (name, corpora.schema.fingerprint({name: more[name]}))
+    ]
+    return replace(corpus, splits=corpus.splits | more, sha256=sha256_text(corpus.sha256, *fingerprints))
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #f48fd096
 def _hashes(
     rows: Rows,
     task: str,
-    of: Callable[[str], str] = str.strip,  # what of a text counts
+    normalize: Callable[[str], str] = str.strip,  # what of a text counts
 ) -> np.ndarray:  # (n,) int64
     "The texts of each row as one number: of ten million rows two would be alike by chance once in 300,000."
-    texts = zip(*(map(of, rows[key]) for key in task_info(task).texts))
+    texts = zip(*(map(normalize, rows[key]) for key in task_info(task).texts))
     return np.fromiter(map(hash, texts), np.int64, len(rows))
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #5795c876
 def _contradictions(splits: dict[str, Rows], texts: dict[str, np.ndarray]) -> dict[str, int]:
     "How many rows of each split have the texts of another of its rows, and another label."
-    found = {}
+    counts = {}
     for split, rows in splits.items():
         key = next((key for key in ('label', 'answers') if key in rows.columns), None)
         if split == UNLABELLED or key is None:
             continue
         labels = np.fromiter((hash(str(cell)) for cell in rows[key]), dtype=np.int64, count=len(rows))
-        _, of, n = np.unique(texts[split], return_inverse=True, return_counts=True)
-        order = np.lexsort((labels, of))
+        _, text, n = np.unique(texts[split], return_inverse=True, return_counts=True)
+        order = np.lexsort((labels, text))
         # each label once for each of the texts it is given to
-        new = np.diff(of[order], prepend=-1) | np.diff(labels[order], prepend=0)
-        kinds = np.bincount(of[order][new != 0], minlength=len(n))
-        found[split] = int(n[kinds > 1].sum())
-    return {split: n for split, n in found.items() if n}
+        new = np.diff(text[order], prepend=-1) | np.diff(labels[order], prepend=0)
+        kinds = np.bincount(text[order][new != 0], minlength=len(n))
+        counts[split] = int(n[kinds > 1].sum())
+    return {split: n for split, n in counts.items() if n}
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #f6c3a879
 def load_by_rules(
     corpora: Corpora,
     name: str,  # of `resolve_corpus`
@@ -465,27 +471,30 @@ def load_by_rules(
     elif published.from_hub:
         data = _from_hub(corpora, name, lambda: fetch_hub(hub_id))
         splits = checked_splits(name, published.from_hub(data), schema)
-    elif folder and (found := corpora.from_folder(folder)):
+    elif folder and (rows := corpora.from_folder(folder)):
         if columns:
             raise ConfigError(
                 f'columns={truncate_repr(columns)} names columns of tables, and {where} holds '
                 f'{corpora.from_folder_files}; leave it out'
             )
-        splits = checked_splits(where, found, schema)
+        splits = checked_splits(where, rows, schema)
     elif folder:
         splits = read_folder(folder, corpora, columns, into)
     else:
-        of = next((of for of in corpora.published.values() if hub_id and of.hub_id == hub_id), published)
-        own = replace(schema, complete=of.complete) if of.complete else schema
-        splits = _from_hub(corpora, name, lambda: read_hub(hub_id, own, columns))
+        # a published corpus may be named by its id
+        published = next((p for p in corpora.published.values() if hub_id and p.hub_id == hub_id), published)
+        hub_schema = replace(schema, complete=published.complete) if published.complete else schema
+        splits = _from_hub(corpora, name, lambda: read_hub(hub_id, hub_schema, columns))
     sha256 = schema.fingerprint(splits)
-    alike = (of for of, known in corpora.published.items() if known.sha256 == sha256 or known.hub_id == name)
+    alike = (
+        key for key, known in corpora.published.items() if known.sha256 == sha256 or known.hub_id == name
+    )
     called = next(alike, name)
     return Corpus(called, kind, where, splits, sha256)
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #c8e276ec
 def _from_hub(corpora: Corpora, name: str, read: Callable[[], Any]) -> Any:
-    "What comes from the hub; where a published corpus does not, the error says where a copy was looked for."
+    "What comes from the hub; where a published corpus does not, the error lists where a copy was looked for."
     nowhere = f"no copy of {name} in {' or '.join(map(str, _places(name)))}"
     if not corpora.hub_source(name):
         raise CorpusError(f'{nowhere}; put its files there, or name a folder')
@@ -498,64 +507,59 @@ def _from_hub(corpora: Corpora, name: str, read: Callable[[], Any]) -> Any:
 
 # %% ../../nbs/tasks/04_sources.ipynb #77ca1285
 def _normalised(text: str) -> str:
-    "A text without what most tokenizers do not tell apart: case, accents and blanks."
+    "A text without what most tokenizers ignore: case, accents and blanks."
     if not text.isascii():
         text = ''.join(c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c))
     return ''.join(text.casefold().split())
 
-
-def _apart(corpus: Corpus, task: str, into: Writer | None = None) -> Corpus:
+# %% ../../nbs/tasks/04_sources.ipynb #ee8961df
+def _without_scored(corpus: Corpus, task: str, into: Writer | None = None) -> Corpus:
     "A corpus without those of its rows without a label whose texts a model is scored on; they are counted."
     rows = corpus.unlabelled
     if not len(rows):
         return corpus
-    others = [_hashes(corpus.splits[split], task, _normalised) for split in ('dev', 'test')]
-    scored_on = np.isin(_hashes(rows, task, _normalised), np.concatenate(others))
+    evaluated = [_hashes(corpus.splits[split], task, _normalised) for split in ('dev', 'test')]
+    scored_on = np.isin(_hashes(rows, task, _normalised), np.concatenate(evaluated))
     if not scored_on.any():
         return corpus
-    splits = {split: of for split, of in corpus.splits.items() if split != UNLABELLED}
+    splits = dict(corpus.splits)
+    del splits[UNLABELLED]
     index = np.flatnonzero(~scored_on)
-    if into:
-        kept = _rewritten(rows, index, into)
-    else:
-        kept = rows[index]
-    if len(kept):  # none would be a split without rows
-        splits[UNLABELLED] = kept
+    others = rows[index]
+    if into:  # in place of all of them, part by part
+        into.drop(f'{UNLABELLED}.')  # what is mapped stays as it is
+        del into.state['tables'][UNLABELLED]
+        for i in range(0, len(index), PART):
+            rows[index[i : i + PART]].write(into, UNLABELLED)
+        others = Columns.stored(into.so_far(), UNLABELLED)
+    if len(others):  # none would be a split without rows
+        splits[UNLABELLED] = others
     return replace(corpus, splits=splits, left_out=int(scored_on.sum()))
 
-
-def _rewritten(rows: Rows, index: np.ndarray, into: Writer) -> Rows:
-    "Some of the unlabelled rows, in place of all of them."
-    into.drop(f'{UNLABELLED}.')  # what is mapped stays as it is
-    del into.state['tables'][UNLABELLED]
-    for i in range(0, len(index), PART):
-        rows[index[i : i + PART]].write(into, UNLABELLED)
-    return Columns.stored(into.so_far(), UNLABELLED)
-
-
-def _all_left_out(corpus: Corpus, of: str) -> CorpusError:
+# %% ../../nbs/tasks/04_sources.ipynb #2111ece3
+def _all_left_out(corpus: Corpus, source: str) -> CorpusError:
     "The refusal of rows that all are scored on."
     return CorpusError(
-        f'{of}: all {pluralize(corpus.left_out, "row")} without a label have the texts of a row of dev or '
-        'test, which a model is scored on; give others, or unlabelled=none'
+        f'{source}: all {pluralize(corpus.left_out, "row")} without a label have the texts of a row of dev '
+        'or test, which a model is scored on; give others, or unlabelled=none'
     )
 
-
-def _drawn(
+# %% ../../nbs/tasks/04_sources.ipynb #32347230
+def _sample(
     rows: Rows,  # of a training split
     n: int,  # of them; more, where whole groups have more
-    of: str | None,  # the key that tells which rows belong together; None: each is alone
+    key: str | None,  # key of what rows belong together by; None: each is alone
     rng: np.random.Generator,
 ) -> tuple[Rows, Rows]:  # these, and the others
     "Some rows of a split, in its order."
-    group = codes(rows[of])[0] if of else np.arange(len(rows))
+    group = codes(rows[key])[0] if key else np.arange(len(rows))
     sizes = np.bincount(group)
     order = rng.permutation(len(sizes))
     before = np.cumsum(sizes[order]) - sizes[order]
     chosen = np.isin(group, order[before < n])
     return rows[np.flatnonzero(chosen)], rows[np.flatnonzero(~chosen)]
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #c8f1f6ed
 def _with_rows(corpus: Corpus, rows: Rows, schema: Schema, left_out: int = 0) -> Corpus:
     "A corpus with these rows as those without a label, whatever labels they have."
     rows = rows.filled(schema.no_label.key, schema.no_label.value)
@@ -575,7 +579,7 @@ def _columns_of_others(config: RunConfig) -> str | None:  # None: the usual ones
         )
     return config.columns
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #6a87f816
 def _with_others(corpus: Corpus, config: RunConfig) -> Corpus:
     "A corpus with rows without a label from elsewhere; those that are evaluated on are left out."
     info = task_info(config.task)
@@ -591,12 +595,12 @@ def _with_others(corpus: Corpus, config: RunConfig) -> Corpus:
             )
         rows = Columns.joined([other.splits['train'], other.unlabelled])
     with_all = replace(corpus, splits=corpus.splits | {UNLABELLED: rows}, left_out=0)
-    found = _apart(with_all, config.task)
-    if not len(found.unlabelled):
-        raise _all_left_out(found, f'unlabelled={truncate_repr(config.unlabelled)}')
-    return _with_rows(corpus, found.unlabelled, info.corpora.schema, found.left_out)
+    others = _without_scored(with_all, config.task)
+    if not len(others.unlabelled):
+        raise _all_left_out(others, f'unlabelled={truncate_repr(config.unlabelled)}')
+    return _with_rows(corpus, others.unlabelled, info.corpora.schema, others.left_out)
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #1b8f2af0
 def trained_on(
     corpus: Corpus,
     config: RunConfig,
@@ -622,22 +626,26 @@ def trained_on(
                 f'labels={config.labels} is more than the {pluralize(n, "row")} of {corpus.name} train; '
                 'leave it out, or name fewer'
             )
-        of = info.rows_of[1] if info.rows_of else None
+        key = info.rows_of[1] if info.rows_of else None
         seed = config.seed if config.labels_seed is None else config.labels_seed
-        splits['train'], rest = _drawn(splits['train'], config.labels, of, stream(seed, 'labels'))
+        splits['train'], rest = _sample(splits['train'], config.labels, key, stream(seed, 'labels'))
         info.corpora.schema.check('train', splits['train'], f'{corpus.name}, labels={config.labels}')
-    kept = dict(unlabelled_id=corpus.unlabelled_id, left_out=corpus.left_out) if learns else {}
-    corpus = replace(corpus, splits=splits, **dict(unlabelled_id='', left_out=0) | kept)
+    corpus = replace(
+        corpus,
+        splits=splits,
+        unlabelled_id=corpus.unlabelled_id if learns else '',
+        left_out=corpus.left_out if learns else 0,
+    )
     if learns and config.unlabelled == 'rest':
         return _with_rows(corpus, rest, info.corpora.schema)
     return corpus
 
 # %% ../../nbs/tasks/04_sources.ipynb #b92f85e1
-LARGE = 1 << 25  # bytes of a corpus' files, from which on its columns are kept on disk
+LARGE = 1 << 25  # bytes of a corpus' files, from which on its columns are stored on disk
 
 
 def _large_files(corpora: Corpora, name: str, columns: str | None) -> dict[str, Path]:
-    "The files of a corpus whose columns are better kept on disk, by split; {}: there are none."
+    "The files of a corpus whose columns are better stored on disk, by split; {}: there are none."
     if name == 'embedded' or name in corpora.names and (columns or corpora.published[name].from_folder):
         return {}  # or refused
     folder = local_copy(name, corpora) if name in corpora.names else Path(name)
@@ -647,18 +655,18 @@ def _large_files(corpora: Corpora, name: str, columns: str | None) -> dict[str, 
         files = split_files(folder, corpora) or {}
         size = _size_of_all(files, corpora.schema, columns)
     except (CorpusError, OSError):
-        return {}  # who reads them says what is wrong
+        return {}  # reading them raises the error
     return files if size >= LARGE else {}
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #2b98ad05
 def _size_of_all(files: dict[str, Path], schema: Schema, columns: str | None) -> int:  # bytes
     names = column_names(columns, schema.names, schema.scored)
     return sum(size_of(path, {*names, *names.values()}) for path in files.values())
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #aced6aab
 @file_errors()
-def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> Corpus:
-    "A large corpus whose columns are kept, read by one process while the others wait for it."
+def _cached_corpus(task: str, name: str, columns: str | None, files: dict[str, Path]) -> Corpus:
+    "A large corpus with its columns on disk; one process reads the files, the others wait for it."
     for path in files.values():
         check_regular(path)
     before = _sums(files)
@@ -678,13 +686,13 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
         except BaseException:
             writer.drop()
             raise
-        about = {of: value for of, value in vars(corpus).items() if of != 'splits'}
+        about = {name_of: value for name_of, value in vars(corpus).items() if name_of != 'splits'}
         writer.state |= dict(read=before, corpus=about)
 
     folder = cache_path() / 'corpora' / f'{key[:32]}.corpus'
-    found = cached(folder, make)
-    splits = {split: Columns.stored(found, split) for split in files if split in found.state['tables']}
-    return Corpus(splits=splits, **found.state['corpus'])
+    stored = cached(folder, make)
+    splits = {split: Columns.stored(stored, split) for split in files if split in stored.state['tables']}
+    return Corpus(splits=splits, **stored.state['corpus'])
 
 
 def _sums(files: dict[str, Path]) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from .base import Evaluation, unit_table, lower_words
@@ -31,7 +32,7 @@ def normalised(
     bare = text.lower().translate(_PUNCTUATION)
     return ' '.join(_ARTICLES.sub(' ', bare).split())
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #09e1fb8f
 def word_f1(
     answer: str,  # '': there is none
     predicted: str,  # '': none is predicted
@@ -48,7 +49,7 @@ def word_f1(
     recall = common / len(right)
     return 2 * precision * recall / (precision + recall)
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #039371e4
 def answer_scores(
     answers: Sequence[str],  # that people gave; (): there is none
     predicted: str,  # '': none is predicted
@@ -66,7 +67,7 @@ def no_answer_probability(
     exact = np.asarray(log_odds, dtype=np.float32).astype(np.float64)
     return 1 / (1 + np.exp(np.clip(exact, -700, 700)))
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #bef0ebb2
 def withdrawn(
     scores: np.ndarray,  # (n,) of the predicted texts
     answered: np.ndarray,  # (n,) bool: has the question an answer?
@@ -75,7 +76,7 @@ def withdrawn(
     "The scores where texts are withdrawn."
     return np.where(none, 1.0 - answered, scores)
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #134ea096
 def answer_threshold(
     scores: np.ndarray,  # (n,) of the predicted texts
     answered: np.ndarray,  # (n,) bool: has the question an answer?
@@ -93,7 +94,7 @@ def answer_threshold(
     best = len(reached) - 1 - int(np.argmax(reached[::-1]))
     return float(sorted_odds[ends[best]]) if reached[best] >= 0 else float(sorted_odds[0] + 1)
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #b72a86c2
 def best_threshold(
     scores: np.ndarray,  # (n,) of the predicted texts
     answered: np.ndarray,  # (n,) bool: has the question an answer?
@@ -120,7 +121,7 @@ UNIT_METRICS = {
     'no_ans_f1': 'no_ans',
 }
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #42033bc4
 def span_scores(
     answers: Iterable[Sequence[str]],  # that people gave, of each question
     predicted: Iterable[str],  # '': none
@@ -128,7 +129,7 @@ def span_scores(
     "The scores of predicted texts, before any is withdrawn."
     return np.array(list(map(answer_scores, answers, predicted)), dtype=np.float64).reshape(-1, 2)
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #92016d33
 def unit_scores(
     exact: np.ndarray,  # (n,)
     f1: np.ndarray,  # (n,)
@@ -138,11 +139,11 @@ def unit_scores(
     members = dict(all=np.ones_like(answered), has_ans=answered, no_ans=~answered)
     index = {name: np.flatnonzero(chosen) for name, chosen in members.items()}
     return {
-        metric: (index[of], (exact if metric.endswith('exact') else f1)[index[of]])
-        for metric, of in UNIT_METRICS.items()
+        metric: (index[members_of], (exact if metric.endswith('exact') else f1)[index[members_of]])
+        for metric, members_of in UNIT_METRICS.items()
     }
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #4163a691
 def span_metrics(
     scores: np.ndarray,  # (n, 2) of `span_scores`
     answered: np.ndarray,  # (n,) bool
@@ -151,20 +152,20 @@ def span_metrics(
     none: np.ndarray,  # (n,) bool: which texts are withdrawn
 ) -> dict[str, float | None]:  # None: there is no question of the kind
     "All metrics of a set of questions."
-    kept = [withdrawn(scores[:, i], answered, none) for i in range(2)]
-    found: dict[str, float | None] = {
+    final = [withdrawn(scores[:, i], answered, none) for i in range(2)]
+    metrics: dict[str, float | None] = {
         name: float(np.mean(values)) if len(values) else None
-        for name, (_, values) in unit_scores(*kept, answered).items()
+        for name, (_, values) in unit_scores(*final, answered).items()
     }
     for i, name in enumerate(('exact', 'f1')):
         best, best_at = best_threshold(scores[:, i], answered, no_answer, predicted)
-        found |= {f'best_{name}': best, f'best_{name}_thresh': best_at}
-    return found | dict(always_unanswerable=float(np.mean(~answered)))
+        metrics |= {f'best_{name}': best, f'best_{name}_thresh': best_at}
+    return metrics | dict(always_unanswerable=float(np.mean(~answered)))
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #c4316474
 @dataclass(frozen=True)
 class Predicted:
-    "What a model says of the questions of a split."
+    "The predictions of a model for the questions of a split."
 
     spans: np.ndarray  # (n, 2) characters of each question's context: the best span
     # (n,) float32, as they are stored: the score of the best span less that of no answer
@@ -172,54 +173,62 @@ class Predicted:
     scored: np.ndarray  # (n, 2) exact and f1 of the best spans, before any is withdrawn
     answered: np.ndarray  # (n,) bool: has the question an answer?
 
-    @property
-    def some(self) -> np.ndarray:  # (n,) bool
-        "Is the best span a text? A token may stand for no character."
-        return self.spans[:, 1] > self.spans[:, 0]
-
-    def threshold(self) -> float | None:
-        "The log-odds from which on it is best for `exact` to answer; None: always."
-        return answer_threshold(self.scored[:, 0], self.answered, self.log_odds, self.some)
-
-    def silent(self, threshold: float | None) -> np.ndarray:  # (n,) bool
-        "Which answers are withdrawn; None: there is no threshold."
-        return self.log_odds < (-np.inf if threshold is None else threshold)
-
-    def metrics(self, threshold: float | None) -> dict[str, float | None]:
-        "All metrics, with a threshold that was chosen on dev."
-        of_none = no_answer_probability(self.log_odds)
-        found = span_metrics(self.scored, self.answered, of_none, self.some, self.silent(threshold))
-        return found | dict(threshold=threshold)
-
-    @classmethod
-    def of(
-        cls,
-        rows: Rows,
-        spans: np.ndarray,  # (n, 2) characters of each context
-        log_odds: np.ndarray,  # (n,) that there is an answer
-    ) -> Predicted:
-        "Spans and how sure they are, with their scores."
-        places = rows['answers'].tolist()
-        answers = ([text[low:high] for low, high in of] for text, of in zip(rows['context'], places))
-        texts = (text[low:high] for text, (low, high) in zip(rows['context'], spans.tolist()))
-        answered = np.array(list(map(bool, places)))
-        return cls(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
+# %% ../../nbs/tasks/14_span_metrics.ipynb #b2ca7bfe
+@patch(as_prop=True)
+def some(self: Predicted) -> np.ndarray:  # (n,) bool
+    "Is the best span a text? A token may have no character."
+    return self.spans[:, 1] > self.spans[:, 0]
 
 
+@patch
+def threshold(self: Predicted) -> float | None:
+    "The log-odds from which on it is best for `exact` to answer; None: always."
+    return answer_threshold(self.scored[:, 0], self.answered, self.log_odds, self.some)
+
+# %% ../../nbs/tasks/14_span_metrics.ipynb #f25e58b4
+@patch
+def silent(self: Predicted, threshold: float | None) -> np.ndarray:  # (n,) bool
+    "Which answers are withdrawn; None: there is no threshold."
+    return self.log_odds < (-np.inf if threshold is None else threshold)
+
+
+@patch
+def metrics(self: Predicted, threshold: float | None) -> dict[str, float | None]:
+    "All metrics, with a threshold that was chosen on dev."
+    of_none = no_answer_probability(self.log_odds)
+    metrics = span_metrics(self.scored, self.answered, of_none, self.some, self.silent(threshold))
+    return metrics | dict(threshold=threshold)
+
+# %% ../../nbs/tasks/14_span_metrics.ipynb #980541b4
+@patch(cls_method=True)
+def from_scores(
+    cls: Predicted,
+    rows: Rows,
+    spans: np.ndarray,  # (n, 2) characters of each context
+    log_odds: np.ndarray,  # (n,) that there is an answer
+) -> Predicted:
+    "Spans and how sure they are, with their scores."
+    places = rows['answers'].tolist()
+    answers = ([text[low:high] for low, high in marked] for text, marked in zip(rows['context'], places))
+    texts = (text[low:high] for text, (low, high) in zip(rows['context'], spans.tolist()))
+    answered = np.array(list(map(bool, places)))
+    return cls(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
+
+# %% ../../nbs/tasks/14_span_metrics.ipynb #20a1c7f4
 EVEN = 0.0  # the log-odds from which on questions are answered where dev is not scored
 
 
 def answers_evaluated(
     rows: Mapping[str, Rows],  # by evaluation set
-    found: Mapping[str, Predicted],
+    predicted: Mapping[str, Predicted],
 ) -> Evaluation:  # the threshold needs dev among the sets
     "Metrics, units and predictions."
-    threshold = found['dev'].threshold() if 'dev' in found else EVEN
+    threshold = predicted['dev'].threshold() if 'dev' in predicted else EVEN
     return Evaluation.of(
-        {split: _evaluated(split, rows[split], of, threshold) for split, of in found.items()}
+        {split: _evaluated(split, rows[split], of_split, threshold) for split, of_split in predicted.items()}
     )
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #bce575a1
 def _evaluated(
     split: str, rows: Rows, predicted: Predicted, threshold: float | None
 ) -> tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]:
@@ -252,23 +261,23 @@ def near_phrase(
     context: str,
 ) -> tuple[int, int, float]:  # its first and last character; how much of the question its sentence has
     "A name or number of the sentence that has most of a question's words, else that sentence."
-    asked = set(lower_words(question))
-    sentences = [(found.start(), found.end()) for found in _SENTENCE.finditer(context)] or [(0, len(context))]
-    shared = [len(asked.intersection(lower_words(context[slice(*at)]))) for at in sentences]
+    question_words = set(lower_words(question))
+    sentences = [match.span() for match in _SENTENCE.finditer(context)] or [(0, len(context))]
+    shared = [len(question_words.intersection(lower_words(context[slice(*at)]))) for at in sentences]
     begin, end = sentences[shared.index(max(shared))]
-    score = max(shared) / max(1, len(asked))
+    score = max(shared) / max(1, len(question_words))
     first = context[begin:end].split(maxsplit=1)[:1]
     for phrase in _PHRASE.finditer(context, begin, end):
         # one word at the beginning of a sentence has its capital from there
-        if [phrase[0]] != first and not asked.issuperset(lower_words(phrase[0])):
+        if [phrase[0]] != first and not question_words.issuperset(lower_words(phrase[0])):
             return phrase.start(), phrase.start() + len(phrase[0].rstrip('.,')), score
     inside = context[begin:end]
     return end - len(inside.lstrip()), begin + len(inside.rstrip()), score
 
-
+# %% ../../nbs/tasks/14_span_metrics.ipynb #848c0fe7
 def near_phrases(
     rows: Rows,
 ) -> tuple[np.ndarray, np.ndarray]:  # (n, 2) characters of each context; (n,) scores, 0 to 1
     "The same of each question."
-    found = list(map(near_phrase, rows['question'], rows['context']))
-    return np.array([of[:2] for of in found]), np.array([of[2] for of in found])
+    phrases = np.array(list(map(near_phrase, rows['question'], rows['context']))).reshape(-1, 3)
+    return phrases[:, :2].astype(np.int64), phrases[:, 2]

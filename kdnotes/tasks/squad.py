@@ -28,10 +28,10 @@ class Question:
     # (begin, end) of each answer in the context, in characters; (): the context does not answer it
     answers: tuple[tuple[int, int], ...]
 
-
+# %% ../../nbs/tasks/02_squad.ipynb #ee81485d
 @dataclass(frozen=True)
 class Paragraph:
-    "A context and what is asked about it."
+    "A context and its questions."
 
     title: str  # of its article
     context: str
@@ -59,7 +59,7 @@ def _question(where: str, context: str, question: dict) -> Question:
     _check_impossible(where, id, bool(answers), question)
     return Question(id, text, tuple(_span(where, id, context, answer) for answer in answers))
 
-
+# %% ../../nbs/tasks/02_squad.ipynb #19c811a5
 def _check_impossible(where: str, id: str, answered: bool, question: dict) -> None:
     "Refuse a question whose answers and `is_impossible` say different things."
     impossible = question.get('is_impossible')
@@ -75,22 +75,19 @@ def _check_impossible(where: str, id: str, answered: bool, question: dict) -> No
     if wrong:
         raise CorpusError(f'{where}: question {id!r} does not hold together: {wrong}; correct it')
 
-
-def _whole(start: Any) -> Any:
-    "A whole number, also where it came as a text or a float."
-    digits = str(start).removesuffix('.0')
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else start
-
-
+# %% ../../nbs/tasks/02_squad.ipynb #4281ff48
 def _span(where: str, id: str, context: str, given: Any) -> tuple[int, int]:
-    "Where an answer stands."
+    "The place of an answer."
     try:
-        begin = _whole(given['answer_start'])
+        begin = given['answer_start']
         answer = given['text']
     except (KeyError, TypeError, IndexError):
         raise CorpusError(
             f'{where}: the answer of question {id!r} lacks text or answer_start; take the official file'
         ) from None
+    digits = str(begin).removesuffix('.0')  # it may come as a text or a float
+    if digits.isascii() and digits.isdigit() and len(digits) < 10:
+        begin = int(digits)
     if not (
         isinstance(answer, str)
         and type(begin) is int
@@ -104,7 +101,7 @@ def _span(where: str, id: str, context: str, given: Any) -> tuple[int, int]:
         )
     return begin, begin + len(answer)
 
-
+# %% ../../nbs/tasks/02_squad.ipynb #7915034c
 def _paragraph(where: str, title: str, paragraph: Any) -> Paragraph:
     "One paragraph, checked."
     if not (
@@ -119,7 +116,7 @@ def _paragraph(where: str, title: str, paragraph: Any) -> Paragraph:
         tuple(_question(where, paragraph['context'], q) for q in paragraph['qas']),
     )
 
-
+# %% ../../nbs/tasks/02_squad.ipynb #6e34cba3
 def read_squad(
     path: Path,  # JSON in SQuAD's shape, gzipped if it ends in .gz
 ) -> list[Paragraph]:  # in the file's order
@@ -131,7 +128,7 @@ def read_squad(
         raise CorpusError(
             f"{path} is no SQuAD file: it must be JSON with the key 'data'; take the official file"
         ) from None
-    found = []
+    paragraphs = []
     for place, article in enumerate(articles if isinstance(articles, list) else [None], 1):
         if not (isinstance(article, dict) and isinstance(article.get('paragraphs'), list)):
             raise CorpusError(f'{path}: article {place} lacks paragraphs; take the official file')
@@ -143,17 +140,17 @@ def read_squad(
                 f'{path}: the title of article {place} is {truncate_repr(title)}; give a text, or '
                 'leave it out'
             )
-        found += [_paragraph(str(path), title.replace('_', ' '), p) for p in article['paragraphs']]
-    return found
+        paragraphs += [_paragraph(str(path), title.replace('_', ' '), p) for p in article['paragraphs']]
+    return paragraphs
 
 # %% ../../nbs/tasks/02_squad.ipynb #f8e9f1ef
-# sha256 of the question with which the one context that stands next to its own copy begins again
+# sha256 of the question that begins the second copy of the one context that comes twice in a row
 _SECOND_COPY = '629df765b1980a5e'
 
 
 _HUB_COLUMNS = ('id', 'title', 'context', 'question', 'answers')
 
-
+# %% ../../nbs/tasks/02_squad.ipynb #be96da4d
 def _hub_answers(where: str, id: Any, answers: Any) -> list[dict]:
     "Answers of the hub, `{text: [...], answer_start: [...]}`, as those of a file; a list is one already."
     if isinstance(answers, list):
@@ -170,7 +167,7 @@ def _hub_answers(where: str, id: Any, answers: Any) -> list[dict]:
         )
     return [dict(text=text, answer_start=start) for text, start in zip(texts, starts)]
 
-
+# %% ../../nbs/tasks/02_squad.ipynb #76f757a4
 def answer_spans(
     where: str,  # the row, for messages
     id: str,  # of the question
@@ -178,10 +175,10 @@ def answer_spans(
     # {text: [...], answer_start: [...]}, or a list of {text, answer_start}; empty: there is none
     answers: Any,
 ) -> tuple[tuple[int, int], ...]:  # (begin, end) of each in the context, in characters
-    "Where the answers of a table's row stand."
+    "The places of the answers of a table's row."
     return tuple(_span(where, id, context, answer) for answer in _hub_answers(where, id, answers))
 
-
+# %% ../../nbs/tasks/02_squad.ipynb #c2aa0f28
 def from_hub(
     # columns id, title, context, question, answers {text, answer_start}: a `datasets.Dataset` or a mapping of
     # such columns
@@ -194,7 +191,7 @@ def from_hub(
             f"the hub's table has no column {missing[0]!r}; it needs {', '.join(_HUB_COLUMNS)}, as "
             'rajpurkar/squad_v2 has them'
         )
-    found = []
+    paragraphs = []
     before = None
     for id, title, context, question, answers in zip(*(list(table[name]) for name in _HUB_COLUMNS)):
         if not (isinstance(title, str) and isinstance(context, str)):
@@ -203,8 +200,8 @@ def from_hub(
             )
         here = title.replace('_', ' '), context
         if here != before or hashlib.sha256(question.encode()).hexdigest().startswith(_SECOND_COPY):
-            found.append((*here, []))
-        found[-1][2].append(
+            paragraphs.append((*here, []))
+        paragraphs[-1][2].append(
             dict(
                 id=id,
                 question=question,
@@ -213,7 +210,9 @@ def from_hub(
             )
         )
         before = here
-    return [_paragraph('the hub', title, dict(context=context, qas=qas)) for title, context, qas in found]
+    return [
+        _paragraph('the hub', title, dict(context=context, qas=qas)) for title, context, qas in paragraphs
+    ]
 
 # %% ../../nbs/tasks/02_squad.ipynb #09ae1b2d
 _ABBREVIATIONS = set(
@@ -224,12 +223,12 @@ _ABBREVIATIONS = set(
 )
 _END = re.compile(r'[.!?]["\')\]]*(?:\[[^\]]{1,30}\])*\s+(?=["\'(\[]?[A-Z0-9])')
 
-
+# %% ../../nbs/tasks/02_squad.ipynb #4e236f83
 def sentence_spans(
     text: str,
 ) -> list[tuple[int, int]]:  # (begin, end) of each sentence, end to end; together the whole text
     "Where the sentences of a text lie."
-    found = []
+    spans = []
     begin = 0
     for end in _END.finditer(text):
         last = (text[begin : end.start()].split() or [''])[-1].lstrip('("\'[').lower()
@@ -237,14 +236,14 @@ def sentence_spans(
             last in _ABBREVIATIONS or re.fullmatch(r'[a-z]|([a-z]\.)+[a-z]', last)
         ):
             continue
-        found.append((begin, end.end()))
+        spans.append((begin, end.end()))
         begin = end.end()
-    return found + [(begin, len(text))] * bool(text[begin:].strip())
+    return spans + [(begin, len(text))] * bool(text[begin:].strip())
 
 # %% ../../nbs/tasks/02_squad.ipynb #2a23ec9c
 def answer_sentences(
     paragraphs: Iterable[Paragraph],
-    per_paragraph: int = 2,  # questions drawn of each paragraph
+    per_paragraph: int = 2,  # questions sampled from each paragraph
     held_out: int = 6,  # articles in `dev`, and as many in `test`
     seed: int = 0,  # of both draws: the pairs are the same everywhere
 ) -> dict[str, list[dict]]:  # 'train', 'dev', 'test' -> rows
@@ -270,7 +269,7 @@ def answer_sentences(
             splits[split[p.title]] += _candidates(p, answered[i], sentences, f'P{number}')
     return splits
 
-
+# %% ../../nbs/tasks/02_squad.ipynb #6299f100
 def _candidates(
     p: Paragraph, question: Question, sentences: list[tuple[int, int]], document: str
 ) -> list[dict]:

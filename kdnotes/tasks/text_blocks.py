@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
+from fastcore.basics import patch
 import numpy as np
 from ..core.cached import Writer, cached
 from ..core.config import KdnotesError
@@ -19,7 +20,7 @@ from ..core.streams import stream
 from .batching import tokenizer_rules
 
 # %% auto #0
-__all__ = ['PIECE', 'UNKNOWN', 'TextError', 'check_tokenizer', 'TokenStream', 'token_stream', 'token_roles', 'Asked', 'Rows',
+__all__ = ['PIECE', 'UNKNOWN', 'TextError', 'check_tokenizer', 'TokenStream', 'token_stream', 'token_roles', 'Positions', 'Rows',
            'block_ends', 'cut_blocks', 'Masking', 'n_masked', 'rare_token_weights', 'masked_positions', 'corrupt',
            'mask_blocks']
 
@@ -30,7 +31,7 @@ class TextError(KdnotesError):
 
 # characters that are tokenised at a time
 PIECE = 1 << 20
-# what stands for an unknown word in a text
+# the mark of an unknown word in a text
 UNKNOWN = '<unk>'
 # up to the last border between words, or between lines
 _BORDERS = (re.compile(r'.*(?= \S)', re.S), re.compile(r'.*(?=\n\S)', re.S))
@@ -41,7 +42,7 @@ class _Piece(NamedTuple):
     text: str
     last: bool  # of its document
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #547f97d0
 def _pieces(documents: Sequence[str]) -> Iterator[_Piece]:
     "Documents in pieces that end with a word, a line or, where there is neither, anywhere."
     for number, text in enumerate(documents):
@@ -53,18 +54,18 @@ def _pieces(documents: Sequence[str]) -> Iterator[_Piece]:
                 break
             start = end
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #02372b5a
 def _cut(text: str, start: int) -> int:
     "Where the piece that begins at `start` ends."
     end = start + PIECE
     if end >= len(text):
         return len(text)
     for border in _BORDERS:
-        if found := border.match(text, start + 1, end):
-            return found.end()
+        if match := border.match(text, start + 1, end):
+            return match.end()
     return end
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #2ef400fd
 def _groups(documents: Sequence[str]) -> Iterator[list[_Piece]]:
     "Pieces that are tokenised together: many short ones, or a long one."
     group: list[_Piece] = []
@@ -83,40 +84,42 @@ def _groups(documents: Sequence[str]) -> Iterator[list[_Piece]]:
 class _Tokens(NamedTuple):
     ids: np.ndarray  # (n,) int32
     starts: np.ndarray  # (n,) bool: does a word begin here?
-    unknown_words: int  # what stands between blanks and has no piece that the tokenizer knows
+    unknown_words: int  # words by blanks that have no piece that the tokenizer knows
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #e0ed3ce8
 def _unknown_words(text: str, encoding, special: np.ndarray) -> int:
     "How many words of a text, by its blanks, have unknown pieces and no others."
     unknown = np.isin(encoding.ids, special)
     if not unknown.any():
         return 0
-    begins = np.array([found.start() for found in re.finditer(r'\S+', text)])
+    begins = np.array([word.start() for word in re.finditer(r'\S+', text)])
     # by its last character: the first may be the blank before a word
     ends = np.array(encoding.offsets)[:, 1] - 1
     words = np.searchsorted(begins, ends, 'right')
     return len(np.setdiff1d(words[unknown], words[~unknown]))
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #9289a7bc
 def _tokenise(tokenizer, texts: Sequence[str]) -> list[_Tokens]:
     "Texts without special tokens; the marks of unknown words become the unknown token."
     parts = [text.split(UNKNOWN) for text in texts]
     # byte-level tokenizers make a token of a blank that nothing follows
     parts = [[part.rstrip(' ') for part in row[:-1]] + row[-1:] for row in parts]
     backend = tokenizer.backend_tokenizer
-    # what an earlier call asked for, or the tokenizer's file
+    # set by an earlier call, or by the tokenizer's file
     backend.no_truncation()
     backend.no_padding()
     before = backend.encode_special_tokens
     backend.encode_special_tokens = True
     try:
-        found = iter(backend.encode_batch([part for row in parts for part in row], add_special_tokens=False))
+        encodings = iter(
+            backend.encode_batch([part for row in parts for part in row], add_special_tokens=False)
+        )
     finally:
         backend.encode_special_tokens = before
     special = np.array(tokenizer.all_special_ids)
-    return [_joined(row, [next(found) for _ in row], tokenizer.unk_token_id, special) for row in parts]
+    return [_joined(row, [next(encodings) for _ in row], tokenizer.unk_token_id, special) for row in parts]
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #04652150
 def _joined(parts: list[str], encodings: list, unknown_id: int, special: np.ndarray) -> _Tokens:
     "Parts of a text with an unknown token between each two."
     ids: list[int] = []
@@ -135,7 +138,7 @@ def _joined(parts: list[str], encodings: list, unknown_id: int, special: np.ndar
     known = np.where(np.isin(known, special), unknown_id, known).astype(np.int32)
     return _Tokens(known, np.array(starts, dtype=bool), unknown_words)
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #a276e7a8
 def check_tokenizer(
     tokenizer,  # of transformers
 ) -> None:
@@ -152,7 +155,7 @@ def check_tokenizer(
                 'such as BERT or RoBERTa'
             )
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #59215e6f
 def _separator(tokenizer) -> int:
     return tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
 
@@ -164,11 +167,11 @@ class TokenStream:
     tokens: np.ndarray  # (total,) int32, memory-mapped
     word_starts: np.ndarray  # (total,) bool, memory-mapped; separators are words of their own
     ends: np.ndarray  # (documents,) int64: where each ends, its separator included
-    # (documents,) int64: what stands between blanks, words without a known piece left out
+    # (documents,) int64: words by blanks, those without a known piece left out
     words: np.ndarray
     pieces: np.ndarray  # (documents,) int64: tokens that are neither special nor unknown
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #770986ed
 # tokens so far; words and pieces of a document whose end is not reached
 _BEGIN = dict(total=0, words=0, pieces=0)
 
@@ -201,7 +204,7 @@ def _tokens_of(
         documents=np.array(documents, dtype=np.int64).reshape(-1, 3),
     )
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #ed42ed2e
 def token_stream(
     tokenizer,  # a fast one of transformers
     documents: Sequence[str],
@@ -224,10 +227,10 @@ def token_stream(
 def token_roles(
     tokenizer,  # of transformers
 ) -> tuple:
-    "What a stream depends on besides the rules by which a tokenizer cuts texts: which tokens are special."
+    "What a stream depends on apart from the rules that cut texts: which tokens are special."
     return _separator(tokenizer), tokenizer.unk_token_id, sorted(tokenizer.all_special_ids)
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #fc7cac82
 def _add_parts(writer: Writer, tokenizer, documents: Sequence[str]) -> None:
     "The groups of pieces of a text, from where an earlier call was interrupted."
     done = writer.parts
@@ -250,17 +253,17 @@ def _as_stream(arrays: dict[str, np.ndarray]) -> TokenStream:
     return TokenStream(arrays['tokens'], arrays['word_starts'], ends, words, pieces)
 
 # %% ../../nbs/tasks/09_text_blocks.ipynb #08cfd128
-class Asked(NamedTuple):
+class Positions(NamedTuple):
     "Tokens that are hidden one at a time."
 
     rows: np.ndarray  # (n,) int64
     positions: np.ndarray  # (n,) int64, in the row
 
-    def part(self, index: np.ndarray | slice) -> Asked:
+    def part(self, index: np.ndarray | slice) -> Positions:
         "Some of them."
-        return Asked(self.rows[index], self.positions[index])
+        return Positions(self.rows[index], self.positions[index])
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #fb42a1f3
 @dataclass(frozen=True)
 class Rows:
     "Pieces of a stream, each read by itself between two special tokens; blocks are rows of one length."
@@ -282,52 +285,64 @@ class Rows:
         "Tokens of each row, the special ones at its ends included."
         return self.stops - self.starts + 2
 
-    def _between(self, values: np.ndarray, index: np.ndarray, ends: tuple) -> np.ndarray:
-        "The rows' parts of an array along the stream, with something at both ends."
-        starts = self.starts[index]
-        lengths = self.stops[index] - starts
-        if len(np.unique(lengths)) > 1:
-            raise ValueError(
-                f'rows of {lengths.min()} to {lengths.max()} tokens make no array; take those of one length'
-            )
-        inside = lengths.max(initial=0)
-        rows = np.empty((len(starts), inside + 2), dtype=values.dtype)
-        rows[:, 1:-1] = values[starts[:, None] + np.arange(inside)]
-        rows[:, 0] = ends[0]
-        rows[:, -1] = ends[1]
-        return rows
+# %% ../../nbs/tasks/09_text_blocks.ipynb #b8332b19
+@patch
+def _between(self: Rows, values: np.ndarray, index: np.ndarray, ends: tuple) -> np.ndarray:
+    "The rows' parts of an array along the stream, with something at both ends."
+    starts = self.starts[index]
+    lengths = self.stops[index] - starts
+    if len(np.unique(lengths)) > 1:
+        raise ValueError(
+            f'rows of {lengths.min()} to {lengths.max()} tokens make no array; take those of one length'
+        )
+    inside = lengths.max(initial=0)
+    rows = np.empty((len(starts), inside + 2), dtype=values.dtype)
+    rows[:, 1:-1] = values[starts[:, None] + np.arange(inside)]
+    rows[:, 0] = ends[0]
+    rows[:, -1] = ends[1]
+    return rows
 
-    def ids(
-        self,
-        index: np.ndarray,  # (k,) rows of one length
-    ) -> np.ndarray:  # (k, length) int64
-        "The tokens of some rows."
-        return self._between(self.stream.tokens, np.asarray(index), self.ends).astype(np.int64)
+# %% ../../nbs/tasks/09_text_blocks.ipynb #fba144e3
+@patch
+def ids(
+    self: Rows,
+    index: np.ndarray,  # (k,) rows of one length
+) -> np.ndarray:  # (k, length) int64
+    "The tokens of some rows."
+    return self._between(self.stream.tokens, np.asarray(index), self.ends).astype(np.int64)
 
-    def maskable(
-        self,
-        index: np.ndarray,  # (k,) rows of one length
-    ) -> np.ndarray:  # (k, length) bool
-        "Which tokens may be hidden."
-        return ~np.isin(self.ids(index), self.never)
-
-    def word_starts(
-        self,
-        index: np.ndarray,  # (k,) rows of one length
-    ) -> np.ndarray:  # (k, length) bool
-        "Where words begin."
-        return self._between(self.stream.word_starts, np.asarray(index), (True, True))
-
-    def documents_of(self, asked: Asked) -> np.ndarray:  # (n,) int64
-        "The document of each token, which may be another than that of its row's middle."
-        places = self.starts[asked.rows] + asked.positions - 1
-        return self.owners[np.searchsorted(self.stream.ends, places, 'right')]
-
-    def tokens_at(self, asked: Asked) -> np.ndarray:  # (n,) int64
-        "The true tokens."
-        return self.stream.tokens[self.starts[asked.rows] + asked.positions - 1].astype(np.int64)
+# %% ../../nbs/tasks/09_text_blocks.ipynb #187fab0b
+@patch
+def maskable(
+    self: Rows,
+    index: np.ndarray,  # (k,) rows of one length
+) -> np.ndarray:  # (k, length) bool
+    "Which tokens may be hidden."
+    return ~np.isin(self.ids(index), self.never)
 
 
+@patch
+def word_starts(
+    self: Rows,
+    index: np.ndarray,  # (k,) rows of one length
+) -> np.ndarray:  # (k, length) bool
+    "Where words begin."
+    return self._between(self.stream.word_starts, np.asarray(index), (True, True))
+
+# %% ../../nbs/tasks/09_text_blocks.ipynb #12e26e38
+@patch
+def documents_of(self: Rows, tokens: Positions) -> np.ndarray:  # (n,) int64
+    "The document of each token, which may be another than that of its row's middle."
+    places = self.starts[tokens.rows] + tokens.positions - 1
+    return self.owners[np.searchsorted(self.stream.ends, places, 'right')]
+
+
+@patch
+def tokens_at(self: Rows, tokens: Positions) -> np.ndarray:  # (n,) int64
+    "The true tokens."
+    return self.stream.tokens[self.starts[tokens.rows] + tokens.positions - 1].astype(np.int64)
+
+# %% ../../nbs/tasks/09_text_blocks.ipynb #59fe86e9
 def block_ends(
     tokenizer,  # of transformers
 ) -> tuple[tuple[int, int], np.ndarray]:
@@ -336,7 +351,7 @@ def block_ends(
     first = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
     return (last if first is None else first, last), np.array(sorted(set(tokenizer.all_special_ids)))
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #cbf96175
 def cut_blocks(
     text: TokenStream,
     tokenizer,  # of transformers, the one that cut the text
@@ -353,11 +368,12 @@ def cut_blocks(
             f'the text has {len(text.tokens)} tokens, and a block of {length} takes {inside} of them; give '
             f'more text, or shorter blocks with a smaller {parameter}'
         )
-    kept = [
-        start + np.flatnonzero(_hideable(text, start, min(n, start + 4096), inside, never) >= n_masked)
-        for start in range(0, n, 4096)
-    ]
-    places = np.concatenate(kept).astype(np.int64)
+    chosen = []
+    for start in range(0, n, 4096):
+        tokens = np.asarray(text.tokens[start * inside : min(n, start + 4096) * inside]).reshape(-1, inside)
+        hideable = (~np.isin(tokens, never)).sum(1)
+        chosen.append(start + np.flatnonzero(hideable >= n_masked))
+    places = np.concatenate(chosen).astype(np.int64)
     if len(places) == 0:
         raise TextError(
             f'no block of the text has {n_masked} known words to hide; give a text in the language of the '
@@ -368,12 +384,6 @@ def cut_blocks(
     owners = np.arange(len(text.ends))
     return Rows(text, length, starts, starts + inside, documents, owners, ends, never)
 
-
-def _hideable(text: TokenStream, start: int, end: int, inside: int, never: np.ndarray) -> np.ndarray:
-    "How many tokens of each block may be hidden."
-    tokens = np.asarray(text.tokens[start * inside : end * inside]).reshape(-1, inside)
-    return (~np.isin(tokens, never)).sum(1)
-
 # %% ../../nbs/tasks/09_text_blocks.ipynb #7bb0d953
 @dataclass(frozen=True)
 class Masking:
@@ -383,7 +393,7 @@ class Masking:
     whole_words: bool = False  # all pieces of a word together
     rare_power: float = 0.0  # the chance of a token is its count to minus this power
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #5ee6d7cf
 def n_masked(
     length: int,  # of a block, the special tokens at its ends included
     share: float,
@@ -399,7 +409,7 @@ def rare_token_weights(
     "count^-power (Lample & Conneau 2019, section 3.2); what does not occur counts as once."
     return np.maximum(counts, 1).astype(np.float64) ** -power
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #9f36b972
 def masked_positions(
     rng: np.random.Generator,
     maskable: np.ndarray,  # (length,) bool
@@ -419,9 +429,9 @@ def masked_positions(
     _, first, word = np.unique(np.cumsum(word_starts)[places], return_index=True, return_inverse=True)
     return places[_whole_words(np.argsort(wait[first], kind='stable'), word, n)]
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #f7c242f8
 def _whole_words(
-    order: np.ndarray,  # (words,) int64, the word that is asked first at the head
+    order: np.ndarray,  # (words,) int64, in the order in which they are tried
     word: np.ndarray,  # (places,) int64, the word of each place
     n: int,
 ) -> np.ndarray:  # (places,) bool, n of them true
@@ -440,7 +450,7 @@ def _whole_words(
     hidden[np.flatnonzero(word == passed_over[0])[:n]] = True
     return hidden
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #d666b7a1
 def corrupt(
     rng: np.random.Generator,
     ids: np.ndarray,  # (length,) int64

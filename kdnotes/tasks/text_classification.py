@@ -7,12 +7,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from typing import Any, Literal, TYPE_CHECKING
+from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from ..core.config import RunConfig, TaskSettings, parameter
 from ..core.render import Reason, reason
 from . import base
-from .asked import Answer, Reader, Use, cut_notes
+from .inference import Answer, Reader, Use, cut_notes
 from .base import NO_LABEL, Evaluation, Task, setting
 from .batching import Batch
 from ..core.columns import Strings
@@ -24,7 +25,7 @@ from kdnotes.tasks.labelled_texts import (
     label_numbers,
     label_facts,
     number_metrics,
-    of_group,
+    group_scores,
     shared_tenths,
 )
 from .probes import PROBED_ROWS, embedded, probe
@@ -45,7 +46,7 @@ class TextClassificationSettings(TaskSettings):
     # type of the labels: names of classes (classes), or numbers (number, for regression)
     target: Literal['classes', 'number'] = parameter('classes', shared=True)
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #c336c200
 DEFAULTS = {('*', '*'): setting(3, 5e-5), ('embedded', '*'): setting(5, 3e-4)}
 # settings of soft targets, which a number has none of
 ONLY_CLASSES = dict(temperature=2.0, top_k=None, min_probability=None, dialect='canonical')
@@ -86,7 +87,7 @@ class LabelledTexts(Task):
 
     def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
         "Metrics, units and predictions of the evaluation sets given."
-        return Evaluation.of({split: self._evaluated(split, of) for split, of in scores.items()})
+        return Evaluation.of({split: self._evaluated(split, of_split) for split, of_split in scores.items()})
 
     def _evaluated(self, split: str, scores: np.ndarray) -> tuple[dict, pd.DataFrame, pd.DataFrame]:
         "Those of one set."
@@ -95,35 +96,45 @@ class LabelledTexts(Task):
         units = base.unit_table(split, 'all', ids, clusters, values)
         return metrics, units, pd.DataFrame(dict(split=split) | self.predicted(split, ids, scores))
 
-    def floors(self) -> dict[str, Evaluation]:
-        "The training labels without a look at the texts; of pairs also those of pairs that share as much."
-        n = len(self.labels['train']) - self.unlabelled
-        train = self.labels['train'][:n]
-        alike = {split: np.zeros(len(self.rows[split]), dtype=np.int64) for split in self.evaluation_sets}
-        found = {self.floor: self._by_group(np.zeros(n, dtype=np.int64), train, alike)}
-        if self.rows['train']['second'][0]:
-            rows, index = base.some_rows(self.rows['train'][:n])
-            shared = {split: shared_tenths(self.rows[split]) for split in self.evaluation_sets}
-            found['shared_words'] = self._by_group(shared_tenths(rows), train[index], shared)
-        return found
+# %% ../../nbs/tasks/19_text_classification.ipynb #d3ba9fa1
+@patch
+def floors(self: LabelledTexts) -> dict[str, Evaluation]:
+    "The training labels without a look at the texts; of pairs also those of pairs that share as much."
+    n = len(self.labels['train']) - self.unlabelled
+    train = self.labels['train'][:n]
+    alike = {split: np.zeros(len(self.rows[split]), dtype=np.int64) for split in self.evaluation_sets}
+    baselines = {self.floor: self._by_group(np.zeros(n, dtype=np.int64), train, alike)}
+    if self.rows['train']['second'][0]:
+        rows, index = base.some_rows(self.rows['train'][:n])
+        shared = {split: shared_tenths(self.rows[split]) for split in self.evaluation_sets}
+        baselines['shared_words'] = self._by_group(shared_tenths(rows), train[index], shared)
+    return baselines
 
-    def encoder_floor(self, embed: base.Embed) -> Evaluation:
-        "A linear model of the embeddings, fitted to the training rows that have a label."
-        rows, index = base.some_rows(
-            self.rows['train'][: len(self.labels['train']) - self.unlabelled], PROBED_ROWS
-        )
-        # evaluation sets first: their embeddings are the same whatever rows are trained on
-        sets = {split: embedded(embed, *self.texts_of(self.rows[split])) for split in self.evaluation_sets}
-        trained = embedded(embed, *self.texts_of(rows))
-        classes = len(self.head_labels) or None
-        return self.evaluate(probe(trained, self.labels['train'][index], sets, classes))
+# %% ../../nbs/tasks/19_text_classification.ipynb #8fb97b47
+@patch
+def encoder_floor(self: LabelledTexts, embed: base.Embed) -> Evaluation:
+    "A linear model of the embeddings, fitted to the training rows that have a label."
+    rows, index = base.some_rows(
+        self.rows['train'][: len(self.labels['train']) - self.unlabelled], PROBED_ROWS
+    )
+    # evaluation sets first: their embeddings are the same whatever rows are trained on
+    sets = {split: embedded(embed, *self.texts_of(self.rows[split])) for split in self.evaluation_sets}
+    trained = embedded(embed, *self.texts_of(rows))
+    classes = len(self.head_labels) or None
+    return self.evaluate(probe(trained, self.labels['train'][index], sets, classes))
 
-    def _by_group(self, of: np.ndarray, labels: np.ndarray, groups: dict[str, np.ndarray]) -> Evaluation:
-        "Each example gets what the training labels of its group are."
-        classes = len(self.head_labels) or None
-        return self.evaluate({split: of_group(of, labels, own, classes) for split, own in groups.items()})
+# %% ../../nbs/tasks/19_text_classification.ipynb #d45beb7c
+@patch
+def _by_group(
+    self: LabelledTexts, group: np.ndarray, labels: np.ndarray, groups: dict[str, np.ndarray]
+) -> Evaluation:
+    "Each example gets what the training labels of its group are."
+    classes = len(self.head_labels) or None
+    return self.evaluate(
+        {split: group_scores(group, labels, of_split, classes) for split, of_split in groups.items()}
+    )
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #6c55161e
 class TextClassification(LabelledTexts):
     "The class of a text or a pair."
 
@@ -165,7 +176,7 @@ class TextClassification(LabelledTexts):
             score=scores.astype(np.float32).ravel(),
         )
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #e57b2dae
 class TextRegression(LabelledTexts):
     "A number for each text or pair, learnt by its squared error."
 
@@ -192,34 +203,40 @@ class TextRegression(LabelledTexts):
             for split, rows in self.rows.items()
         }
 
-    def losses(
-        self,
-        outputs,  # of a head with one logit, (n, 1)
-        batch: Batch,
-        signal: dict[str, Tensor] | None,
-    ) -> dict[str, Tensor]:
-        "Squared errors, of labels and of a teacher's numbers."
-        value = outputs.logits.float()[:, 0]
-        error = (value - batch.labels.float()).square()
-        losses = {
-            'hard': (error.masked_fill(batch.labels == NO_LABEL, 0) if self.unlabelled else error).sum()
-        }
-        if signal:
-            losses['soft'] = (value - signal['logits'].float()[:, 0]).square().sum()
-        return losses
+# %% ../../nbs/tasks/19_text_classification.ipynb #d8c07aa8
+@patch
+def losses(
+    self: TextRegression,
+    outputs,  # of a head with one logit, (n, 1)
+    batch: Batch,
+    signal: dict[str, Tensor] | None,
+) -> dict[str, Tensor]:
+    "Squared errors, of labels and of a teacher's numbers."
+    value = outputs.logits.float()[:, 0]
+    error = (value - batch.labels.float()).square()
+    losses = {'hard': (error.masked_fill(batch.labels == NO_LABEL, 0) if self.unlabelled else error).sum()}
+    if signal:
+        losses['soft'] = (value - signal['logits'].float()[:, 0]).square().sum()
+    return losses
 
-    def loss_weights(self, kd: bool) -> dict[str, float]:
-        "Weights of `hard` and `soft`."
-        return {'hard': 1 - self.soft.alpha, 'soft': self.soft.alpha} if kd else {'hard': 1.0}
 
-    def measure(self, scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:
-        "Metrics, and the values of the examples for those that are means."
-        return number_metrics(scores[:, 0].astype(np.float64), labels.astype(np.float64))
+@patch
+def loss_weights(self: TextRegression, kd: bool) -> dict[str, float]:
+    "Weights of `hard` and `soft`."
+    return {'hard': 1 - self.soft.alpha, 'soft': self.soft.alpha} if kd else {'hard': 1.0}
 
-    def predicted(self, split: str, ids: list[str], scores: np.ndarray) -> dict[str, Any]:
-        "A row for each example, in the label's own unit."
-        score = scores[:, 0].astype(np.float64) * self.deviation + self.mean
-        return dict(unit=ids, item='value', label=label_numbers(self.rows[split]), score=score)
+# %% ../../nbs/tasks/19_text_classification.ipynb #db0f3f2e
+@patch
+def measure(self: TextRegression, scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:
+    "Metrics, and the values of the examples for those that are means."
+    return number_metrics(scores[:, 0].astype(np.float64), labels.astype(np.float64))
+
+
+@patch
+def predicted(self: TextRegression, split: str, ids: list[str], scores: np.ndarray) -> dict[str, Any]:
+    "A row for each example, in the label's own unit."
+    score = scores[:, 0].astype(np.float64) * self.deviation + self.mean
+    return dict(unit=ids, item='value', label=label_numbers(self.rows[split]), score=score)
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #1adfd894
 # characters of a text that are shown
@@ -230,7 +247,7 @@ def worst(
     record: dict,
     units: pd.DataFrame,  # of the run
     predictions: pd.DataFrame,  # of the run
-    # the one the run was evaluated on; None: it is not at hand, and ids stand for texts
+    # the one the run was evaluated on; None: not available; ids are shown in place of texts
     corpus: Corpus | None,
     n: int = 10,
 ) -> pd.DataFrame:  # text, label, predicted, and how wrong that is; worst first
@@ -240,12 +257,12 @@ def worst(
     rows = zip(*(corpus.splits[where][key] for key in ('id', 'text', 'second'))) if corpus else ()
     texts = {id: ' | '.join(filter(None, pair)) for id, *pair in rows}
 
-    def row(unit: Any, own: pd.DataFrame) -> dict[str, Any]:
-        if list(own['item']) == ['value']:
-            label, predicted = f"{own['label'].iloc[0]:g}", f"{own['score'].iloc[0]:.3g}"
+    def row(unit: Any, classes: pd.DataFrame) -> dict[str, Any]:
+        if list(classes['item']) == ['value']:
+            label, predicted = f"{classes['label'].iloc[0]:g}", f"{classes['score'].iloc[0]:.3g}"
         else:
-            label = own['item'][own['label'].astype(float) > 0].iloc[0]
-            predicted = own['item'].iloc[int(own['score'].to_numpy().argmax())]
+            label = classes['item'][classes['label'].astype(float) > 0].iloc[0]
+            predicted = classes['item'].iloc[int(classes['score'].to_numpy().argmax())]
         return {
             'text': textwrap.shorten(texts.get(unit.unit, unit.unit), _SHOWN, placeholder=' …'),
             'label': label,
@@ -253,26 +270,30 @@ def worst(
             metric: round(unit.value, 3),
         }
 
-    found = base.worst_units(record, units, predictions, n, metric)
-    return pd.DataFrame([row(*of) for of in found], columns=['text', 'label', 'predicted', metric])
+    examples = base.worst_units(record, units, predictions, n, metric)
+    return pd.DataFrame(
+        [row(*example) for example in examples], columns=['text', 'label', 'predicted', metric]
+    )
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #8407740c
 def classified(
     reader: Reader,
-    asked: Sequence[dict[str, Any]],  # text, and pair where there is a second one: in all of them, or in none
+    inputs: Sequence[
+        dict[str, Any]
+    ],  # text, and pair where there is a second one: in all of them, or in none
 ) -> list[Answer]:
     "The classes of each text, likeliest first, or its number."
     import torch
 
-    pairs = [of['pair'] for of in asked] if 'pair' in asked[0] else None
-    ids, second, lengths = reader.encode([of['text'] for of in asked], pairs)
-    logits = np.zeros((len(asked), reader.config.num_labels))
+    pairs = [given['pair'] for given in inputs] if 'pair' in inputs[0] else None
+    ids, second, lengths = reader.encode([given['text'] for given in inputs], pairs)
+    logits = np.zeros((len(inputs), reader.config.num_labels))
     for batch, outputs in reader.outputs(ids, second):
         logits[batch.index] = outputs.logits.double().cpu().numpy()
     notes = [cut_notes(length, reader.max_length, 'text') for length in lengths[:, None]]
-    return [_answer(reader.config, *of) for of in zip(torch.from_numpy(logits), notes)]
+    return [_answer(reader.config, *row) for row in zip(torch.from_numpy(logits), notes)]
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #80a488a8
 def _answer(
     config: Any,  # the model's
     logits: Tensor,  # (classes,), or (1,) of a number
@@ -293,7 +314,7 @@ def _answer(
     ]
     return Answer(dict(labels=rows), notes)
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #5536b09b
 def predicted_columns(
     values: dict[str, Any],  # of an answer of `classified`
 ) -> list[dict[str, Any]]:
@@ -304,7 +325,7 @@ def predicted_columns(
     of_each = {f'probability_{row["label"]}': row['probability'] for row in values['labels']}
     return [dict(predicted=first['label'], probability=first['probability']) | dict(sorted(of_each.items()))]
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #604c71aa
 _SNIPPET = """import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -317,6 +338,8 @@ if len(logits) > 1:
     print({{model.config.id2label[i]: p for i, p in enumerate(logits.softmax(-1).tolist())}})
 else:  # a number, in units of the training labels' deviation from their mean
     print(logits[0].item() * model.config.target_deviation + model.config.target_mean)"""
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #9953236a
 USE = Use(
     takes=('text',),
     may_take=('pair',),
@@ -330,19 +353,19 @@ USE = Use(
 )
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #bd325532
-def _made(
+def _make(
     corpus: Corpus,
     config: RunConfig,  # resolved
 ) -> LabelledTexts:  # not yet encoded
-    "Classes or numbers, as the run's target says."
+    "The task for the target of the run: classes or numbers."
     kind = TextRegression if config.task_settings.target == 'number' else TextClassification
     return kind.made(corpus, config)
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #a9c8f4ad
 TASK = base.TaskInfo(
     name='text_classification',
     settings=TextClassificationSettings,
-    make=_made,
+    make=_make,
     corpora=CORPORA,
     defaults=DEFAULTS,
     unit_name='examples',

@@ -47,10 +47,10 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
         save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
     except SafetensorError as e:
-        raise OSError(str(e)) from None  # its writer tells a full disk in words of its own
+        raise OSError(str(e)) from None  # its writer has an error class of its own for a full disk
     sync(path)
 
-
+# %% ../../nbs/train/06_checkpoint.ipynb #d6489ffe
 def checkpoints(
     folder: str | Path,
 ) -> list[Path]:  # newest first
@@ -59,12 +59,12 @@ def checkpoints(
 
 # %% ../../nbs/train/06_checkpoint.ipynb #3f9e3f4d
 def save_checkpoint(
-    folder: str | Path,  # of the run's checkpoints; made when missing
+    folder: str | Path,  # of the run's checkpoints; created when missing
     step: int,  # optimizer steps done
     tensors: dict[str, dict[str, Tensor]],  # file name without ending -> name -> tensor
     state: dict,  # JSON-able; floats come back to the last bit
-    key: str = '',  # whose checkpoint it is: the run_id
-    keep: int = 2,  # so many of the newest stay, >= 1
+    key: str = '',  # the run it belongs to: its run_id
+    keep: int = 2,  # how many of the newest stay, >= 1
 ) -> Path:  # the checkpoint's folder
     "Write a checkpoint in one step, then remove the oldest."
     folder = Path(folder)
@@ -95,17 +95,17 @@ def save_checkpoint(
 # %% ../../nbs/train/06_checkpoint.ipynb #42edc43b
 @dataclass(frozen=True)
 class Checkpoint:
-    "A checkpoint that is whole."
+    "A checkpoint that has been verified."
 
     path: Path
     step: int
     tensors: dict[str, dict[str, Tensor]]  # on the CPU
     state: dict
 
-
+# %% ../../nbs/train/06_checkpoint.ipynb #fccdf18b
 def read_checkpoint(
     path: str | Path,
-    key: str = '',  # whose it must be
+    key: str = '',  # the run it must belong to
 ) -> Checkpoint:
     "A checkpoint, or a `CheckpointError` that names the file that is not what was written."
     from safetensors.torch import load_file
@@ -137,7 +137,7 @@ def read_checkpoint(
         refuse('', 'holds a file that is no safetensors file')
     return Checkpoint(path, step, tensors, state)
 
-
+# %% ../../nbs/train/06_checkpoint.ipynb #5cd3016a
 def _check_file(path: Path, name: str, entry, refuse: Callable) -> None:
     "Refuse a file that is not the one in the manifest."
     if Path(name).name != name or not (isinstance(entry, list) and len(entry) == 2):
@@ -145,8 +145,8 @@ def _check_file(path: Path, name: str, entry, refuse: Callable) -> None:
     size, digest = entry
     if not (path / name).is_file():
         refuse(name, 'is missing')
-    if (found := (path / name).stat().st_size) != size:
-        refuse(name, f'has {found} bytes where {size} were written')
+    if (actual := (path / name).stat().st_size) != size:
+        refuse(name, f'has {actual} bytes where {size} were written')
     if sha256_file(path / name) != digest:
         refuse(name, 'was changed after it was written (its sha256 is another)')
 
@@ -154,20 +154,20 @@ def _check_file(path: Path, name: str, entry, refuse: Callable) -> None:
 def newest_checkpoint(
     folder: str | Path,
     key: str = '',
-    # called with a sentence for each checkpoint that is not used
-    say: Callable[[str], None] = lambda text: None,
+    # called with a message for each checkpoint that is not used
+    log: Callable[[str], None] = lambda text: None,
 ) -> Checkpoint | None:  # None: there is none, or none is whole
-    "The newest checkpoint that is as it was written."
+    "The newest checkpoint that is intact."
     for path in checkpoints(folder):
         try:
             return read_checkpoint(path, key)
         except CheckpointError as e:
-            say(str(e))
+            log(str(e))
     return None
 
 # %% ../../nbs/train/06_checkpoint.ipynb #b7b7533f
 def random_states() -> dict[str, Tensor]:  # of this process: name -> uint8 or int64 tensor
-    "The states of all generators a training may draw from: torch's, its CUDA device's, numpy's, Python's."
+    "The states of all random generators of a training: torch's, its CUDA device's, numpy's, Python's."
     import torch
 
     version, words, gauss = random.getstate()
@@ -183,9 +183,9 @@ def random_states() -> dict[str, Tensor]:  # of this process: name -> uint8 or i
         states['cuda'] = torch.cuda.get_rng_state()
     return states
 
-
+# %% ../../nbs/train/06_checkpoint.ipynb #d95c494d
 def set_random_states(states: dict[str, Tensor]) -> None:  # from `random_states`
-    "Put every generator back."
+    "Restore the state of every generator."
     import torch
 
     torch.set_rng_state(states['torch'])
@@ -217,17 +217,17 @@ def training_tensors(
     return dict(
         model=weights,
         optimizer=moments,
-        random={f'{rank}.{name}': t for rank, of in enumerate(states) for name, t in of.items()},
+        random={f'{rank}.{name}': t for rank, tensors in enumerate(states) for name, t in tensors.items()},
     )
 
-
+# %% ../../nbs/train/06_checkpoint.ipynb #1193e152
 def restore_training(
     checkpoint: Checkpoint,
     model: nn.Module,  # of the same shape; its numbers are replaced in place
     optimizer: torch.optim.Optimizer,  # over the model's parameters, as new
     rank: int = 0,
 ) -> None:
-    "Put a training back to where a checkpoint was written, this process' random states included."
+    "Restore a training from a checkpoint, with this process' random states."
     import torch
 
     weights = checkpoint.tensors['model']
@@ -248,10 +248,10 @@ def restore_training(
         for name, tensor in here.items():
             tensor.copy_(weights[name])
     for name, p in model.named_parameters():
-        found = {k.removeprefix(f'{name}.'): v for k, v in moments.items() if k.rpartition('.')[0] == name}
-        if found:
+        stored = {k.removeprefix(f'{name}.'): v for k, v in moments.items() if k.rpartition('.')[0] == name}
+        if stored:
             optimizer.state[p] = {
-                k: v if k == 'step' and p.device.type == 'cpu' else v.to(p.device) for k, v in found.items()
+                k: v if k == 'step' and p.device.type == 'cpu' else v.to(p.device) for k, v in stored.items()
             }
-    own = f'{rank}.'
-    set_random_states({k.removeprefix(own): v for k, v in states.items() if k.startswith(own)})
+    prefix = f'{rank}.'
+    set_random_states({k.removeprefix(prefix): v for k, v in states.items() if k.startswith(prefix)})

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 import torch
 import torch.distributed as dist
+from fastcore.basics import patch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.rendezvous import rendezvous
@@ -20,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..core.config import KdnotesError, RunConfig
 from ..core.processes import STORE
 from ..core.resolve import cpu_has_bf16, resolve_precision
-from .emulated_bf16 import widened_autocast
+from .emulated_bf16 import emulated_bf16_autocast
 from .precision import set_matmul_precision
 
 # %% auto #0
@@ -59,51 +60,65 @@ class Runtime:
         "How many machines the ranks are on."
         return self.ranks // (self.local_ranks or self.ranks)
 
-    def autocast(self, widened: bool = True):  # False: with torch's own matmul everywhere
-        "A context in which a matmul is computed in 16 bits, for fp16 and bf16; else one that does nothing."
-        if self.dtype not in ('fp16', 'bf16'):
-            return contextlib.nullcontext()
-        if widened and self.widened:
-            return widened_autocast()
-        dtype = torch.float16 if self.dtype == 'fp16' else torch.bfloat16
-        return torch.autocast(self.device.type, dtype=dtype)
+# %% ../../nbs/train/03_distributed.ipynb #2c09802c
+@patch
+def autocast(self: Runtime, widened: bool = True):  # False: with torch's own matmul everywhere
+    "A context in which a matmul is computed in 16 bits, for fp16 and bf16; else one that does nothing."
+    if self.dtype not in ('fp16', 'bf16'):
+        return contextlib.nullcontext()
+    if widened and self.widened:
+        return emulated_bf16_autocast()
+    dtype = torch.float16 if self.dtype == 'fp16' else torch.bfloat16
+    return torch.autocast(self.device.type, dtype=dtype)
 
-    def scaler(self) -> torch.amp.GradScaler:
-        "Dynamic loss scaling for fp16; for every other format it passes losses and steps through unchanged."
-        return torch.amp.GradScaler(self.device.type, enabled=self.dtype == 'fp16')
 
-    def clock(self) -> float:  # seconds
-        "The time, read after the device has finished what it was given."
-        if self.device.type == 'cuda':
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+@patch
+def scaler(self: Runtime) -> torch.amp.GradScaler:
+    "Dynamic loss scaling for fp16; for every other format it passes losses and steps through unchanged."
+    return torch.amp.GradScaler(self.device.type, enabled=self.dtype == 'fp16')
 
-    def barrier(self) -> None:
-        "Wait for the other ranks."
-        if self.ranks > 1:
-            dist.barrier()
+# %% ../../nbs/train/03_distributed.ipynb #a376dbf1
+@patch
+def clock(self: Runtime) -> float:  # seconds
+    "The time, read after the device has finished its work."
+    if self.device.type == 'cuda':
+        torch.cuda.synchronize(self.device)
+    return time.perf_counter()
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        "The sum over ranks, on every rank."
-        if self.ranks > 1:
-            dist.all_reduce(values)
-        return values
+# %% ../../nbs/train/03_distributed.ipynb #86778496
+@patch
+def barrier(self: Runtime) -> None:
+    "Wait for the other ranks."
+    if self.ranks > 1:
+        dist.barrier()
 
-    def gather(self, value: Any) -> list:  # one value a rank, in order of ranks
-        "A small picklable value of every rank, on every rank."
-        if self.ranks == 1:
-            return [value]
-        values = [None] * self.ranks
-        dist.all_gather_object(values, value)
-        return values
 
-    def share(self, value: Any, source: int = 0) -> Any:  # that of rank `source`, on every rank
-        "A picklable value of one rank, of any size."
-        if self.ranks == 1:
-            return value
-        values = [value]
-        dist.broadcast_object_list(values, source)
-        return values[0]
+@patch
+def sum(self: Runtime, values: torch.Tensor) -> torch.Tensor:
+    "The sum over ranks, on every rank."
+    if self.ranks > 1:
+        dist.all_reduce(values)
+    return values
+
+# %% ../../nbs/train/03_distributed.ipynb #e71b8af9
+@patch
+def gather(self: Runtime, value: Any) -> list:  # one value per rank, in order of ranks
+    "A small picklable value of every rank, on every rank."
+    if self.ranks == 1:
+        return [value]
+    values = [None] * self.ranks
+    dist.all_gather_object(values, value)
+    return values
+
+
+@patch
+def share(self: Runtime, value: Any, source: int = 0) -> Any:  # that of rank `source`, on every rank
+    "A picklable value of one rank, of any size."
+    if self.ranks == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, source)
+    return values[0]
 
 # %% ../../nbs/train/03_distributed.ipynb #beb19489
 def _rounded_all_reduce(dtype, bucket):  # no annotations: torch compares them with types, and would find text
@@ -112,7 +127,7 @@ def _rounded_all_reduce(dtype, bucket):  # no annotations: torch compares them w
     future = dist.all_reduce(rounded, async_op=True).get_future()
     return future.then(lambda sent: bucket.buffer().copy_(sent.value()[0]))
 
-
+# %% ../../nbs/train/03_distributed.ipynb #d99bfc6a
 def wrap_ddp(
     trainable: nn.Module,  # on the runtime's device
     config: RunConfig,  # bucket_mib, gradient_dtype
@@ -143,9 +158,9 @@ def wrap_ddp(
 
 # %% ../../nbs/train/03_distributed.ipynb #6847294c
 class Agreement:
-    """The same yes-or-no questions at every step: a yes of any rank is everyone's yes.
+    """The same yes-or-no questions at every step: the answer is yes if any rank says yes.
 
-    Ranks learn the answer one step later; one rank alone has it at once."""
+    Ranks have the answer one step later; a single rank has it at once."""
 
     def __init__(self, runtime: Runtime):
         self._ranks = runtime.ranks
@@ -162,7 +177,7 @@ class Agreement:
         return answers
 
     def last(self) -> tuple[bool, ...] | None:
-        "Wait for the answer that is under way; None when nothing was asked."
+        "Wait for the pending answer; None when there is none."
         if self._pending is None:
             return None
         votes, work = self._pending
@@ -189,39 +204,49 @@ class Waits:
                 parameters, lambda _: self.begin(), mode='all'
             )
 
-    def begin(self) -> None:
-        "This rank's own gradients are here; each backward pass says so by itself."
-        self._begin = self._now()
+# %% ../../nbs/train/03_distributed.ipynb #c57d0aa4
+@patch
+def begin(self: Waits) -> None:
+    "This rank's own gradients are ready; a hook calls this after each backward pass."
+    self._begin = self._now()
 
-    def end(self) -> None:
-        "The gradients of all ranks are here."
-        if self.seconds is not None and self._begin is not None:
-            self._pending.append((self._begin, self._now()))
-            self._begin = None
-            self.count()
 
-    def close(self) -> float | None:  # the seconds
-        "Watch no longer; waits for a GPU that works."
-        if self._hook:
-            self._hook.remove()
-        if self._pending:
-            torch.cuda.synchronize()
-        return self.count()
+@patch
+def end(self: Waits) -> None:
+    "The gradients of all ranks are ready."
+    if self.seconds is not None and self._begin is not None:
+        self._pending.append((self._begin, self._now()))
+        self._begin = None
+        self.count()
 
-    def _now(self) -> float | torch.cuda.Event:
-        "The time, or on a GPU, which works later than it is told, a mark in what it has been told so far."
-        if not self._on_gpu:
-            return time.perf_counter()
-        mark = torch.cuda.Event(enable_timing=True)
-        mark.record()
-        return mark
+# %% ../../nbs/train/03_distributed.ipynb #4c5cdbb4
+@patch
+def _now(self: Waits) -> float | torch.cuda.Event:
+    "The time, or on a GPU, which works asynchronously, an event in its stream."
+    if not self._on_gpu:
+        return time.perf_counter()
+    mark = torch.cuda.Event(enable_timing=True)
+    mark.record()
+    return mark
 
-    def count(self) -> float | None:  # the seconds
-        "Add up what is over."
-        while self._pending and (not self._on_gpu or self._pending[0][1].query()):
-            begin, end = self._pending.pop(0)
-            self.seconds += begin.elapsed_time(end) / 1e3 if self._on_gpu else end - begin
-        return self.seconds
+
+@patch
+def count(self: Waits) -> float | None:  # the seconds
+    "Add up the waits that are over."
+    while self._pending and (not self._on_gpu or self._pending[0][1].query()):
+        begin, end = self._pending.pop(0)
+        self.seconds += begin.elapsed_time(end) / 1e3 if self._on_gpu else end - begin
+    return self.seconds
+
+# %% ../../nbs/train/03_distributed.ipynb #d059318f
+@patch
+def close(self: Waits) -> float | None:  # the seconds
+    "Remove the hook, and wait for a GPU that still works."
+    if self._hook:
+        self._hook.remove()
+    if self._pending:
+        torch.cuda.synchronize()
+    return self.count()
 
 # %% ../../nbs/train/03_distributed.ipynb #23e5f0d8
 RANK_TIMEOUT = datetime.timedelta(minutes=30)  # for which ranks wait for each other
@@ -252,11 +277,11 @@ class DistributedEnv:
             time.sleep(0.02)
         return {self.store.get(key).decode() for key in keys}
 
-
+# %% ../../nbs/train/03_distributed.ipynb #178ed6d7
 def join(
     task: str = '',  # what this rank is about to do, the same for all
 ) -> DistributedEnv:
-    "Wait for the other ranks; environment variables tell each its place."
+    "Wait for the other ranks; environment variables give each its rank."
     rank = int(os.environ.get('RANK', 0))
     ranks = int(os.environ.get('WORLD_SIZE', 1))
     store = None
@@ -264,7 +289,7 @@ def join(
         store = dist.FileStore(file, ranks)
     elif ranks > 1:
         store = next(rendezvous('env://', timeout=RANK_TIMEOUT))[0]
-        # torchrun starts ranks again beside the same store, so that each attempt needs keys of its own:
+        # torchrun restarts ranks with the same store, so each attempt needs its own keys:
         # an address left by a dead rank would be dialled for ever
         store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
     env = DistributedEnv(rank, ranks, store)
@@ -288,7 +313,7 @@ def _device(local: int, threads: int | None) -> torch.device:
         torch.set_num_threads(threads)
     return torch.device('cpu')
 
-
+# %% ../../nbs/train/03_distributed.ipynb #48e8f24d
 def _runtime(device: torch.device, dtype: str, **place) -> Runtime:
     "A rank on a device, with the number format set."
     cuda = device.type == 'cuda'
@@ -327,16 +352,16 @@ def start(
     place = dict(rank=env.rank, ranks=env.ranks, local_rank=local_rank, local_ranks=local_ranks)
     return _runtime(device, dtype, backend=backend, **place)
 
-
+# %% ../../nbs/train/03_distributed.ipynb #0f9726e8
 def alone(
     dtype: str = 'fp32',  # fp32 | fp16 | bf16
 ) -> Runtime:
-    "Set up this process to work by itself, on the first GPU or with all threads of the CPU."
+    "Set up this process as the only rank, on the first GPU or with all threads of the CPU."
     device = _device(0, None)
     precision = 'fp32' if dtype == 'fp32' else 'mixed'
     return _runtime(device, resolve_precision(precision, dtype, device.type)[0])
 
-
+# %% ../../nbs/train/03_distributed.ipynb #b4d568ed
 def stop(runtime: Runtime) -> None:
     "Leave the process group."
     if runtime.backend:

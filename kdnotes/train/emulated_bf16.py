@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 # %% auto #0
-__all__ = ['WidenedMatmul', 'widened_autocast']
+__all__ = ['EmulatedBf16Matmul', 'emulated_bf16_autocast']
 
 # %% ../../nbs/train/01_emulated_bf16.ipynb #b3ea3ac2
 class _Linear(torch.autograd.Function):
@@ -44,7 +44,7 @@ class _Linear(torch.autograd.Function):
             dbias = flat.sum(0).bfloat16().to(bias_dtype)
         return dx, dweight, dbias
 
-
+# %% ../../nbs/train/01_emulated_bf16.ipynb #a366075a
 class _Matmul(torch.autograd.Function):
     "a (..., m, k) @ b (..., k, n) in bf16, with the same leading sizes."
 
@@ -65,7 +65,7 @@ class _Matmul(torch.autograd.Function):
         db = (a.float().mT @ wide).bfloat16().to(b_dtype)
         return da, db
 
-# %% ../../nbs/train/01_emulated_bf16.ipynb #e132b106
+# %% ../../nbs/train/01_emulated_bf16.ipynb #2541df7b
 _MATMULS = {F.linear, torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm}
 
 
@@ -75,9 +75,9 @@ def _in_bf16(a: Tensor, b: Tensor) -> bool:
     formats = {torch.bfloat16, torch.float16, torch.float32} if autocast else {torch.bfloat16}
     return a.device.type == 'cpu' and {a.dtype, b.dtype} <= formats
 
-
+# %% ../../nbs/train/01_emulated_bf16.ipynb #e46d773e
 def _replacement(function, args: tuple) -> type[torch.autograd.Function] | None:
-    "The function that computes a matmul in place of torch; None: torch does."
+    "The function that computes a matmul instead of torch; None: torch computes it."
     if function not in _MATMULS:
         return None
     a, b = args[:2]
@@ -87,8 +87,8 @@ def _replacement(function, args: tuple) -> type[torch.autograd.Function] | None:
         return _Linear
     return _Matmul if a.shape[:-2] == b.shape[:-2] else None
 
-
-class WidenedMatmul(TorchFunctionMode):
+# %% ../../nbs/train/01_emulated_bf16.ipynb #4a85ada8
+class EmulatedBf16Matmul(TorchFunctionMode):
     "Inside, a matmul in bf16 on the CPU is computed in fp32 from bf16 factors, and rounded to bf16."
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -100,9 +100,9 @@ class WidenedMatmul(TorchFunctionMode):
         with torch.autocast('cpu', enabled=False):
             return ours.apply(*args)
 
-
+# %% ../../nbs/train/01_emulated_bf16.ipynb #3006403f
 @contextmanager
-def widened_autocast() -> Iterator[None]:
+def emulated_bf16_autocast() -> Iterator[None]:
     "torch.autocast in bf16 on the CPU, with every matmul widened."
-    with torch.autocast('cpu', dtype=torch.bfloat16), WidenedMatmul():
+    with torch.autocast('cpu', dtype=torch.bfloat16), EmulatedBf16Matmul():
         yield

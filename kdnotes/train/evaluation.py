@@ -33,7 +33,7 @@ def evaluation_batches(
     mine = index[np.argsort(lengths, kind='stable')[::-1]][runtime.rank :: runtime.ranks]
     return [mine[start : start + examples] for start in range(0, len(mine), examples)]
 
-
+# %% ../../nbs/train/09_evaluation.ipynb #57780106
 def predict(
     model: nn.Module,  # not wrapped
     task: Task,
@@ -67,7 +67,7 @@ def predict(
 
 # %% ../../nbs/train/09_evaluation.ipynb #386bbdc3
 class ModelForward:
-    "A `tasks.base.Forward`: what a task that evaluates a model itself may do with it."
+    "A `tasks.base.Forward`, for tasks that evaluate a model themselves."
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ def evaluate(
     task: Task,
     sets: tuple[str, ...],  # evaluation sets
     runtime: Runtime,
-    examples: int
-    | None = None,  # of a batch, as for `predict`; a task that evaluates itself does not read it
+    # of a batch, as for `predict`; a task that evaluates itself does not read it
+    examples: int | None = None,
 ) -> Evaluation:
     "Metrics, units and predictions of a model."
     if not task.evaluates_itself:

@@ -23,13 +23,13 @@ BORDERS = {  # exponents: below the first a number is too small, from the last o
     'bf16_above': 128,
 }
 
-
+# %% ../../nbs/train/07_gradient_stats.ipynb #19fca83e
 def layer_of(
     name: str,  # of a parameter, as in `named_parameters`
 ) -> str:  # 'embeddings', 'layer <i>' or 'head'
     "The part of a BERT-like model that a parameter belongs to."
-    if found := re.search(r'(?:^|\.)layers?\.(\d+)\.', name):
-        return f'layer {found[1]}'
+    if match := re.search(r'(?:^|\.)layers?\.(\d+)\.', name):
+        return f'layer {match[1]}'
     return 'embeddings' if 'embed' in name else 'head'
 
 # %% ../../nbs/train/07_gradient_stats.ipynb #c63631cc
@@ -41,7 +41,7 @@ def _count(
     gradients: list[Tensor],
     # (258,) int64 on the device: numbers by exponent bits, zeros, the bits of the largest finite magnitude
 ) -> Tensor:
-    "A layer's numbers."
+    "Count a layer's numbers by exponent."
     counts = torch.zeros(258, dtype=torch.int64, device=gradients[0].device)
     one = counts.new_ones(())
     for gradient in gradients:
@@ -55,9 +55,9 @@ def _count(
             counts.index_add_(0, exponent.masked_fill_(magnitude == 0, _ZERO), one.expand(len(piece)))
     return counts
 
-
+# %% ../../nbs/train/07_gradient_stats.ipynb #d69c5a3c
 def _shares(by_exponent: dict[int, int], shift: int, elements: int) -> dict[str, float]:
-    "What is beyond each border once `shift` is added to the exponents."
+    "The share beyond each border once `shift` is added to the exponents."
 
     def beyond(e, border):
         return e + shift >= border if border > 0 else e + shift < border
@@ -90,9 +90,9 @@ def gradient_ranges(
     power = int(math.log2(scale))
     return [_row(layer, counts, -power if scaled else 0, power) for layer, counts in zip(layers, counted)]
 
-
+# %% ../../nbs/train/07_gradient_stats.ipynb #b18f9d2e
 def _row(layer: str, counts: np.ndarray, undo: int, power: int) -> dict:
-    "A layer's counts as shares."
+    "One row of the result: a layer's counts as shares."
     # `undo` added to the exponents gives the gradients without a scale; `power` added to those, with it
     elements = int(counts[:257].sum())
     by_exponent = {int(bits) - 127 + undo: int(counts[bits]) for bits in np.flatnonzero(counts[:255])}

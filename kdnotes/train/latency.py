@@ -23,17 +23,17 @@ _MOST = 20  # forwards that are counted
 _LEAST = 3
 _SECONDS = 2.0  # enough, once so many are counted
 
-
+# %% ../../nbs/train/11_latency.ipynb #46565e45
 def _synchronise(device: torch.device) -> None:
     if device.type == 'cuda':
         torch.cuda.synchronize(device)
 
-
+# %% ../../nbs/train/11_latency.ipynb #960ff947
 def turns_ms(
     forwards: Sequence[Callable[[], object]],
     device: torch.device,
 ) -> np.ndarray:  # (calls, forwards) milliseconds
-    "The times of several forwards that are called in turns, so that a busy moment meets them all."
+    "The times of several forwards, called in turns so that a busy moment affects all of them."
     begin = time.perf_counter()
     for n in range(_WARM_UPS):
         if n and time.perf_counter() - begin > len(forwards) * _SECONDS / 4:
@@ -47,7 +47,7 @@ def turns_ms(
         times.append([_seconds(forward, device) for forward in forwards])
     return 1000 * np.array(times)
 
-
+# %% ../../nbs/train/11_latency.ipynb #ba4b46e9
 def _seconds(forward: Callable[[], object], device: torch.device) -> float:
     "The time of one call."
     _synchronise(device)
@@ -56,13 +56,13 @@ def _seconds(forward: Callable[[], object], device: torch.device) -> float:
     _synchronise(device)
     return time.perf_counter() - start
 
-
+# %% ../../nbs/train/11_latency.ipynb #a7f50693
 def median_ms(forward: Callable[[], object], device: torch.device) -> float:
     "The median time of a forward."
     return float(np.median(turns_ms([forward], device)))
 
-
-def _middle(
+# %% ../../nbs/train/11_latency.ipynb #8c381e5c
+def _middle_examples(
     lengths: np.ndarray,  # (n,) tokens of each example
     size: int,
 ) -> np.ndarray:  # (size,) positions
@@ -71,7 +71,7 @@ def _middle(
     start = (len(order) - size) // 2
     return order[start : start + size]
 
-
+# %% ../../nbs/train/11_latency.ipynb #2bce661e
 def forward_latency(
     model: nn.Module,  # on the device, not wrapped
     task: Task,  # encoded
@@ -79,8 +79,8 @@ def forward_latency(
     # batch_<n>_ms, and batch_<n>_tokens, the length it is padded to; the reasons of those that are None, by
     # their names in a record
 ) -> tuple[dict[str, float | None], dict[str, str]]:
-    "How long a forward takes."
-    found: dict[str, float | None] = {}
+    "The time of a forward, for each size of `BATCHES`."
+    latencies: dict[str, float | None] = {}
     reasons = {}
     lengths = task.lengths('train')
     training = model.training
@@ -90,18 +90,18 @@ def forward_latency(
         why = f'train has {len(lengths)} examples' if len(lengths) < size else ''
         if not why:
             try:
-                found |= dict(zip(names, _measured(model, task, _middle(lengths, size), device)))
+                latencies |= dict(zip(names, _measured(model, task, _middle_examples(lengths, size), device)))
             except (MemoryError, RuntimeError) as e:
                 if not is_out_of_memory(e):
                     raise
                 why = f'the memory of the device does not hold a forward of {size} examples'
         if why:
-            found |= dict.fromkeys(names)
+            latencies |= dict.fromkeys(names)
             reasons |= {f'latency.{name}': why for name in names}
     model.train(training)
-    return found, reasons
+    return latencies, reasons
 
-
+# %% ../../nbs/train/11_latency.ipynb #84df9a85
 def _measured(model: nn.Module, task: Task, index: np.ndarray, device: torch.device) -> tuple[float, int]:
     "Milliseconds of a forward over these examples, and the length they are padded to."
     batch = task.batch('train', index).to(device)

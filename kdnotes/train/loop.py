@@ -138,11 +138,11 @@ def rank_micro_batches(
     return micro_batches(index, task.lengths('train'), budget, rank, runtime.ranks, task.groups('train'))
 
 
-def _passes(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime, own: int) -> int:
-    "How often a rank with `own` micro-batches goes forward and backward in a step: at least once."
+def _passes(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime, n_parts: int) -> int:
+    "The number of forwards and backwards of a rank with `n_parts` micro-batches in a step: at least one."
     # where each backward is synchronised, as often as the busiest rank
     if config.gradient_sync == 'delayed' or runtime.ranks == 1:
-        return max(1, own)
+        return max(1, n_parts)
     counts = [len(rank_micro_batches(task, index, config, runtime, rank)) for rank in range(runtime.ranks)]
     return max(1, *counts)
 
@@ -220,8 +220,8 @@ def log_interval(
     return max(1, min(total_steps // 100, max(20, total_steps // 1000)))
 
 # %% ../../nbs/train/10_loop.ipynb #b9e558fc
-def _nothing_kept(task: Task, config: RunConfig, total_steps: int) -> dict | None:
-    "What a training that keeps its best model begins with."
+def _initial_best(task: Task, config: RunConfig, total_steps: int) -> dict | None:
+    "The best evaluation before any, for a training that keeps its best model."
     if config.keep != 'best':
         return None
     names = dict(set=task.evaluation_sets[0], metric=task.primary.metric)
@@ -269,7 +269,7 @@ def prepare(
         total_steps=total_steps,
         log_every=log_interval(total_steps),
         meter=ProgressMeter(runtime, warmup=min(5, total_steps // 3)),
-        result=TrainResult(steps=total_steps, kept=_nothing_kept(task, config, total_steps)),
+        result=TrainResult(steps=total_steps, kept=_initial_best(task, config, total_steps)),
         waits=Waits(runtime, trained),
         agreement=agreement,
         non_finite=torch.zeros((), dtype=torch.bool, device=runtime.device),
@@ -461,13 +461,15 @@ def _evaluate_on_the_way(state: TrainingState, step: Step, sets: tuple[str, ...]
     "An `eval` row and a point of the curve for each set; with keep=best the first set may choose the model."
     metric = state.task.primary.metric
     elapsed = state.meter.elapsed()
-    found = evaluate(state.student, state.task, sets, state.runtime, state.config.eval_batch_size).metrics
+    metrics = evaluate(state.student, state.task, sets, state.runtime, state.config.eval_batch_size).metrics
     for name in sets:
-        point = evaluation_point(state.config, name, metric, found[name], step.done, elapsed)
+        point = evaluation_point(state.config, name, metric, metrics[name], step.done, elapsed)
         state.result.curve.append(point)
-        state.row('eval', step=step.done, epoch=step.epoch, set=name, metrics=found[name], elapsed_s=elapsed)
+        state.row(
+            'eval', step=step.done, epoch=step.epoch, set=name, metrics=metrics[name], elapsed_s=elapsed
+        )
     if state.config.keep == 'best':
-        keep_if_best(state, step, found[sets[0]])
+        keep_if_best(state, step, metrics[sets[0]])
 
 # %% ../../nbs/train/10_loop.ipynb #8f6df648
 def _end_early(state: TrainingState, step: Step, norm: Tensor, logged: bool) -> None:
@@ -485,8 +487,8 @@ def _finish(state: TrainingState) -> TrainResult:
     warm = meter.warm
     result.train_s = meter.elapsed()
     result.examples = meter.examples
-    own = [meter.tokens, meter.cells, warm.tokens if warm else 0]
-    sums = state.runtime.sum(torch.tensor(own, dtype=torch.float64, device=state.runtime.device))
+    counts = [meter.tokens, meter.cells, warm.tokens if warm else 0]
+    sums = state.runtime.sum(torch.tensor(counts, dtype=torch.float64, device=state.runtime.device))
     tokens, cells, warm_tokens = sums.tolist()
     result.tokens = int(tokens)
     result.padding_share = 1 - tokens / cells
@@ -562,13 +564,13 @@ def _loss_of(state: TrainingState, batch: Batch) -> Callable[[nn.Module], Tensor
 
 def _non_finite(state: TrainingState, step: Step) -> tuple[str, list[int]] | None:
     "The first layer that is not finite when a step is done again, on any rank, and the examples."
-    found = []
+    places = []
     for part in rank_micro_batches(state.task, step.index, state.config, state.runtime):
         batch = state.task.batch('train', part, step.epoch).to(state.runtime.device)
         place = first_non_finite(state.trainable, _loss_of(state, batch))
         if place:
-            found.append((place, part.tolist()))
-    return next((f for of_a_rank in state.runtime.gather(found) for f in of_a_rank), None)
+            places.append((place, part.tolist()))
+    return next((place for rank in state.runtime.gather(places) for place in rank), None)
 
 
 def _explain_non_finite(

@@ -28,7 +28,7 @@ def set_matmul_precision(dtype: str) -> str:  # what is now in effect, for the r
 # (fairseq gives up at the same one)
 LEAST_SCALE = 1e-4
 
-
+# %% ../../nbs/train/02_precision.ipynb #d6c2ec90
 def update_weights(
     trainable: nn.Module,  # all that is trained, not wrapped; its gradients are cleared
     optimizer: torch.optim.Optimizer,  # over its parameters: a fused AdamW
