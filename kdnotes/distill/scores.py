@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from ..core.config import ConfigError, RunConfig, pluralize, truncate_repr, task_info
+from ..core.config import ConfigError, pluralize, truncate_repr, task_info
+from ..core.spec import RunConfig, value_of
 from ..core.parse import check_weights
 from ..tasks.base import Task
 from ..tasks.batching import Batch, to_device
@@ -219,7 +220,7 @@ def _logits(column: _Column, config: RunConfig) -> np.ndarray | None:  # (n, cla
         return None
     if not column.task.head_labels:  # a number, which the student learns in units of the labels' deviation
         return _check_size(column, (found - column.task.mean) / column.task.deviation)
-    if config.scores_are == 'probabilities':
+    if config.teacher.are == 'probabilities':
         return _of_probabilities(column, found)
     if column.split == 'train':
         _check_logits(column, found)
@@ -233,9 +234,9 @@ def mean_logits(
     config: RunConfig,  # teachers_mean, teachers_weights
 ) -> Tensor:  # (n, classes) float64
     "Several teachers as one."
-    weights = torch.tensor(config.teachers_weights or [1.0] * len(of), dtype=torch.float64)
+    weights = torch.tensor(config.teacher.weights or [1.0] * len(of), dtype=torch.float64)
     weights = (weights / weights.sum()).tolist()
-    if len(of) > 1 and config.teachers_mean == 'probabilities':
+    if len(of) > 1 and config.teacher.mean == 'probabilities':
         shares = [logits.double().softmax(dim=1) for logits in of]
         return sum(w * share for w, share in zip(weights, shares)).clamp_min(_LEAST).log()
     return sum(w * logits.double() for w, logits in zip(weights, of))
@@ -284,7 +285,7 @@ def read_scores(
     config: RunConfig,  # resolved, with teacher_mode='scores'
 ) -> Scores:
     "The scores that a configuration names; a `CorpusError` says which row is wrong."
-    teachers = score_columns(config.columns)
+    teachers = score_columns(config.data.columns)
     _check_teachers(task, teachers, config)
     found = {}
     for split in task.rows:
@@ -303,7 +304,10 @@ def read_scores(
 def _check_teachers(task: Task, teachers: tuple[tuple[str, ...], ...], config: RunConfig) -> None:
     "Refuse what is said of several teachers where it cannot be meant."
     check_weights(config, len(teachers))
-    if not task.head_labels and 'probabilities' in (config.scores_are, config.teachers_mean):
+    if not task.head_labels and 'probabilities' in (
+        value_of(config, 'scores_are'),
+        value_of(config, 'teachers_mean'),
+    ):
         raise ConfigError(
             'scores_are and teachers_mean speak of probabilities, and target=number has none; leave them out'
         )

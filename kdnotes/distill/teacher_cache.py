@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from ..core.cached import MANIFEST, Cached, Writer, cached, open_cached
-from ..core.config import KdnotesError, RunConfig
+from ..core.config import KdnotesError
+from ..core.spec import RunConfig
 from ..tasks.batching import Batch, micro_batches, to_device
 from ..core.progress import stage
 from ..core.files import FileError, check_room, lock, read_signed, sha256_text, write_signed
@@ -113,8 +114,8 @@ def signal_key(
 # %% ../../nbs/distill/08_teacher_cache.ipynb #7442bdaf
 def _rows_in_key(config: RunConfig) -> str:  # '': the corpus' training rows, and no others
     "Which rows a configuration trains on."
-    drawn = '' if config.labels is None else f'-labels-{config.labels}-{config.seed}'
-    return drawn + (f'-unlabelled-{config.unlabelled_id}' if config.unlabelled_id else '')
+    drawn = '' if config.train.labels is None else f'-labels-{config.train.labels}-{config.seed}'
+    return drawn + (f'-unlabelled-{config.loss.unlabelled_id}' if config.loss.unlabelled_id else '')
 
 
 def key_parts(
@@ -132,9 +133,9 @@ def key_parts(
         corpus_sha256=corpus_sha256,
         tokenizer_sha256=tokenizer_sha256(tokenizer),
         split='train',
-        max_length=config.max_length,
-        forward_dtype=config.forward_dtype,
-        storage_dtype=storage_dtype or config.signal_dtype,
+        max_length=config.data.max_length,
+        forward_dtype=config.loss.forward_dtype,
+        storage_dtype=storage_dtype or config.loss.signal_dtype,
         subset=f'{task.signal_key()}-{config.task}{_rows_in_key(config)}',
     )
 

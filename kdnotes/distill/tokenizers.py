@@ -8,8 +8,8 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from ..core.arms import MODES
-from ..core.config import RunConfig, pluralize
+from ..core.config import pluralize
+from ..core.spec import RunConfig, starts_from
 from ..core.files import lacks_memory, sha256_text
 from .weights import SIZES, ModelError, find_model, remembered, stated_length, stored_tensors
 from ..tasks.batching import tells_two_texts, tokenizer_rules, unknown_id
@@ -110,9 +110,9 @@ def reads_as(
     config: RunConfig,  # resolved
 ) -> str:  # the student or the teacher, as for `find_model`
     "The model whose tokenizer a run's network reads with: the teacher where both have one vocabulary."
-    from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
-    own = from_hub and not one_vocabulary(config.student, config.teacher)
-    return config.student if own else config.teacher
+    from_hub = starts_from(config, 'hub')
+    own = from_hub and not one_vocabulary(config.model.student.source, config.model.pretrained)
+    return config.model.student.source if own else config.model.pretrained
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #1e4128cf
 def _check_builds(

@@ -57,7 +57,7 @@ def _resolve(
     "The search that tunes an arm; its trials are runs of <study>-tuning."
     if own := sorted({'seed', 'tuning_id'} & common.keys()):
         raise ConfigError(f"{' and '.join(own)} cannot be given to a search, which has its own; leave it out")
-    space = SPACES[MODES[make_config(mode=mode).mode].network]
+    space = SPACES[MODES[make_config(mode=mode).where.mode].network]
     options = dict(sampler='sobol', objectives='score', threshold='none', front_seeds=0, space=space)
     config = search_config(n_trials=trials, workers=jobs, **options)
     given = dict(mode=mode, seed=TUNING_SEED, study=f'{study}-tuning') | common
@@ -143,7 +143,7 @@ def tune(
     if not found:
         raise RunError(f'no trial of {mode} has a score')
     settings = [t.params for t in trained.values()]
-    table = judge(settings, found, units(resolved.first.config.study, list(trained)))
+    table = judge(settings, found, units(resolved.first.config.where.study, list(trained)))
     chosen = {name: table[name].tolist()[0] for name in resolved.space}
     return Tuning(resolved.common['tuning_id'], mode, table, chosen)
 
@@ -182,5 +182,5 @@ def train_tuned(
 
     if failed := make_runs(plans, make, say, jobs):
         raise RunError(failures(failed, len(plans)))
-    found = {r['run_id']: r for r in records(plans[0].config.study)}
+    found = {r['run_id']: r for r in records(plans[0].config.where.study)}
     return [found[p.run_id] for p in plans]

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Self, TYPE_CHECKING
 import numpy as np
 import pandas as pd
-from ..core.arms import MODES
-from ..core.config import RunConfig
+from ..core.spec import RunConfig
 from . import base
 from .asked import Answer, AskError, Reader, Use
 from .base import Evaluation, Forward, SignalSpec, SoftTargets, Task, setting
@@ -46,9 +45,9 @@ class MaskedLM(Task):
     def made(cls, corpus: Corpus, config: RunConfig) -> Self:
         "The task a configuration names; masks are drawn from its seed."
         own, soft = config.task_settings, base.soft_targets(config)
-        if not MODES[config.mode].kd:  # none are learnt, and the output layer is not needed elsewhere
+        if config.loss is None:  # none are learnt, and the output layer is not needed elsewhere
             own, soft = own.model_copy(update=dict(soft_on='masked')), SoftTargets()
-        task = cls(corpus, config.max_length, own, soft, config.smoke)
+        task = cls(corpus, config.data.max_length, own, soft, config.data.smoke)
         task.seed = config.seed
         return task
 

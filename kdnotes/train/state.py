@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ..core.config import RunConfig, task_info
+from ..core.config import task_info
+from ..core.spec import RunConfig
 from ..tasks.base import Task
 from ..tasks.batching import Batch
 from kdnotes.train.checkpoint import (
@@ -222,7 +223,11 @@ class TrainingState:
     def over(self) -> bool:
         "Has dev not improved for as many evaluations as the run has patience for?"
         kept = self.result.kept
-        return kept is not None and self.config.patience is not None and kept['since'] >= self.config.patience
+        return (
+            kept is not None
+            and self.config.train.patience is not None
+            and kept['since'] >= self.config.train.patience
+        )
 
     def row(self, kind: str, **values: Any) -> None:
         "Report; only the main rank does."
@@ -283,7 +288,7 @@ def save_training(
         tensors = training_tensors(state.trainable, state.optimizer, [states for states, _ in ranks])
         if state.best is not None:
             tensors['best'] = state.best
-        save_checkpoint(state.folder, done, tensors, values, state.key, state.config.keep_checkpoints)
+        save_checkpoint(state.folder, done, tensors, values, state.key, state.config.where.keep_checkpoints)
     state.row('checkpoint', step=done, path=path.name)
     state.runtime.barrier()
     state.saved_s = time.perf_counter()
