@@ -12,7 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from kdnotes.core.config import KdnotesError, RunConfig
+from kdnotes.core.config import KdnotesError
+from kdnotes.core.spec import RunConfig
 from kdnotes.tasks.base import Task
 from kdnotes.distill.architectures import call
 from kdnotes.train.distributed import Runtime
@@ -106,7 +107,7 @@ def kd_loss(
     config: RunConfig,  # temperature, alpha
 ) -> Tensor:  # scalar
     "`alpha * T^2 * KL(teacher || student) + (1 - alpha) * CE`, means over the batch."
-    T = config.temperature
+    T = config.loss.temperature
     soft = F.kl_div(
         F.log_softmax(student.float() / T, -1),
         F.log_softmax(teacher.float() / T, -1),
@@ -114,7 +115,7 @@ def kd_loss(
         reduction='batchmean',
     )
     hard = F.cross_entropy(student.float(), labels)
-    return config.alpha * T**2 * soft + (1 - config.alpha) * hard
+    return config.loss.alpha * T**2 * soft + (1 - config.loss.alpha) * hard
 
 # %% nbs/01_baselines.ipynb #60f11107
 PACKAGES = {  # library -> what it imports
@@ -140,10 +141,10 @@ def _arguments(course: Course, **more) -> dict:
         dict(
             output_dir=str(course.folder),
             max_steps=course.steps,
-            per_device_train_batch_size=c.batch_size,
-            learning_rate=c.learning_rate,
-            weight_decay=c.weight_decay,
-            max_grad_norm=c.max_grad_norm,
+            per_device_train_batch_size=c.train.batch_size,
+            learning_rate=c.train.learning_rate,
+            weight_decay=c.train.weight_decay,
+            max_grad_norm=c.train.max_grad_norm,
             lr_scheduler_type='linear',
             warmup_steps=0,
             seed=c.seed,
@@ -312,10 +313,10 @@ def textbrewer(course: Course) -> Training:
             device=course.runtime.device, output_dir=str(course.folder), ckpt_steps=course.steps
         ),
         distill_config=DistillationConfig(
-            temperature=c.temperature,
+            temperature=c.loss.temperature,
             kd_loss_type='ce',
-            kd_loss_weight=c.alpha * c.temperature**2,
-            hard_label_weight=1 - c.alpha,
+            kd_loss_weight=c.loss.alpha * c.loss.temperature**2,
+            hard_label_weight=1 - c.loss.alpha,
         ),
         model_T=_Autocast(course.teacher, course.runtime),
         model_S=_Autocast(course.student, course.runtime),
@@ -327,14 +328,14 @@ def textbrewer(course: Course) -> Training:
     def run():
         torch.manual_seed(c.seed)
         loader = torch.utils.data.DataLoader(
-            course.rows, batch_size=c.batch_size, shuffle=True, collate_fn=lambda rows: dict(pad(rows))
+            course.rows, batch_size=c.train.batch_size, shuffle=True, collate_fn=lambda rows: dict(pad(rows))
         )
         with distiller:
             distiller.train(
                 make_optimizer(course.student, c),
                 loader,
                 num_steps=course.steps,
-                max_grad_norm=c.max_grad_norm,
+                max_grad_norm=c.train.max_grad_norm,
                 scheduler_class=get_linear_schedule_with_warmup,
                 scheduler_args=dict(num_warmup_steps=0, num_training_steps=course.steps),
             )

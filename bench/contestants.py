@@ -11,6 +11,7 @@ from kdnotes.core.arms import MODES
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, machine, resolve, resolved_dtype
+from kdnotes.core.spec import flat
 
 # %% auto #0
 __all__ = ['LONGER', 'RACE', 'QUALITY', 'INFERENCE', 'SCALING', 'ACCUMULATED', 'SCORING', 'OTHERS', 'QUALITY_SEEDS', 'HEATS',
@@ -253,11 +254,11 @@ def contestant_job(
         shares=c.shares,
         ranks=c.ranks,
         copies=c.copies,
-        threads=config.threads_per_rank,
+        threads=config.compute.threads_per_rank,
         environment=environment,
         folder=str(race.folder),
         asked=asked,
-        config=config.model_dump(mode='json'),
+        config=flat(config),
         dtype=resolved_dtype(config),
         limit_s=c.limit_s,
         steps=max(3, round(race.steps / c.micro_batches)),

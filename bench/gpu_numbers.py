@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from kdnotes.train import loop as tr
 from kdnotes.train.evaluation import evaluate
 from kdnotes.core.arms import MODES
-from kdnotes.core.config import RunConfig
+from kdnotes.core.spec import RunConfig
 from kdnotes.core.parse import make_config
 from kdnotes.checks.doctor import doctor
 from bench.gpu_setup import (
@@ -138,7 +138,13 @@ def overflow(
     device: torch.device,
 ) -> dict:  # a finding
     "A training in fp16 whose fourth step overflows."
-    config = tr.with_steps(pair.task, pair.config, 6, mode='mixed_student', micro_batch_tokens=NO_LIMIT)
+    config = tr.with_steps(
+        pair.task,
+        pair.config.model_copy(update=dict(loss=None)),
+        6,
+        mode='mixed_student',
+        micro_batch_tokens=NO_LIMIT,
+    )
     here = Runtime(device, 'fp16', math=set_matmul_precision('fp16'))
     skipped = []
     weights = []
@@ -327,7 +333,7 @@ def _measure_memory(job: dict, mode: str) -> dict:  # peaks in MiB, the format, 
     pair = make_pair(job, 'bert', mode, **(dict(signal='online') if MODES[mode].kd else {}))
     config = tr.with_steps(pair.task, pair.config, 3)
     here = pair.runtime
-    task = longest_examples(pair.task, config.max_length, pair.teacher.config.vocab_size)
+    task = longest_examples(pair.task, config.data.max_length, pair.teacher.config.vocab_size)
     if here.device.type == 'cuda':
         torch.cuda.empty_cache()
     reset_peaks(here)
@@ -338,9 +344,9 @@ def _measure_memory(job: dict, mode: str) -> dict:  # peaks in MiB, the format, 
         teacher_signal(
             task,
             pair.teacher,
-            task.batch('train', np.arange(min(16384 // config.max_length, len(task.lengths('train'))))).to(
-                here.device
-            ),
+            task.batch(
+                'train', np.arange(min(16384 // config.data.max_length, len(task.lengths('train'))))
+            ).to(here.device),
         )
     tr.train(task, model, config, here, lambda kind, **values: None, signal)
     evaluate(model, task, task.evaluation_sets[:1], here)
@@ -348,8 +354,8 @@ def _measure_memory(job: dict, mode: str) -> dict:  # peaks in MiB, the format, 
     return dict(
         mode=mode,
         dtype=here.dtype,
-        batch_size=config.batch_size,
-        length=config.max_length,
+        batch_size=config.train.batch_size,
+        length=config.data.max_length,
         reserved_mib=reserved,
         **peaks(here),
     )
@@ -422,7 +428,7 @@ def _steps(job: dict, pair: Place, run: Callable, seconds: float) -> int:
         return 6
     warm = run(STEPS[0])
     rate = warm.examples_per_s or warm.examples / warm.train_s  # the first of the two skips the first steps
-    return round(np.clip(seconds * rate / pair.config.batch_size, *STEPS))
+    return round(np.clip(seconds * rate / pair.config.train.batch_size, *STEPS))
 
 
 def _train_watched(

@@ -121,7 +121,7 @@ class Here:
         reset_peaks(runtime.runtime)
         runtime.readings.clear()
         found = turns.TURNS[place.job['trains']](place, turn, **place.job['options'], **watched)
-        measured = place.config.batch_size * (place.total - place.warmup) / found['examples_per_s']
+        measured = place.config.train.batch_size * (place.total - place.warmup) / found['examples_per_s']
         more = dict(dtype=runtime.dtype, watts=mean_power(runtime.readings, measured))
         return more | found | peaks(runtime.runtime)
 

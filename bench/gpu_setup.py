@@ -24,6 +24,7 @@ from kdnotes.distill.students import choose_layers
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import find_model
 from kdnotes.telemetry.summary import environment
+from kdnotes.core.spec import flat
 from .turns import Place
 
 # %% auto #0
@@ -195,10 +196,12 @@ def make_pair(
         mode=mode, profile=SIZES[size].profile, teacher=job['teachers'][size]['path'], ranks=1, **more
     )
     config = resolve(asked, machine(), job['corpus'])
-    pair = Place(dict(config=config.model_dump(mode='json'), folder=job['folder'], steps=0, blocks=False))
-    pair.teacher = fresh_model(pair.task, config.teacher, config, torch_seed(config.seed, 'init'))
+    pair = Place(dict(config=flat(config), folder=job['folder'], steps=0, blocks=False))
+    pair.teacher = fresh_model(pair.task, config.model.pretrained, config, torch_seed(config.seed, 'init'))
     pair.student = (
-        choose_layers(pair.teacher, config.student_layers) if config.student_layers else pair.teacher
+        choose_layers(pair.teacher, config.model.student.kept_layers)
+        if config.model.student.kept_layers
+        else pair.teacher
     )
     return pair
 

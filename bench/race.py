@@ -35,7 +35,8 @@ from bench.contestants import (
     trial_job,
 )
 from .turns import TURNS, Place
-from kdnotes.core.config import ConfigError, KdnotesError, RunConfig, names_with, task_info
+from kdnotes.core.config import ConfigError, KdnotesError, task_info
+from kdnotes.core.spec import PATHS
 from kdnotes.core.parse import make_config
 from kdnotes.core.files import read_json, runs_path, write_json
 from kdnotes.tasks.sources import resolve_corpus
@@ -344,7 +345,7 @@ def prepare_race(
     say(f'corpus {race.corpus}; teacher: {origin}; making its signal')
     teacher = Contestant('prepare', '', 'mixed_baseline')
     job = contestant_job(teacher, replace(race, dtype='auto', steps=6 if smoke else 60))
-    job |= dict(teacher_run=str(found) if found else '', layers=kd.config.student_layers)
+    job |= dict(teacher_run=str(found) if found else '', layers=kd.config.model.student.kept_layers)
     return ask_once('prepare', job)
 
 # %% nbs/03_race.ipynb #8f35e7c0
@@ -362,7 +363,9 @@ def _raced_task(common: dict) -> str:
 
 def _check_students(common: dict) -> None:
     "Refuse students that other libraries cannot be given."
-    own = names_with('shape', RunConfig) | FIELDS.keys() | {'preset', 'warmup_steps'}
+    own = {name for name, path in PATHS.items() if path.startswith('model.student.')}
+    own -= {'student', 'student_init', 'student_layers'}
+    own |= FIELDS.keys() | {'preset', 'warmup_steps'}
     if given := sorted(own & common.keys()):
         raise BenchError(
             f'{" and ".join(given)} would change the student of kdnotes alone, and all contestants train '

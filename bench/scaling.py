@@ -42,6 +42,7 @@ from kdnotes.tasks.base import Task, TaskView
 from kdnotes.telemetry.summary import environment
 from kdnotes.train import loop as tr
 from kdnotes.train.distributed import Runtime, Waits
+from kdnotes.core.spec import flat
 
 # %% auto #0
 __all__ = ['SETUPS', 'SMOKE', 'EXAMPLES', 'LARGE', 'NOTE', 'slow_link', 'communication', 'save_student', 'as_long_as_the_longest',
@@ -168,8 +169,8 @@ def communication(
 def save_student(place: Place, turn: int) -> dict:  # longest: tokens of an example; examples; parameters
     "The student that all turns begin with, into the job's folder."
     config = place.config
-    teacher = fresh_model(place.task, config.teacher, config, torch_seed(config.seed, 'init'))
-    student = choose_layers(teacher, config.student_layers)
+    teacher = fresh_model(place.task, config.model.pretrained, config, torch_seed(config.seed, 'init'))
+    student = choose_layers(teacher, config.model.student.kept_layers)
     save_model(student, place.folder / 'student', place.tokenizer)
     lengths = place.task.lengths('train')
     return dict(longest=int(lengths.max()), examples=len(lengths), parameters=count_parameters(student))
@@ -222,7 +223,7 @@ def train_setup(
     counted = max(2, place.total // (setup.ranks * setup.micro_batches))  # steps
     steps = setup.first_steps + counted
     config = make_config(**config)
-    if steps * config.batch_size > len(task.lengths('train')):
+    if steps * config.train.batch_size > len(task.lengths('train')):
         raise BenchError(f'{setup.name}: {steps} steps need more examples than the corpus has')
     config = tr.with_steps(task, config, steps, seed=turn)
     model = copy.deepcopy(place.student).to(place.runtime.device)
@@ -330,7 +331,7 @@ def _in_processes(
                     * facts['longest'],
                     **{key: row[key] for key in ('gradient_sync', 'bucket_mib', 'gradient_dtype')},
                 )
-                config = resolve(make_config(**asked), machine(), race.corpus).model_dump(mode='json')
+                config = flat(resolve(make_config(**asked), machine(), race.corpus))
                 _record(row, crews[setup.ranks].ask(turn, config=config, setup=asdict(setup)))
                 row['parameters'] = facts['parameters']
                 keep()

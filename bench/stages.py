@@ -19,7 +19,8 @@ import pandas as pd
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 from .profiling import peaks, reset_peaks
-from kdnotes.core.config import RunConfig, task_info
+from kdnotes.core.config import task_info
+from kdnotes.core.spec import RunConfig, with_values
 from kdnotes.core.parse import make_config
 from kdnotes.core.files import runs_path, write_json
 from kdnotes.core.progress import followed
@@ -142,7 +143,7 @@ def _encoded(stages: Stages, config: RunConfig, folder: Path) -> tuple[Task, Any
         task_info(config.task).corpora.schema.fingerprint(corpus.splits)
     with stages.measure('task', rows):
         task = make_task(config, corpus)
-    tokenizer = load_tokenizer(config.teacher)
+    tokenizer = load_tokenizer(config.model.pretrained)
     with stages.measure('tokenising', rows):
         task.encode(tokenizer, folder / 'tokens')
     with stages.measure('tokens opened', rows):
@@ -155,8 +156,8 @@ def _stored(stages: Stages, task: Task, config: RunConfig, sha256: str, folder: 
     lengths = task.lengths('train')
     rows = min(len(lengths), SIGNAL_ROWS)
     part = TaskView(task, lengths=lambda split: lengths[:rows])
-    tokenizer = load_tokenizer(config.teacher)
-    teacher = tiny_classifier(len(tokenizer), config.max_length).eval()
+    tokenizer = load_tokenizer(config.model.pretrained)
+    teacher = tiny_classifier(len(tokenizer), config.data.max_length).eval()
     parts = key_parts(task, config, teacher, tokenizer, sha256)
     with stages.measure('signal made', rows):
         make_signal(part, teacher, folder / 'signal', parts)
@@ -204,14 +205,14 @@ def measure_stages(
     config = resolve(asked, machine(), str(corpus_folder)).model_copy(update=dict(ranks=1))
     task, corpus = _encoded(stages, config, folder)
     examples = len(task.lengths('train'))
-    vocabulary = len(load_tokenizer(config.teacher))
+    vocabulary = len(load_tokenizer(config.model.pretrained))
     with stages.measure('rows in use', examples):
         rows_in_use(task, vocabulary)
     with stages.measure("an epoch's order", examples):
         schedule_steps(task, config)
     signal = _stored(stages, task, config, corpus.sha256, folder)
-    student = tiny_classifier(vocabulary, config.max_length)
-    without_kd = config.model_copy(update=dict(mode='full_student'))
+    student = tiny_classifier(vocabulary, config.data.max_length)
+    without_kd = with_values(config, mode='full_student').model_copy(update=dict(loss=None))
     with stages.measure('first step', examples):
         train(task, student, with_steps(task, without_kd, 1), alone(), lambda kind, **values: None)
     host = {name: 1e6 * seconds for name, seconds in host_seconds(task, config, signal).items()}

@@ -22,9 +22,9 @@ from . import baselines
 from .contestants import LONGER, BenchError
 from .profiling import Stopwatch, layer_shapes, listening, matmul_rate
 from kdnotes.checks.examination import some_examples
-from kdnotes.core.arms import MODES
-from kdnotes.core.config import RunConfig, task_info
-from kdnotes.core.parse import make_config
+from kdnotes.core.config import task_info
+from kdnotes.core.spec import RunConfig
+from kdnotes.core.parse import make_config, stored_config
 from kdnotes.core.files import at_home, cache_path, read_json, root, runs_path, write_json
 from kdnotes.core.streams import stream, torch_seed
 from kdnotes.distill.architectures import count_parameters, forward_flops
@@ -76,7 +76,7 @@ class Place:
     def __init__(self, job: dict):
         self.job = job
         self.folder = Path(job['folder'])
-        self.config = make_config(**job['config'])
+        self.config = stored_config(job['config'])
         self.total = job['steps']
         self.warmup = min(5, self.total // 3)
         self.runtime = start(self.config)
@@ -102,7 +102,7 @@ class Place:
 
     @functools.cached_property
     def tokenizer(self):
-        return load_tokenizer(self.config.teacher)
+        return load_tokenizer(self.config.model.pretrained)
 
     @functools.cached_property
     def task(self) -> Task:
@@ -161,7 +161,7 @@ def train_kdnotes(
     runtime = place.runtime if widened else replace(place.runtime, widened=False)
     model = copy.deepcopy(place.student).to(runtime.device)
     signal = None
-    if MODES[config.mode].kd:
+    if config.loss is not None:
         signal = online_signal(place.task, place.teacher) if online else place.signal
     watch = Stopwatch(place.task, signal, runtime, place.warmup)
     profiler = baselines.Shares(runtime, place.warmup)
@@ -200,7 +200,7 @@ def run_kdnotes(
     turn: int,  # from 0; the seed
 ) -> dict:  # as `train_kdnotes`, and ranks, threads, run_s, memory
     "A training as `kdnotes run` makes it."
-    epochs = with_steps(place.task, place.config, LONGER * place.total, seed=turn).epochs
+    epochs = with_steps(place.task, place.config, LONGER * place.total, seed=turn).train.epochs
     given = dict(teacher=str(place.folder / 'teacher'), teacher_mode='given', seed=turn, study='as-run')
     config = make_config(**place.job['asked'] | given | dict(epochs=epochs))
     with at_home(_own_home(place.folder)):
@@ -356,7 +356,7 @@ def time_teacher(
     "Make the teacher's signal for some examples, in a folder that is removed again."
     parts = signal_parts(place, place.teacher) | dict(forward_dtype=forward_dtype)
     lengths = place.task.lengths('train')
-    n = min(len(lengths), place.config.batch_size * (place.total - place.warmup))
+    n = min(len(lengths), place.config.train.batch_size * (place.total - place.warmup))
     some = some_examples(place.task, stream(turn, 'data').choice(len(lengths), n, replace=False))
     with tempfile.TemporaryDirectory() as folder:
         place.runtime.clock()  # a clock may note the energy, too: here it begins
@@ -386,7 +386,7 @@ def _sentences(place: Place, turn: int, tokens: int) -> Rows:
     chosen = [texts[i] for i in order[:tokens]]
     enough = int(np.searchsorted(np.cumsum(token_stream(place.tokenizer, chosen).pieces), tokens)) + 1
     made = token_stream(place.tokenizer, chosen[:enough])
-    return line_rows(made, np.arange(len(made.ends)), place.tokenizer, place.config.max_length)
+    return line_rows(made, np.arange(len(made.ends)), place.tokenizer, place.config.data.max_length)
 
 
 def _by_transformers(model: nn.Module, rows: Rows, asked: Positions, mask_id: int) -> np.ndarray:
@@ -400,7 +400,7 @@ def _by_transformers(model: nn.Module, rows: Rows, asked: Positions, mask_id: in
 def _scorer(place: Place, rows: Rows, by: str) -> Callable[[Positions], np.ndarray]:
     "Gives what each token costs that is asked for, with weights that are the same for all."
     mask_id = place.tokenizer.mask_token_id
-    model = load_model(place.config.teacher, 'AutoModelForMaskedLM', 0)
+    model = load_model(place.config.model.pretrained, 'AutoModelForMaskedLM', 0)
     if by == 'kdnotes':
         forward = ModelForward(model.to(place.runtime.device).eval(), place.runtime)
         return lambda asked: alone_nll(forward, rows, asked, mask_id)
@@ -444,10 +444,12 @@ def measure_matmuls(
     "The machine's rates: large matmuls and the student's."
     n = 8192 if place.runtime.device.type == 'cuda' else 4096
     seconds = 1.0
-    if place.config.smoke:
+    if place.config.data.smoke:
         n = 256
         seconds = 0.01
-    layer = layer_shapes(place.student.config, place.config.batch_size, round(place.facts['mean_tokens']))
+    layer = layer_shapes(
+        place.student.config, place.config.train.batch_size, round(place.facts['mean_tokens'])
+    )
     rates = {}
     for dtype in dict.fromkeys((*(formats or ['fp32']), place.runtime.dtype)):
         set_matmul_precision(dtype)
@@ -461,7 +463,7 @@ def measure_matmuls(
 def _asked_texts(place: Place, turn: int) -> list[tuple[str, ...]]:
     "Texts or pairs of the corpus, 32 in a row with the same first text where they are pairs."
     rows = place.corpus.splits['train']
-    n = 64 if place.config.smoke else 256
+    n = 64 if place.config.data.smoke else 256
     chosen = stream(turn, 'data').choice(len(rows), min(n, len(rows)), replace=False)
     texts = [tuple(filter(None, map(rows[i].get, task_info(place.config.task).texts))) for i in chosen]
     if len(texts[0]) == 1:

@@ -1,13 +1,9 @@
-"The page of a run's parameters, made of `RunConfig` and of what each task reads besides."
+"The page of a run's parameters, made of `RunSpec`, `Where` and what each task reads besides."
 
-import inspect
-from collections.abc import Iterable
-from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
-from kdnotes.commands.parameters import as_typed
+from kdnotes.commands.parameters import HEADINGS, as_typed, comments
 from docs.markdown import code, comment, escaped, table
-from docs.symbols import Parameter, read_module
 
 COLUMNS = ('parameter', 'default', 'values', 'meaning')
 KINDS = {int: 'a whole number', float: 'a number', str: 'a text', bool: '`true` or `false`'}
@@ -45,20 +41,30 @@ def row(name: str, field: Any, said: str, group: str) -> tuple[str, ...]:
     return typed, code(as_typed(field.default)), values(field), about
 
 
-def of_model(model: type, group: str, without: Iterable[str] = ()) -> str:
-    "The parameters that one model declares, under the headings that its source has."
-    module = inspect.getmodule(model)
-    source = read_module(Path(module.__file__), module.__name__)
-    declared: tuple[Parameter, ...] = next(s.parameters for s in source.symbols if s.name == model.__name__)
+def of_task(task: str) -> str:
+    "The parameters that one task declares."
+    from kdnotes.core.config import task_info
+
+    model = task_info(task).settings
+    texts = comments(model)
+    rows = [row(n, field, texts[n], task.replace('_', '-')) for n, field in model.model_fields.items()]
+    return table(COLUMNS, rows, 'parameters')
+
+
+def of_all_tasks() -> str:
+    "The parameters of every run, by group."
+    from kdnotes.core.spec import FLAT_NAMES, GROUPS
+
     parts = []
-    rows = []
-    for p in declared:
-        if p.heading:
-            parts += [table(COLUMNS, rows, 'parameters'), f'### {escaped(p.heading.capitalize())}']
-            rows = []
-        if p.name not in without:
-            rows.append(row(p.name, model.model_fields[p.name], p.comment, group))
-    return '\n\n'.join([*parts, table(COLUMNS, rows, 'parameters')])
+    for group, model in GROUPS.items():
+        texts = comments(model)
+        rows = [
+            row(name, known.field, texts[known.name], 'parameter')
+            for name, known in FLAT_NAMES.items()
+            if known.group == group
+        ]
+        parts += [f'### {escaped(HEADINGS[group].capitalize())}', table(COLUMNS, rows, 'parameters')]
+    return '\n\n'.join(parts)
 
 
 def own_defaults(task: str, mode: str) -> str:
@@ -95,22 +101,22 @@ def modes() -> str:
 
 def parameters_page() -> str:
     "Every parameter of a run."
-    from kdnotes.core.config import TASKS, task_info
-    from kdnotes.core.spec import RunConfig
+    from kdnotes.core.config import TASKS
+    from kdnotes.core.spec import Where
 
-    mode = RunConfig.model_fields['mode'].default
+    mode = Where.model_fields['mode'].default
     parts = [
         '# Parameters of a run',
         "Set parameters with `-p name=value` on the command line, `P='name=value'` with make, in the "
         "parameters cell of a notebook, or as keyword arguments in Python. They have the same names and "
         "values everywhere.",
         '## All tasks',
-        of_model(RunConfig, 'parameter', without=('task_settings',)),
+        of_all_tasks(),
     ]
     for task in TASKS:
         parts += [
             f'## Only task={task}',
-            of_model(task_info(task).settings, task.replace('_', '-')),
+            of_task(task),
             own_defaults(task, mode),
         ]
     parts += ['## Modes', modes(), '## Presets', presets()]

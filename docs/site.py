@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from kdnotes.core.spec import PATHS
 from docs.markdown import directive, paragraphs
 from docs.notebooks import page, with_links, with_symbols
 from docs.reference import module_page, python_page
@@ -297,9 +298,7 @@ def write_settings(site: Site) -> None:
 def new_site(root: Path, source: Path) -> Site:
     "A site without pages yet."
     modules = read_package(root / 'kdnotes')
-    config = next(m for m in modules if m.name == 'kdnotes.core.config')
-    run = next(s for s in config.symbols if s.name == 'RunConfig')
-    known = symbols(modules, [p.name for p in run.parameters])
+    known = symbols(modules, list(PATHS))
     return Site(root, source, modules, addresses(root, modules), known)
 
 

@@ -14,7 +14,8 @@ from . import __version__
 from .commands import training, results, models, machine  # noqa: F401  they register the commands
 from .commands.options import app, epilog
 from .commands.output import tell
-from .core.config import KdnotesError, parameters
+from .core.config import KdnotesError
+from .core.spec import parameters
 from .core.files import file_errors
 from .core.processes import EXIT_STOPPED, interruptible
 

@@ -14,6 +14,7 @@ from kdnotes.report.report import Report, report_of
 from kdnotes.stats.evidence import evidence
 from kdnotes.stats.intervals import compact_curve
 from kdnotes.tasks.base import Evaluation, floor_table, floors_key
+from kdnotes.core.spec import value_of
 
 
 def make_units(value, seed, n=40):
@@ -57,7 +58,7 @@ def make_record(
     student = MODES[mode].network == 'student'
     kd = MODES[mode].kd
     sha = hashlib.sha256(corpus.encode()).hexdigest()
-    initial = {'teacher_run_id': f'baseline-s{c.teacher_seed}'} if student else {'weights': 'w0'}
+    initial = {'teacher_run_id': f'baseline-s{value_of(c, "teacher_seed")}'} if student else {'weights': 'w0'}
     points = compact_curve(
         [(s, 1 / s + 0.1 * i) for i, s in enumerate(range(1, 60))], [(30, value - 0.05), (60, value)]
     )
@@ -82,8 +83,8 @@ def make_record(
         parallel=dict(ranks=c.compute.ranks, threads_per_rank=c.compute.threads_per_rank, reason='made up')
         | dict(backend='gloo' if c.compute.ranks > 1 else None, streams=None, graphs=None),
         seed=seed,
-        teacher_seed=c.teacher_seed,
-        teacher_run_id=f'baseline-s{c.teacher_seed}' if student else None,
+        teacher_seed=value_of(c, 'teacher_seed'),
+        teacher_run_id=f'baseline-s{value_of(c, "teacher_seed")}' if student else None,
         corpus=corpus,
         corpus_sha256=sha,
         precision=precision,

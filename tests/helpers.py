@@ -20,7 +20,7 @@ from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
 from kdnotes.losses.targets import hard_target_ce, soft_target_kl
-from kdnotes.tasks.base import Evaluation, Primary, SignalSpec, SoftTargets
+from kdnotes.tasks.base import Evaluation, Primary, SignalSpec, SoftTargets, soft_targets
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.failures import STOP
 from kdnotes.train.loop import TrainResult, train
@@ -161,13 +161,7 @@ def tiny_config(mode: str, ranks: int = 1, **parameters) -> RunConfig:
 
 def as_configured(task, config: RunConfig):
     "A task with the weights and the temperature of a configuration."
-    task.soft = SoftTargets(
-        config.loss.temperature,
-        config.loss.alpha,
-        config.loss.dialect,
-        config.loss.min_probability,
-        config.loss.top_k,
-    )
+    task.soft = soft_targets(config)
     if hasattr(task, 'settings'):
         weight = config.task_settings.ranking_weight
         task.settings = task.settings.model_copy(update=dict(ranking_weight=weight))

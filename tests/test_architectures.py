@@ -120,9 +120,9 @@ def test_an_architecture_without_layers_to_choose_is_refused_in_the_plan(kind, t
     with pytest.raises(KdnotesError, match=why) as refusal:
         plan(make_config(mode='full_kd', **given), Machine('cpu', 2))
     assert '\n' not in str(refusal.value)
-    assert plan(make_config(mode='baseline', **given), Machine('cpu', 2)).config.teacher == str(folder), (
-        'it may be trained all the same'
-    )
+    assert plan(make_config(mode='baseline', **given), Machine('cpu', 2)).config.model.pretrained == str(
+        folder
+    ), 'it may be trained all the same'
 
 
 # ---- what is saved answers as what was scored ----

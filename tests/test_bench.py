@@ -42,6 +42,7 @@ from bench.results import (
 )
 from kdnotes.distill.teacher_cache import online_signal
 from kdnotes.train.loop import Objective, accumulate, loss_weights, schedule_steps, train
+from kdnotes.core.spec import value_of
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # other people's libraries warn as they like
 CPU = Runtime(torch.device('cpu'), 'fp32', threads=1)
@@ -411,7 +412,7 @@ def test_who_scores_a_text_finds_the_same(tmp_path):
         for n in rng.integers(2, 12, size=30)
     ]
     place = SimpleNamespace(
-        config=SimpleNamespace(teacher=str(tmp_path), task='answer_selection', max_length=16),
+        config=make_config(teacher=str(tmp_path), max_length=16),
         corpus=SimpleNamespace(splits=dict(train=rows)),
         tokenizer=tiny_tokenizer_of_words(),
         runtime=CPU,

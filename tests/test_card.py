@@ -15,7 +15,7 @@ from handmade import make_record, write_floors, write_run
 from small_runs import ON
 from kdnotes.api import Run
 from kdnotes.core.config import TASKS, task_info
-from kdnotes.core.parse import make_config
+from kdnotes.core.parse import make_config, stored_config
 from kdnotes.core.files import read_json, runs_path, sha256_file, write_json
 from kdnotes.experiment.card import (
     CardError,
@@ -222,7 +222,7 @@ def test_a_teacher_that_has_not_converged_stands_in_plan_box_and_card(
     path = runs_path() / 'small' / teacher / 'record.json'
     losses = np.linspace(2.48, 1.57, 72).tolist()
     curve = [dict(step=step, loss=loss, value=None) for step, loss in enumerate(losses)]
-    whole = plan(make_config(**student.config()['config']), ON)
+    whole = plan(stored_config(student.config()['config']), ON)
     words = f'{teacher} has not converged: its training loss was 2.4'
     assert words not in whole.explain() + model_card(run_id).text
     write_json(path, read_json(path) | dict(curve=curve, smoke=False))
@@ -243,7 +243,7 @@ def test_a_card_that_cannot_be_written_fails_no_run(small_run, monkeypatch):
         raise OSError(28, 'No space left on device')
 
     monkeypatch.setattr('kdnotes.experiment.card.atomic_write', full)
-    config = make_config(**run.config()['config'])
+    config = stored_config(run.config()['config'])
     assert execute(plan(config, ON))['run_id'] == run.run_id
     monkeypatch.undo()
 

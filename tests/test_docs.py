@@ -95,19 +95,15 @@ def test_a_name_that_is_offered_and_not_defined_is_refused(tmp_path):
 
 def test_every_parameter_of_a_run_has_its_default_and_its_comment():
     from docs.markdown import code, comment
-    from kdnotes.core.spec import RunConfig, parameters
+    from kdnotes.commands.parameters import comments
+    from kdnotes.core.spec import FLAT_NAMES, GROUPS, parameters
 
     page = parameters_page()
-    source = read_module(ROOT / 'kdnotes' / 'core' / 'config.py', 'kdnotes.core.config')
-    declared = next(s for s in source.symbols if s.name == 'RunConfig').parameters
-    assert {p.name for p in declared} == set(RunConfig.model_fields)
-    for p in declared:
-        if p.name == 'task_settings':
-            continue
-        default = as_typed(RunConfig.model_fields[p.name].default)
-        row = f'{{#parameter-{p.name} .parameter}}\n  - {code(default)}'.rstrip()
-        assert p.comment and row in page, p.name
-        assert comment(p.comment.replace('None:', 'none:')) in page, p.name
+    for name, known in FLAT_NAMES.items():
+        text = comments(GROUPS[known.group])[known.name]
+        row = f'{{#parameter-{name} .parameter}}\n  - {code(as_typed(known.field.default))}'.rstrip()
+        assert text and row in page, name
+        assert comment(text.replace('None:', 'none:')) in page, name
     assert [name for name in parameters() if f'`{name} <!{name}>`' not in page] == []
 
 

@@ -20,6 +20,7 @@ from kdnotes.experiment.plan import plan
 from kdnotes.stats.estimate import Estimate, work_planned
 from kdnotes.train import checkpoint, loop
 from kdnotes.train.distributed import Runtime
+from kdnotes.core.spec import flat
 from kinds import one_of_each
 from notebooks import surroundings
 from ranks import launch
@@ -256,7 +257,7 @@ def test_memory_that_runs_out_is_a_finding(case, monkeypatch):
     monkeypatch.setattr(E, 'make_case', lambda job, runtime: of)
     found = {}
     E.examine(
-        [dict(config=of.config.model_dump(mode='json'), label='baseline')],
+        [dict(config=flat(of.config), label='baseline')],
         lambda f: found.update({f.check: f}),
     )
     assert found['memory'].result == 'fail' and found['memory'].change == 'lower micro_batch_tokens'

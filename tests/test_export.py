@@ -84,10 +84,10 @@ def by_hand(run_id: str, path, split: str) -> tuple[float, float]:
     "Accuracy of the run's model and of an ONNX file, one text at a time."
     run = RunFolder('small', run_id)
     from kdnotes.experiment.worker import encoded_task
-    from kdnotes.core.parse import make_config
+    from kdnotes.core.parse import stored_config
     from kdnotes.tasks.sources import corpus_of
 
-    config = make_config(**run.config()['config'])
+    config = stored_config(run.config()['config'])
     task = encoded_task(config, corpus_of(config), Runtime(torch.device('cpu'), 'fp32'))
     model = transformers.AutoModelForSequenceClassification.from_pretrained(run.path / 'model').eval()
     quantised = OnnxModel(path, 1)
@@ -266,6 +266,7 @@ def test_a_disk_that_is_full_is_told_and_leaves_no_folder(small_run, tmp_path, c
 KILLED = '''
 import os, signal, sys, torch
 from kdnotes.cli import main
+from kdnotes.core.parse import stored_config
 
 def dies(model, f, **more):
     f.write_bytes(b'the beginning')

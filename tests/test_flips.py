@@ -11,7 +11,7 @@ import torch
 from small_runs import train_here, write_corpus, write_model
 from test_teacher_signal import KEY, Counted, Pairs, tiny_teacher
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.parse import make_config
+from kdnotes.core.parse import make_config, stored_config
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill import teacher_cache
 from kdnotes.distill.teacher_cache import make_signal, open_signal
@@ -93,7 +93,7 @@ def test_a_changed_config_of_the_weights_is_no_finished_run(finished):
     "The name of a run tells the weights that it starts from, and how they are read."
     file = finished.path.parents[2] / 'teacher' / 'config.json'
     usual = file.read_text()
-    asked = make_config(**finished.config()['config'])
+    asked = stored_config(finished.config()['config'])
     assert run(asked)['run_id'] == finished.run_id
     file.write_text(usual.replace('"num_attention_heads": 2', '"num_attention_heads": 4'))
     assert file.read_text() != usual

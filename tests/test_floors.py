@@ -33,6 +33,7 @@ from kdnotes.tasks.ranking_metrics import (
 )
 from kdnotes.tasks.sources import Corpus, corpus_of
 from kdnotes.tasks.text_classification import TextClassification, TextRegression
+from kdnotes.core.spec import value_of
 from small_runs import small_model
 from tiny_lm import tiny_corpus, tiny_lm_config, tiny_tokenizer
 
@@ -417,7 +418,7 @@ def test_each_pretrained_start_of_a_study_has_a_baseline_under_its_name(home, sm
             corpus_sha256=sha,
             settings=settings(config),
             models=dict(
-                teacher=config.model.pretrained, student=config.model.student.source, profile='laptop'
+                teacher=config.model.pretrained, student=value_of(config, 'student'), profile='laptop'
             ),
             initial=dict(weights_sha256=source_sha256(source), reading_sha256=reading),
             teacher_run_id=None,

@@ -32,7 +32,7 @@ from kdnotes.train.checkpoint import (
 from kdnotes.commands.parameters import configurations, parse_parameters
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, KdnotesError
-from kdnotes.core.spec import parameters
+from kdnotes.core.spec import flat, parameters, value_of
 from kdnotes.core.parse import make_config
 from kdnotes.tasks.text_classification import TextClassification, TextRegression
 from kdnotes.core.resolve import Machine, resolve, run_id
@@ -408,7 +408,7 @@ def test_a_configuration(parameters, machine, corpus):
     )
     if config is REFUSED:
         return
-    told = config.model_dump(mode='json')
+    told = flat(config)
     assert make_config(**json.loads(json.dumps(told, allow_nan=False))) == config, (
         'it can be written and read again'
     )
@@ -416,11 +416,11 @@ def test_a_configuration(parameters, machine, corpus):
     if resolved is REFUSED:
         return
     assert (
-        'auto' not in [getattr(resolved, k) for k in ('corpus', 'ranks', 'threads_per_rank', 'precision')]
-        and resolved.ranks >= 1
-        and resolved.epochs > 0
+        'auto' not in [value_of(resolved, k) for k in ('corpus', 'ranks', 'threads_per_rank', 'precision')]
+        and resolved.compute.ranks >= 1
+        and (resolved.train is None or resolved.train.epochs > 0)
     )
-    assert make_config(**resolved.model_dump(mode='json')) == resolved
+    assert flat(make_config(**flat(resolved))) == flat(resolved)
     assert len(run_id(resolved, 'c', {}, 1).rpartition('-')[2]) == 12
 
 
@@ -441,7 +441,7 @@ def test_a_configuration(parameters, machine, corpus):
 def test_a_command_line(pairs, modes, name):
     configs = ours(lambda: configurations(modes, parse_parameters(pairs)), ConfigError)
     if configs is not REFUSED:
-        assert configs[0] and {c.mode for c in configs[0]} <= set(MODES)
+        assert configs[0] and {c.where.mode for c in configs[0]} <= set(MODES)
     ours(lambda: choose_arms(','.join([*modes, name])), ConfigError)
     found = ours(lambda: resolve_corpus('answer_selection', name), CorpusError)
     assert found is REFUSED or found in ('embedded', 'wikiqa') or Path(found).is_dir() or '/' in found

@@ -154,7 +154,11 @@ def test_a_study_hands_each_run_what_it_was_given(home, monkeypatch):
     for p in plans:
         assert plan(make_config(**json.loads(json.dumps(made[p.run_id])))) == p
     kd = next(p.config for p in plans if p.config.where.mode == 'full_kd')
-    assert (kd.hidden_loss, kd.student_layers, kd.study) == ('mse', (1, 3), 'embedded-smoke')
+    assert (kd.loss.hidden_loss, kd.model.student.kept_layers, kd.where.study) == (
+        'mse',
+        (1, 3),
+        'embedded-smoke',
+    )
 
 
 def make(*given, makefile=None, **surroundings) -> subprocess.CompletedProcess:
@@ -271,7 +275,7 @@ def test_a_name_of_digits_is_a_name(given, expected):
     "papermill makes a number of it."
     value = _resolve_type(given)
     assert make_config(study=value).where.study == make_config(arm=value).where.arm == expected
-    assert make_config(teacher=value, corpus=value, columns=value).teacher == expected
+    assert make_config(teacher=value, corpus=value, columns=value).model.pretrained == expected
     found = named(study=value, corpus='embedded', smoke=True)
     assert found['study'] == f'{expected}-smoke'
     assert {p.config.where.study for p in plan_study(1, 'usual', **found)} == {f'{expected}-smoke'}

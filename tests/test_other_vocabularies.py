@@ -31,6 +31,7 @@ from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import find_run_model
 from kdnotes.tasks.sources import corpus_of
 from kdnotes.train.distributed import Runtime
+from kdnotes.core.spec import with_values
 
 pytestmark = pytest.mark.usefixtures('home')
 
@@ -194,7 +195,7 @@ def as_trained(teacher: Path, student: Path, folder=None, stop_after=None, signa
     config = plan(
         asked(teacher, student, task='text_classification', signal=signal), Machine('cpu', 1)
     ).config
-    config = config.model_copy(update=dict(epochs=2, checkpoint_steps=1))
+    config = with_values(config, epochs=2, checkpoint_steps=1)
     corpus = corpus_of(config)
     task = encoded_task(config, corpus, CPU)
     as_read = task_of_teacher(config, corpus, CPU, task)

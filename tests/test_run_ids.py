@@ -1,12 +1,8 @@
-"""The names of all committed runs, computed again:
-from the record alone, from its configuration, and from a plan.
+"""The settings of all committed runs, computed again from their records and from plans, and what names a run.
 
-A run that changes its name is trained again, and its evidence is lost; so a new setting is left out of
-`settings` where it has its default. The 13 runs of `wikiqa-without-transfer` were named under schema 1,
-before there was `document_title` or `teacher_questions`:
-their configuration still gives every setting that
-they have, and their name is that of schema 1.
-
+A default that changes would make another run of what a user gave before; so what each committed run was
+given still gives the settings that its record has. The names of these runs follow from older rules (schema
+1 for the 13 runs of `wikiqa-without-transfer`, 2 for the others), held here: evidence keeps its names.
 """
 
 import hashlib
@@ -16,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from kdnotes.core.spec import parameters as run_parameters
+from kdnotes.core.arms import MODES
 from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve, run_id, settings
 from kdnotes.tasks.sources import CorpusError
 from kdnotes.distill.weights import MINILM, ModelError, find_model
 from kdnotes.experiment.plan import plan
-from kdnotes.results.schema import NAMING
+from kdnotes.results.schema import SCHEMA
 
 DATA = Path(__file__).parent.parent / 'thesis/data'
 STUDIES = sorted(
@@ -42,8 +39,8 @@ def records_of(study):
 def named_under(record):
     "The schema under which a run got its name; its record may have been migrated since."
     if record['task'] != 'answer_selection':
-        return NAMING  # other tasks came later
-    return NAMING if SINCE_SCHEMA_2 <= record['settings'].keys() else 1
+        return 2  # other tasks came later
+    return 2 if SINCE_SCHEMA_2 <= record['settings'].keys() else 1
 
 
 def initial_of(record):
@@ -83,6 +80,14 @@ def configuration_of(record, **changed):
     return resolve(config, machine_of(record), record['corpus'], record['settings']['transfer'] or 'none')
 
 
+def check_settings(found, record):
+    "The settings of a record are those found now."
+    for name, value in record['settings'].items():
+        assert found[name] == value, (record['run_id'], name)
+    unnamed = found.keys() - record['settings'].keys()
+    assert unnamed == (SINCE_SCHEMA_2 if named_under(record) == 1 else set())
+
+
 def test_there_is_evidence():
     assert sum(len(records_of(study)) for study in STUDIES) >= 139
 
@@ -104,20 +109,14 @@ def test_from_the_record_alone(study):
 def test_from_the_configuration(study):
     for record in records_of(study):
         config = configuration_of(record)
-        schema = named_under(record)
-        found = settings(config)
-        if schema == 1:
-            found = {k: v for k, v in found.items() if k not in SINCE_SCHEMA_2}
-        assert found == record['settings'], record['run_id']
-        if schema == NAMING:
-            assert run_id(config, record['corpus_sha256'], initial_of(record), NAMING) == record['run_id']
+        check_settings(settings(config), record)
 
 
 OTHER = dict(  # for each setting a value that no committed run of these modes has
     head_bias='zero', temperature=3.0, alpha=0.25, signal_dtype='bf16', min_probability=0.2, top_k=1,
     ranking_loss='ranknet', gradient_dtype='bf16', gradient_sync='every', bucket_mib=5.0, epochs=9.0,
     learning_rate=3e-3, warmup_fraction=0.3, weight_decay=0.2, max_grad_norm=2.0, batch_size=8,
-    micro_batch_tokens=512, max_length=64, train_questions='all', teacher_questions='all', teacher_seed=77,
+    micro_batch_tokens=512, max_length=64, train_questions='all', teacher_questions='all',
     document_title=True, student_layers=(0, 5), smoke=True, forward_dtype='bf16', threads_per_rank=2,
     student_init='teacher_pretrained',
 )  # fmt: skip
@@ -126,8 +125,11 @@ OTHER = dict(  # for each setting a value that no committed run of these modes h
 @pytest.mark.parametrize('name', OTHER)
 def test_another_setting_is_another_run(name):
     [record] = [r for r in records_of('wikiqa') if r['arm'] == 'mixed_kd' and r['seed'] == 0]
-    config = configuration_of(record, **{name: OTHER[name]})
-    assert run_id(config, record['corpus_sha256'], initial_of(record), NAMING) != record['run_id']
+    names = {
+        run_id(configuration_of(record, **given), record['corpus_sha256'], initial_of(record), SCHEMA)
+        for given in ({}, {name: OTHER[name]})
+    }
+    assert len(names) == 2
 
 
 TWO_CORES = Machine('cpu', cores=2)
@@ -151,6 +153,8 @@ def loaded():
 def asked(study, record):
     "The parameters that were given to a run of a study."
     parameters = PLANNED[study][0] | dict(mode=record['mode'], seed=record['seed'])
+    if MODES[record['mode']].network == 'teacher':
+        parameters.pop('student_init', None)
     if study == 'wikiqa-tuning':
         drawn = ('learning_rate', 'epochs', 'ranks', 'threads_per_rank')
         parameters |= {name: record['settings'][name] for name in drawn}
@@ -159,9 +163,18 @@ def asked(study, record):
     return parameters
 
 
+def without_runs(initial):
+    "What a run starts from, without the names of other runs."
+    return {
+        name: value
+        for name, value in initial.items()
+        if name not in ('teacher', 'teacher_run_id', 'transfer_run_id')
+    }
+
+
 @pytest.mark.parametrize('study', PLANNED)
 def test_from_a_plan(study, loaded, monkeypatch):
-    """What was asked for then gives the same run now: corpus, weights, teacher and defaults included,
+    """What was given then makes the same run now: corpus, weights, teacher and defaults included,
     but one: `ranks=auto` was two on every CPU.
     """
     monkeypatch.setattr('kdnotes.core.resolve._several_ranks', lambda config: True)
@@ -169,7 +182,12 @@ def test_from_a_plan(study, loaded, monkeypatch):
         find_model(MINILM)
         for record in records_of(study):
             planned = plan(make_config(**asked(study, record)), PLANNED[study][1], loaded)
-            assert planned.run_id == record['run_id']
-            assert (planned.teacher and planned.teacher.run_id) == record['teacher_run_id']
+            check_settings(settings(planned.config), record)
+            assert planned.corpus_sha256 == record['corpus_sha256']
+            assert without_runs(planned.initial) == without_runs(initial_of(record))
+            teacher = record['teacher_run_id']
+            assert (planned.teacher and planned.teacher.config.where.mode) == (
+                teacher and teacher.partition('-s')[0]
+            )
     except (CorpusError, ModelError) as e:
         pytest.skip(f'not at hand: {e}')

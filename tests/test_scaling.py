@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 import pytest
+from kdnotes.core.spec import flat as flat_parameters
 import torch
 import torch.distributed as dist
 from helpers import flat, tiny_bert, tiny_config
@@ -190,7 +191,7 @@ def test_one_gpu_has_nobody_to_synchronise_with(tmp_path, monkeypatch):
 
 def test_more_steps_than_the_corpus_has_are_refused():
     place = SimpleNamespace(task=ranked_task(), total=8)
-    asked = tiny_config('full_student', batch_size=16).model_dump(mode='json')
+    asked = flat_parameters(tiny_config('full_student', batch_size=16))
     with pytest.raises(BenchError, match='more examples than the corpus has'):
         scaling.train_setup(place, 0, asked, asdict(scaling.Setup(1, 2000)))
 

@@ -43,7 +43,7 @@ def small(folder: Path, outputs: int, seed: int = 0) -> Path:
     config = configs(2)['bert']
     config.num_labels = outputs
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
-    config.train.initializer_range = 0.4
+    config.initializer_range = 0.4
     write_teacher(folder, config)
     if seed:
         torch.manual_seed(seed)

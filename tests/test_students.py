@@ -17,8 +17,8 @@ from kinds import one_of_each
 from parity import Run, World
 from small_runs import write_corpus, write_model
 from kdnotes.core.arms import MODES, PRESETS
-from kdnotes.core.config import ConfigError, names_with
-from kdnotes.core.spec import RunConfig, TaskSettings, parameter
+from kdnotes.core.config import ConfigError
+from kdnotes.core.spec import PATHS, TaskSettings, parameter, value_of
 from kdnotes.core.parse import make_config, preset_values
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.heads import (
@@ -355,10 +355,8 @@ def test_the_shape_never_reaches_the_teacher(setting):
         ]
         assert plans[0].run_id != plans[1].run_id
         assert plans[0].teacher.run_id == plans[1].teacher.run_id
-    baselines = [
-        plan(make_config(mode='baseline', corpus='embedded', **shape), ON).run_id for shape in ({}, SHAPE)
-    ]
-    assert baselines[0] == baselines[1]
+    with pytest.raises(ConfigError, match="mode='baseline' has the network of the teacher"):
+        make_config(mode='baseline', corpus='embedded', **SHAPE)
 
 
 def test_a_study_shapes_its_students_alone():
@@ -553,7 +551,7 @@ def test_initializer_range_is_the_spread_of_new_weights_alone(tmp_path):
         else:
             assert torch.equal(values, other)
     wide = start(layers=4, student_layers=None, initializer_range=0.3)
-    assert wide.config.train.initializer_range == 0.3
+    assert wide.config.initializer_range == 0.3
     assert 0.25 < layers_of(wide)[3].output.dense.weight.std() < 0.35
 
 
@@ -595,7 +593,7 @@ def test_eval_batch_size_is_the_examples_of_an_evaluation_batch_and_changes_no_s
     np.testing.assert_allclose(
         predict(model, task, 'train', CPU, examples=4), predict(model, task, 'train', CPU), atol=1e-5
     )
-    assert {'eval_batch_size', 'preset'}.isdisjoint(names_with('named', RunConfig))
+    assert all(PATHS[name].startswith('where.') for name in ('eval_batch_size', 'preset'))
 
 
 # ---- dropout before the head of question answering ----
@@ -648,9 +646,9 @@ def test_qa_dropout_of_a_task_reaches_the_model(monkeypatch):
 
 
 class Settings(TaskSettings):
-    soft_weight: float = parameter(5.0, kd=True)
-    hard_weight: float = parameter(2.0, kd=True)
-    qa_dropout: float | None = parameter(None, training=True)
+    soft_weight: float = parameter(5.0, group='loss')
+    hard_weight: float = parameter(2.0, group='loss')
+    qa_dropout: float | None = parameter(None, group='train')
 
 
 def test_a_preset_fills_what_is_not_given_and_what_the_mode_reads():
@@ -660,12 +658,12 @@ def test_a_preset_fills_what_is_not_given_and_what_the_mode_reads():
     assert filled() == PRESETS['sigopt_baseline']
     assert filled(dropout=None).keys() == filled().keys() - {'dropout'}
     assert filled(student_layers=(1, 3)).keys() == filled().keys() - {'layers'}
-    assert filled(task_settings=dict(qa_dropout=0.3)).keys() == filled().keys() - {'qa_dropout'}
+    assert filled(qa_dropout=0.3).keys() == filled().keys() - {'qa_dropout'}
     teacher = filled(mode='baseline')
     assert not teacher.keys() & {'layers', 'heads', 'pruning_seed', 'temperature', 'soft_weight'}
     given = filled(mode='baseline', teacher_mode='given')
     assert set(given) == {'eval_batch_size'}
-    common = {k: v for k, v in filled().items() if k in RunConfig.model_fields}
+    common = {k: v for k, v in filled().items() if k in PATHS}
     config = resolve(make_config(**common), ON, 'embedded', teacher_depth=12)
     assert (config.model.student.kept_layers, config.model.student.heads, config.train.warmup_steps) == (
         (1, 3, 5, 7, 9, 11),
@@ -745,7 +743,10 @@ def test_a_transferred_student_gets_its_shape_where_it_is_trained_first(shape, m
     asked = make_config(corpus='embedded', transfer='wikiqa', student_init='transferred', **shape)
     config = resolve(asked, ON, 'embedded', 'wikiqa')
     first = resolve(transfer_config(config), ON, 'wikiqa')
-    names = {'student_layers', *names_with('shape', RunConfig)}
+    names = {n for n, path in PATHS.items() if path.startswith('model.student.')} - {
+        'student',
+        'student_init',
+    }
     assert {n: value_of(first, n) for n in names} == {n: value_of(config, n) for n in names}
     # and is not shaped again
     model = shape_student(tiny_bert(), make_config(heads=1))

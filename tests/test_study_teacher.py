@@ -13,6 +13,7 @@ from kdnotes.core.resolve import Machine
 from kdnotes.experiment.study import notebook_parameters
 from kdnotes.experiment.plan import explain_study, plan, plan_study
 from kdnotes.search.tuning import plan_trials
+from kdnotes.core.spec import with_values
 
 CPU, GPU = Machine('cpu', cores=2), Machine('cuda', cores=16, gpus=1)
 PRETRAINED = {'student_init': 'teacher_pretrained'}
@@ -71,9 +72,7 @@ def test_the_students_learn_from_the_baseline_of_their_study(given):
     teacher = found[given.get('teacher_mode', 'baseline')]
     taught = [p for p in found.values() if p.teacher]
     assert {p.teacher.run_id for p in taught} == {teacher.run_id}
-    assert {p.teacher.config.model_copy(update={'arm': teacher.config.arm}) for p in taught} == {
-        teacher.config
-    }
+    assert {with_values(p.teacher.config, arm=teacher.config.where.arm) for p in taught} == {teacher.config}
     assert len(taught) == (2 if 'student_init' in given else 4)
     alone = by_mode(study('full_kd,parallel_baseline', **given))['full_kd']
     assert alone == found['full_kd'], 'the same teacher where the baseline is no arm'

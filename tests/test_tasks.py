@@ -11,8 +11,8 @@ import tokenizers
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
-from kdnotes.core.config import TASKS, ConfigError, task_info, teacher_changes
-from kdnotes.core.spec import RunConfig
+from kdnotes.core.config import TASKS, ConfigError, task_info
+from kdnotes.core.spec import PATHS, parameters, teacher_names, with_values
 from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.architectures import forward_flops
@@ -114,16 +114,14 @@ def test_the_row_of_the_registry(made):
     info = made.info
     assert info.name == made.task.name and TASKS[info.name] == type(made.task).__module__
     assert info.unit_name and info.unit_name == info.unit_name.strip()
-    assert not set(info.settings.model_fields) & set(RunConfig.model_fields), (
-        'settings have names of their own'
-    )
+    assert not set(info.settings.model_fields) & set(PATHS), 'settings have names of their own'
     margin, stricter = info.margins[made.task.primary.metric]
     assert 0 < stricter < margin
     assert {'epochs', 'learning_rate', 'warmup_fraction'} <= set(
         info.default_setting('embedded', 'teacher', 'none')
     )
-    for own, of_teacher in teacher_changes(info.settings).items():
-        assert {own, of_teacher} <= info.settings.model_fields.keys()
+    for own, of_teacher in teacher_names(info.name).items():
+        assert {own, of_teacher} <= parameters(info.name).keys()
 
 
 def test_batches_that_change_with_the_epoch_have_no_cached_signal(made, monkeypatch):
@@ -182,7 +180,7 @@ def test_every_example_has_a_length_and_a_group(made):
 
 
 def test_a_smoke_run_is_shorter(made):
-    values = made.config.model_copy(update={'smoke': False})
+    values = with_values(made.config, smoke=False)
     whole = made.info.make(made.corpus, values)
     whole.encode(made.tokenizer)
     for split in ('train', *made.task.evaluation_sets):

@@ -26,6 +26,7 @@ from kdnotes.tasks import batching
 from kdnotes.tasks.answer_selection import TASK as PAIRS
 from kdnotes.tasks.batching import EncodedPairs, Ragged, rows_in
 from kdnotes.tasks.sources import corpus_of, load_corpus, local_copy
+from kdnotes.core.spec import with_values
 
 FEW, SOME, MOST = 'a salty sea', 'abc abc abc SALT', 'SALT IS WHITE'
 TASK = 'text_classification'
@@ -270,7 +271,7 @@ def test_each_task_counts_its_corpus(task, home):
     for split in ('dev', 'test'):
         rows = [row for row in splits[split] if row.get('label') in known]
         splits[split] = [*rows, louder(splits['train'][0])]
-    made = make_task(config.model_copy(update=dict(smoke=False)), replace(whole, splits=splits))
+    made = make_task(with_values(config, smoke=False), replace(whole, splits=splits))
     tokenizer = load_tokenizer(MINILM)
     made.encode(tokenizer)
     found = _tokenisation(made)
@@ -302,7 +303,7 @@ def test_a_question_without_tokens_is_counted(home):
     whole = corpus_of(config)
     splits = {split: list(rows)[:5] for split, rows in whole.splits.items()}
     splits['train'][2] = splits['train'][2] | dict(question='\u200b')
-    made = make_task(config.model_copy(update=dict(smoke=False)), replace(whole, splits=splits))
+    made = make_task(with_values(config, smoke=False), replace(whole, splits=splits))
     made.encode(load_tokenizer(MINILM))
     assert [made.token_counts()[split].empty for split in ('train', 'dev')] == [1, 0]
 

@@ -84,7 +84,7 @@ def in_plain_torch(task, signal, loss):
             'to be cached',
         ),
         (dict(relation_loss='values'), "relation_loss='values' needs signal='online'"),
-        (dict(mode='full_student', signal='online', hidden_loss='mse'), "hidden_loss='mse' needs a teacher"),
+        (dict(mode='full_student', signal='online', hidden_loss='mse'), "signal='online' needs a teacher"),
         (dict(hidden_weight=2.0), 'hidden_weight=2 weighs nothing; choose a hidden_loss too'),
         (dict(relation_weight=2.0), 'relation_weight=2 weighs nothing'),
         (

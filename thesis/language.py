@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 from kdnotes.core.arms import MODES
-from kdnotes.core.spec import RunConfig
+from kdnotes.core.spec import Loss
 from kdnotes.results.table import arms_of
 from kdnotes.stats.comparable import by_cluster, trained
 from kdnotes.stats.compare import compare, corrected
@@ -55,7 +55,7 @@ def recipe_values(found: Sequence[dict]) -> dict:
     if settings is None:
         return {}
     # a setting that has its default value is not recorded
-    cosine = settings.get('hidden_weight', RunConfig.model_fields['hidden_weight'].default)
+    cosine = settings.get('hidden_weight', Loss.model_fields['hidden_weight'].default)
     ours = {name: settings.get(name) for name in ('soft_weight', 'hard_weight', 'temperature')}
     ours['cosine_weight'] = cosine if settings.get('hidden_loss') == 'cosine' else 0.0
     published = RECIPES['distilbert'] | dict(cosine_weight=COSINE_WEIGHTS['distilbert'], temperature=2.0)

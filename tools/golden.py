@@ -196,15 +196,14 @@ def limits(field: Any) -> dict[str, Any]:  # a pydantic field
     return {name: value for name, value in found if value is not None}
 
 
-def declared(model: type) -> dict[str, dict]:  # parameter -> kind, default, limits
-    "The parameters that a model of pydantic declares."
+def declared(fields: dict[str, Any]) -> dict[str, dict]:  # parameter -> kind, default, limits
+    "What pydantic's fields say of parameters."
     from pydantic_core import to_jsonable_python
 
     found = {}
-    for name, field in model.model_fields.items():
-        if name != 'task_settings':
-            default = 'required' if field.is_required() else to_jsonable_python(field.default)
-            found[name] = dict(kind=kind_name(field.annotation), default=default, **limits(field))
+    for name, field in fields.items():
+        default = 'required' if field.is_required() else to_jsonable_python(field.default)
+        found[name] = dict(kind=kind_name(field.annotation), default=default, **limits(field))
     return found
 
 
@@ -217,13 +216,14 @@ def parameters() -> dict:
     "All parameters of a run (kind, default, range), and where tasks, modes and corpora have other defaults."
     from kdnotes.core.arms import MODES
     from kdnotes.core.config import TASKS, task_info
-    from kdnotes.core.spec import RunConfig, flat
+    from kdnotes.core.spec import FLAT_NAMES, flat
     from kdnotes.core.parse import make_config
 
-    found = dict(all_tasks=declared(RunConfig), tasks={}, modes={}, corpora={})
+    common = {name: known.field for name, known in FLAT_NAMES.items()}
+    found = dict(all_tasks=declared(common), tasks={}, modes={}, corpora={})
     for task in TASKS:
         info = task_info(task)
-        found['tasks'][task] = declared(info.settings)
+        found['tasks'][task] = declared(info.settings.model_fields)
         known = found['all_tasks'] | found['tasks'][task]
         of_modes = {mode: flat(make_config(task=task, mode=mode)) for mode in MODES}
         found['modes'][task] = {

@@ -14,7 +14,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from .examination import DoctorError, examine
 from .findings import CHECKS, TEMPLATE, Diagnosis, Finding
-from ..core.config import ConfigError, KdnotesError, RunConfig, is_given, task_info
+from ..core.config import ConfigError, KdnotesError, task_info
+from ..core.spec import RunConfig, flat, is_given
 from ..core.files import own_folder
 from ..core.processes import Ranks, die_with_parent, how_ended
 from ..core.render import phrase
@@ -34,7 +35,7 @@ __all__ = ['doctor', 'main']
 def _job(planned: Plan, label: str, folder: Path) -> dict:
     "What the ranks need to know of a configuration."
     return dict(
-        config=planned.config.model_dump(mode='json'),
+        config=flat(planned.config),
         label=label,
         initial=planned.initial,
         teacher_run_id=planned.teacher.run_id if planned.teacher else None,
@@ -50,7 +51,7 @@ def _starts(
     starts = {}
     for label, planned in plans.items():
         c = planned.config
-        key = c.ranks, resolved_dtype(c), c.threads_per_rank
+        key = c.compute.ranks, resolved_dtype(c), c.compute.threads_per_rank
         starts.setdefault(key, []).append(_job(planned, label, folder))
     return list(starts.values())
 
@@ -61,14 +62,16 @@ def _notes(plans: dict[str, Plan], corpora: dict) -> list[str]:
     for planned in plans.values():
         c = planned.config
         teacher = planned.teacher
-        n_rows = len(corpora[c.corpus].splits['train'])
+        n_rows = len(corpora[c.data.corpus].splits['train'])
         notes.append(phrase(TEMPLATE, 'corpus', c, n_rows, task_info(c.task).row_name))
         notes += planned.findings
         if teacher and not is_given(teacher.config) and find_run_model(teacher.run_id) is None:
             notes.append(phrase(TEMPLATE, 'teacher_untrained', teacher.run_id))
     ranks = {}
     for label, planned in plans.items():
-        ranks.setdefault((planned.config.ranks, planned.config.threads_per_rank), []).append(label)
+        ranks.setdefault((planned.config.compute.ranks, planned.config.compute.threads_per_rank), []).append(
+            label
+        )
     notes += [phrase(TEMPLATE, 'processes', labels, *numbers) for numbers, labels in ranks.items()]
     load = os.getloadavg()[0]
     cores = machine().cores
@@ -170,9 +173,9 @@ def doctor(
     n = Counter()
     for each in configs:
         planned = plan(each, corpora=corpora)
-        n[planned.config.arm] += 1
-        number = n[planned.config.arm]
-        plans[planned.config.arm + f' {number}' * (number > 1)] = planned
+        n[planned.config.where.arm] += 1
+        number = n[planned.config.where.arm]
+        plans[planned.config.where.arm + f' {number}' * (number > 1)] = planned
     notes = _notes(plans, corpora)
     folder = own_folder('doctor')
     try:

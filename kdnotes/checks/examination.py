@@ -21,10 +21,10 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .findings import Finding, judged
-from ..core.arms import MODES
-from ..core.config import KdnotesError, RunConfig
+from ..core.config import KdnotesError
+from ..core.spec import RunConfig, value_of, with_values
 from ..core.files import free_memory, sha256_text
-from ..core.parse import make_config
+from ..core.parse import stored_config
 from ..core.streams import torch_seed
 from ..distill import teacher_cache as te
 from ..distill.architectures import model_inputs
@@ -87,22 +87,24 @@ def make_case(
     runtime: rt.Runtime,
 ) -> Case:
     "Load data and models as a run does; each rank calls it."
-    config = make_config(**job['config'])
+    config = stored_config(job['config'])
     corpus = corpus_of(config)
     task = encoded_task(config, corpus, runtime)
     initial = job['initial']
     first = initial.get('teacher_run_id') or initial.get('transfer_run_id')
     if first and not find_run_model(first):
-        initial = dict(layers=list(config.student_layers)) if config.student_layers else {}
+        initial = (
+            dict(layers=list(config.model.student.kept_layers)) if config.model.student.kept_layers else {}
+        )
     model, _ = starting_model(config, task, job | dict(initial=initial))
     teacher = None
-    if MODES[config.mode].kd:
+    if config.loss is not None:
         trained = find_run_model(job['teacher_run_id']) if job['teacher_run_id'] else None
-        if not trained and config.teacher_mode == 'given':
-            teacher = load_given(config.teacher, task.auto_class, task.head_labels)
+        if not trained and value_of(config, 'teacher_mode') == 'given':
+            teacher = load_given(config.model.pretrained, task.auto_class, task.head_labels)
         else:
             seed = torch_seed(config.seed, 'init')
-            teacher = fresh_model(task, trained or config.teacher, config, seed)
+            teacher = fresh_model(task, trained or config.model.pretrained, config, seed)
         teacher = teacher.to(runtime.device)
     return Case(
         config=config,
@@ -110,7 +112,7 @@ def make_case(
         task=task,
         teacher_task=task_of_teacher(config, corpus, runtime, task),
         corpus_sha256=corpus.sha256,
-        tokenizer=load_tokenizer(config.teacher),
+        tokenizer=load_tokenizer(config.model.pretrained),
         model=model.to(runtime.device),
         teacher=teacher,
         runtime=runtime,
@@ -239,8 +241,8 @@ def _check_one_rank(case: Case) -> Finding:
     config = case.short(2, max_grad_norm=1e30)
     lengths = case.task.lengths('train')
     longest = max(int(lengths[step.index].max()) for step in tr.schedule_steps(case.task, config)[1])
-    cut = config.model_copy(update=dict(micro_batch_tokens=2 * longest))
-    whole = config.model_copy(update=dict(micro_batch_tokens=NO_LIMIT))
+    cut = with_values(config, micro_batch_tokens=2 * longest)
+    whole = with_values(config, micro_batch_tokens=NO_LIMIT)
     many = _train(case, without_dropout(case.model), cut, runtime, case.signal())
     one = _train(case, without_dropout(case.model), whole, case.single_rank, case.signal())
     by_rank = runtime.gather([distance(a, b) for a, b in zip(many.steps, one.steps)])
@@ -249,7 +251,7 @@ def _check_one_rank(case: Case) -> Finding:
         return Finding('one rank', 'skipped', 'not_finite')
     far, times = max(distances)
     loss = max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(many.losses, one.losses))
-    allowed = tolerance(runtime.dtype, case.config.gradient_dtype)
+    allowed = tolerance(runtime.dtype, value_of(case.config, 'gradient_dtype'))
     is_multiple = abs(times - 1) > 0.05 and far**2 - (times - 1) ** 2 < (0.1 * times) ** 2
     numbers = dict(ranks=runtime.ranks, distance=far, times=times, is_multiple=is_multiple, loss=loss)
     numbers |= dict(losses=(many.losses[0], one.losses[0]))
@@ -302,7 +304,7 @@ def _check_teacher(case: Case) -> Finding:
     witness = Witness(case)
     _train(case, copy.deepcopy(case.model), case.short(1), case.runtime, witness)
     error = max(case.runtime.gather(witness.error()))
-    ok = error <= tolerance(case.config.forward_dtype)
+    ok = error <= tolerance(value_of(case.config, 'forward_dtype'))
     return judged('teacher', ok, 'teacher', dict(error=error), 'freeze_teacher')
 
 # %% ../../nbs/checks/02_examination.ipynb #fed2d7be
@@ -322,7 +324,7 @@ def _check_cache(case: Case) -> Finding:
     "The stored outputs of the teacher against computed ones."
     config = case.config
     runtime = case.runtime
-    if case.teacher is None or config.signal == 'online':
+    if case.teacher is None or value_of(config, 'signal') == 'online':
         return Finding('cache', 'skipped', 'online' if case.teacher else 'no_distillation')
     n = len(case.task.lengths('train'))
     index = np.unique(np.linspace(0, n - 1, 32).astype(int))
@@ -334,14 +336,16 @@ def _check_cache(case: Case) -> Finding:
     signal = te.make_signal(some, case.teacher, folder, key, device=runtime.device, workers=workers)
     batch = some.batch('train', np.arange(len(index))[::-1][:8]).to(runtime.device)
     stored = signal(batch)
-    computed = te.teacher_signal(some, case.teacher, batch, config.forward_dtype)
-    allowed = te.precision(config.signal_dtype, config.forward_dtype)
+    computed = te.teacher_signal(some, case.teacher, batch, config.loss.forward_dtype)
+    allowed = te.precision(config.loss.signal_dtype, config.loss.forward_dtype)
     gaps = {k: (stored[k] - v).abs() for k, v in computed.items()}
     ok = all(
         bool((gaps[k] <= 2 * allowed['absolute'] + allowed['relative'] * v.abs()).all())
         for k, v in computed.items()
     )
-    numbers = dict(far=max(gap.max().item() for gap in gaps.values()), dtype=config.signal_dtype) | allowed
+    numbers = (
+        dict(far=max(gap.max().item() for gap in gaps.values()), dtype=config.loss.signal_dtype) | allowed
+    )
     return judged('cache', ok, 'cache', numbers, 'delete_cache')
 
 # %% ../../nbs/checks/02_examination.ipynb #5b0c1d2e
@@ -388,7 +392,7 @@ def _check_memory(case: Case) -> Finding:
     runtime = case.runtime
     cuda = runtime.device.type == 'cuda'
     part = _largest_micro_batch(case)
-    config = case.config.model_copy(update=dict(micro_batch_tokens=NO_LIMIT))
+    config = with_values(case.config, micro_batch_tokens=NO_LIMIT)
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() if cuda else free_memory()
     signal = case.signal()
     task, model = open_student(case.task, copy.deepcopy(case.model).train(), config, signal, 0)
@@ -442,7 +446,7 @@ def examine(
     report: Callable[[Finding], None],  # called on the main rank, and on a rank that fails
 ) -> None:
     "What each rank does."
-    runtime = rt.start(make_config(**jobs[0]['config']))
+    runtime = rt.start(stored_config(jobs[0]['config']))
     for job in jobs:
         case = make_case(job, runtime)
         for check, look in _CHECKS.items():

@@ -13,7 +13,9 @@ import typer
 from typer import Argument, Option
 from .parameters import as_typed, describe_parameters, of_all_tasks, parse_parameters
 from ..core.arms import MODES, USUAL
-from ..core.config import TASKS, ConfigError, RunConfig
+from ..core.config import TASKS, ConfigError
+from ..core.spec import FLAT_NAMES
+from ..core.parse import read_spec
 
 # %% auto #0
 __all__ = ['Json', 'DryRun', 'Notebook', 'Arms', 'Grid', 'StudyName', 'RunName', 'STUDY_FIELDS', 'app', 'offer', 'offer_studies',
@@ -127,12 +129,24 @@ _PARAMETERS = Annotated[
 ]
 
 
+_SPEC = Annotated[
+    str,
+    Option(
+        '--spec',
+        metavar='FILE.yaml',
+        help='parameters from a YAML file, by name or in groups (`train: {epochs: 2}`); options and -p '
+        'replace its values',
+        show_default=False,
+    ),
+]
+
+
 def of_field(
     name: str,  # of a field of RunConfig
 ) -> Any:  # an annotation, as Typer reads it
     "The option of a parameter of a run: its type, choices and help are those of the field."
     described = of_all_tasks()[name]
-    kind = RunConfig.model_fields[name].annotation
+    kind = FLAT_NAMES[name].field.annotation
     text = '; '.join(filter(None, [' | '.join(described.choices), described.about]))
     if kind is bool:
         return Annotated[bool, Option(f'--{name}', help=text)]
@@ -143,10 +157,13 @@ def of_field(
 
 def gather(
     pairs: Sequence[str],  # of -p
+    spec: str = '',  # a YAML file, whose values the others replace
     **options: Any,  # parameters given as options; None and False: not given
 ) -> dict[str, str]:
     "The parameters of a run, from `-p` and from options; one that has two values is an error."
     values = parse_parameters(pairs)
+    if spec:
+        values = read_spec(spec) | values
     for name, value in options.items():
         if value is None or value is False:
             continue
@@ -164,8 +181,8 @@ def with_fields(
     *names: str,  # of fields of RunConfig
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     "Add `-p` and options for these fields to a command; it receives the values that were given as `given`."
-    fields = {name: of_field(name) for name in names} | dict(p=_PARAMETERS)
-    defaults = dict(smoke=False, p=())
+    fields = {name: of_field(name) for name in names} | dict(p=_PARAMETERS, spec=_SPEC)
+    defaults = dict(smoke=False, p=(), spec='')
 
     def add(function: Callable[..., int]) -> Callable[..., int]:
         hints = inspect.get_annotations(function, eval_str=True)
@@ -174,9 +191,9 @@ def with_fields(
         added = [inspect.Parameter(name, kind, default=defaults.get(name)) for name in fields]
 
         @functools.wraps(function)
-        def command(*args: Any, p: Sequence[str] = (), **options: Any) -> int:
+        def command(*args: Any, p: Sequence[str] = (), spec: str = '', **options: Any) -> int:
             of_run = {name: options.pop(name) for name in names if name in options}
-            given = gather(p, **of_run)
+            given = gather(p, spec, **of_run)
             if own_options := given.keys() & options.keys():
                 raise ConfigError(f'{min(own_options)} is an option of this command: --{min(own_options)}')
             return function(*args, given=given, **options)

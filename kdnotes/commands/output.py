@@ -166,9 +166,9 @@ def saved(
     from kdnotes.experiment.launch import saved_step
     from kdnotes.results.runs import RunFolder
 
-    n_done = sum(RunFolder(p.config.study, p.run_id).done for p in plans)
+    n_done = sum(RunFolder(p.config.where.study, p.run_id).done for p in plans)
     every = {p.run_id: p for p in [*(first for p in plans for first in p.foundations), *plans]}
-    folders = [RunFolder(p.config.study, p.run_id) for p in every.values()]
+    folders = [RunFolder(p.config.where.study, p.run_id) for p in every.values()]
     steps = {of.run_id: saved_step(of) for of in folders if not of.done}
     steps = {run_id: step for run_id, step in steps.items() if step is not None}
     return phrase('plan.txt.jinja', 'saved', len(plans), n_done, steps)

@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 from ..core.arms import MODES
-from ..core.config import TASKS, ConfigError, RunConfig, parameters, truncate_repr, task_info
+from ..core.config import TASKS, ConfigError, truncate_repr, task_info
+from ..core.spec import FLAT_NAMES, GROUPS, PATHS, RunConfig, Where, parameters
 from ..core.parse import make_config, no_parameter
 
 # %% auto #0
-__all__ = ['parse_parameters', 'configurations', 'comments', 'as_typed', 'Described', 'of_all_tasks', 'usual_of',
+__all__ = ['HEADINGS', 'parse_parameters', 'configurations', 'comments', 'as_typed', 'Described', 'of_all_tasks', 'usual_of',
            'describe_parameters', 'parameter_rows']
 
 # %% ../../nbs/commands/01_parameters.ipynb #034a0dc7
@@ -28,7 +29,7 @@ def parse_parameters(
         name, equals, value = pair.partition('=')
         if not (name and equals):
             raise ConfigError(f'-p {truncate_repr(pair)}: expected name=value, as in -p learning_rate=1e-4')
-        if name not in parameters():
+        if name.removeprefix('teacher.') not in parameters() and name not in PATHS.values():
             raise ConfigError(no_parameter(name, parameters()))
         values[name] = value
     return values
@@ -79,11 +80,19 @@ def comments(
     return found
 
 
-@cache
-def _headings(of: type) -> dict[str, str]:
-    "The heading above a group of fields in a model's source, by the group's first field."
-    comment_alone = r'\n\n    # ([^\n]+)\n\n(?:    #[^\n]*\n)*    (\w+):'
-    return {name: heading for heading, name in re.findall(comment_alone, inspect.getsource(of))}
+# group of `core.spec.GROUPS` -> the heading above its parameters
+HEADINGS = {
+    '': 'the run',
+    'data': 'texts',
+    'model': 'the network',
+    'model.student': 'the student',
+    'teacher': 'the teacher',
+    'loss': 'distillation',
+    'compute': 'number format and processes',
+    'train': 'training',
+    'where': 'where and how it is executed: no effect on results, except the schedule of evaluations with '
+    'keep=best',
+}
 
 
 def as_typed(
@@ -111,33 +120,34 @@ class Described:
 # %% ../../nbs/commands/01_parameters.ipynb #3f398ebf
 def _described(of: type, tasks: tuple[str, ...]) -> list[Described]:
     "The parameters that one model declares."
-    said = comments(of)
-    headings = _headings(of)
-    group = 'the run' if of is RunConfig else f'task={tasks[0]} alone'
-    found = []
-    for name, field in of.model_fields.items():
-        if of is RunConfig:
-            group = headings.get(name, group)
-        if name == 'task_settings':
-            continue
-        choices = _choices(field.annotation)
-        about = re.sub(r'\bNone\b', 'none', said[name])
-        several = tuple(choices) if len(choices) > 1 else ()
-        found.append(Described(name, as_typed(field.default), several, about, group, tasks))
-    return found
+    texts = comments(of)
+    heading = f'task={tasks[0]} alone'
+    return [_one(name, field, texts[name], heading, tasks) for name, field in of.model_fields.items()]
+
+
+def _one(name: str, field: Any, text: str, heading: str, tasks: tuple[str, ...] = ()) -> Described:
+    "A parameter, from its field and the comment above it."
+    choices = _choices(field.annotation)
+    several = tuple(choices) if len(choices) > 1 else ()
+    return Described(
+        name, as_typed(field.default), several, re.sub(r'\bNone\b', 'none', text), heading, tasks
+    )
 
 
 @cache
 def of_all_tasks() -> dict[str, Described]:
     "The parameters that a run of any task has, by name."
-    return {one.name: one for one in _described(RunConfig, ())}
+    return {
+        name: _one(name, known.field, comments(GROUPS[known.group])[known.name], HEADINGS[known.group])
+        for name, known in FLAT_NAMES.items()
+    }
 
 
 def usual_of(
     task: str,  # of TASKS
 ) -> dict[str, str]:  # parameter -> value as it is typed
     "What a run of this task takes where nothing is given, unlike the runs of the first task."
-    usual = task_info(task).usual(dict(mode=RunConfig.model_fields['mode'].default))
+    usual = task_info(task).usual(dict(mode=Where.model_fields['mode'].default))
     return {name: as_typed(value) for name, value in usual.items()}
 
 

@@ -17,7 +17,8 @@ import torch
 import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from ..core.config import KdnotesError, RunConfig
+from ..core.config import KdnotesError
+from ..core.spec import RunConfig, value_of
 from ..core.files import MORE_MEMORY, lacks_memory
 from .heads import as_configured, attention_width
 from .weights import ModelError, check_fields, find_model, quiet_loading, read_config
@@ -342,7 +343,7 @@ def model_settings(
     "The fields that a run changes in the config of a model, by the architecture's names."
     settings = {}
     for name, theirs in FIELDS.items():
-        value = getattr(config, name)
+        value = value_of(config, name)
         if value is None:
             continue
         field = next((their for their in theirs if hasattr(model_config, their)), None)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ..core.config import ConfigError, RunConfig
+from ..core.config import ConfigError
+from ..core.spec import RunConfig, value_of
 from ..tasks.batching import Batch
 from kdnotes.distill.intermediate_losses import (
     HIDDEN_LOSSES,
@@ -30,7 +31,7 @@ __all__ = ['uses_intermediate_layers', 'ModelWithIntermediate', 'with_intermedia
 # %% ../../nbs/distill/09_intermediate.ipynb #42397872
 def uses_intermediate_layers(config: RunConfig) -> bool:
     "Does this run learn from hidden states or relations?"
-    return config.hidden_loss != 'none' or config.relation_loss != 'none'
+    return value_of(config, 'hidden_loss') != 'none' or value_of(config, 'relation_loss') != 'none'
 
 # %% ../../nbs/distill/09_intermediate.ipynb #d7715c78
 class ModelWithIntermediate(nn.Module):
@@ -83,12 +84,12 @@ def with_intermediate(
     def loss_terms(outputs, batch: Batch, signal: dict[str, Tensor]) -> dict[str, tuple[Tensor, int]]:
         mask = batch.inputs['attention_mask']
         terms = task.loss_terms(outputs, batch, signal)
-        if config.hidden_loss != 'none':
+        if config.loss.hidden_loss != 'none':
             names = [n for n in outputs.intermediate if n != 'values']
-            loss = HIDDEN_LOSSES[config.hidden_loss]
+            loss = HIDDEN_LOSSES[config.loss.hidden_loss]
             by_layer = [loss(outputs.intermediate[n], signal[n], mask) for n in names]
             terms['hidden'] = (sum(by_layer) / len(by_layer), batch.tokens)
-        if config.relation_loss != 'none':
+        if config.loss.relation_loss != 'none':
             loss = relation_kl(outputs.intermediate['values'], signal['values'], mask, heads)
             terms['relation'] = (loss, batch.tokens)
         return terms
@@ -104,7 +105,7 @@ class IntermediateSignal:
     "The signal of a teacher, with its intermediate layers."
 
     def __init__(self, task: Task, teacher: nn.Module, config: RunConfig):
-        layers = tuple(config.hidden_layers or ())
+        layers = tuple(config.loss.hidden_layers or ())
         n = teacher.config.num_hidden_layers
         if layers and max(layers) >= n:
             raise ConfigError(
@@ -112,9 +113,9 @@ class IntermediateSignal:
             )
         self.shape = teacher.config
         self._task = with_intermediate(task, config)
-        self._forward_dtype = config.forward_dtype
+        self._forward_dtype = config.loss.forward_dtype
         self._teacher = ModelWithIntermediate(
-            teacher, tuple(layer + 1 for layer in layers), config.relation_loss != 'none'
+            teacher, tuple(layer + 1 for layer in layers), config.loss.relation_loss != 'none'
         )
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
@@ -130,7 +131,7 @@ def online_teacher(
     "The signal that a configuration needs, computed for each batch."
     if uses_intermediate_layers(config):
         return IntermediateSignal(task, teacher, config)
-    return online_signal(task, teacher, config.forward_dtype, teacher_tokens)
+    return online_signal(task, teacher, config.loss.forward_dtype, teacher_tokens)
 
 # %% ../../nbs/distill/09_intermediate.ipynb #bfb13ae8
 def open_student(
@@ -145,7 +146,7 @@ def open_student(
         return task, student
     shape = student.config
     teacher = getattr(signal, 'shape', None)
-    taught = tuple(config.hidden_layers or ())
+    taught = tuple(config.loss.hidden_layers or ())
     if teacher is None:
         raise ConfigError(
             "hidden_loss and relation_loss need a signal with the teacher's intermediate layers; "
@@ -165,5 +166,5 @@ def open_student(
         projections.to(next(student.parameters()).device)
     heads = math.gcd(n_heads(shape), n_heads(teacher))
     return with_intermediate(task, config, heads), ModelWithIntermediate(
-        student, layers, config.relation_loss != 'none', projections
+        student, layers, config.loss.relation_loss != 'none', projections
     )

@@ -15,7 +15,8 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import nn
-from ..core.config import RunConfig, pluralize
+from ..core.config import pluralize
+from ..core.spec import RunConfig
 from ..core.files import FileError, read_json, write_json
 from ..losses.vocabulary import OpenDecoder, open_decoder
 from kdnotes.distill.architectures import (
@@ -223,7 +224,7 @@ def fresh_model(
     **settings: float,  # for the model's config: dropout, and the spread of a new head's numbers
 ) -> nn.Module:  # float32, on the CPU, in eval mode
     "The pretrained model of a run, with the task's head, new or from the file."
-    bias = task.label_prior if config.head_bias == 'prior' else None
+    bias = task.label_prior if config.train.head_bias == 'prior' else None
     return load_model(source, task.auto_class, seed, bias, **task.model_kwargs | settings)
 
 # %% ../../nbs/distill/05_models.ipynb #1fe75658

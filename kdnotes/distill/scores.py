@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from ..core.config import ConfigError, RunConfig, pluralize, truncate_repr, task_info
+from ..core.config import ConfigError, pluralize, truncate_repr, task_info
+from ..core.spec import RunConfig, value_of
 from ..core.parse import check_weights
 from ..tasks.base import Task
 from ..tasks.batching import Batch, to_device
@@ -223,7 +224,7 @@ def _logits(column: _Column, config: RunConfig) -> np.ndarray | None:  # (n, cla
         return None
     if not column.task.head_labels:  # a number, which the student learns in units of the labels' deviation
         return _check_size(column, (numbers - column.task.mean) / column.task.deviation)
-    if config.scores_are == 'probabilities':
+    if config.teacher.are == 'probabilities':
         return _logits_of_probabilities(column, numbers)
     if column.split == 'train':
         _check_logits(column, numbers)
@@ -237,9 +238,9 @@ def mean_logits(
     config: RunConfig,  # teachers_mean, teachers_weights
 ) -> Tensor:  # (n, classes) float64
     "Several teachers as one."
-    weights = torch.tensor(config.teachers_weights or [1.0] * len(teachers), dtype=torch.float64)
+    weights = torch.tensor(config.teacher.weights or [1.0] * len(teachers), dtype=torch.float64)
     weights = (weights / weights.sum()).tolist()
-    if len(teachers) > 1 and config.teachers_mean == 'probabilities':
+    if len(teachers) > 1 and config.teacher.mean == 'probabilities':
         shares = [logits.double().softmax(dim=1) for logits in teachers]
         return sum(w * share for w, share in zip(weights, shares)).clamp_min(_LEAST).log()
     return sum(w * logits.double() for w, logits in zip(weights, teachers))
@@ -287,7 +288,7 @@ def read_scores(
     config: RunConfig,  # resolved, with teacher_mode='scores'
 ) -> Scores:
     "The scores that a configuration names; a `CorpusError` says which row is wrong."
-    teachers = score_columns(config.columns)
+    teachers = score_columns(config.data.columns)
     _check_teachers(task, teachers, config)
     by_split = {}
     for split in task.rows:
@@ -306,7 +307,10 @@ def read_scores(
 def _check_teachers(task: Task, teachers: tuple[tuple[str, ...], ...], config: RunConfig) -> None:
     "Refuse settings of several teachers that contradict the task or their number."
     check_weights(config, len(teachers))
-    if not task.head_labels and 'probabilities' in (config.scores_are, config.teachers_mean):
+    if not task.head_labels and 'probabilities' in (
+        value_of(config, 'scores_are'),
+        value_of(config, 'teachers_mean'),
+    ):
         raise ConfigError(
             'scores_are and teachers_mean speak of probabilities, and target=number has none; leave them out'
         )

@@ -16,7 +16,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 from ..core.arms import spread_layers
-from ..core.config import RunConfig, truncate_repr
+from ..core.config import truncate_repr
+from ..core.spec import RunConfig
 from ..core.files import lacks_memory
 from ..core.render import reason
 from ..core.streams import stream, torch_seed
@@ -389,7 +390,9 @@ def head_importance(
     "How much the loss of the hard targets depends on each head, over the first steps of a run."
     lengths = task.lengths('train')
     groups = task.groups('train')
-    steps = epoch_steps(lengths, groups, config.batch_size, stream(config.seed, 'data', 0))[:IMPORTANCE_STEPS]
+    steps = epoch_steps(lengths, groups, config.train.batch_size, stream(config.seed, 'data', 0))[
+        :IMPORTANCE_STEPS
+    ]
     weights = task.loss_weights(False)
     device = next(model.parameters()).device
     training = model.training
@@ -397,7 +400,7 @@ def head_importance(
     model.eval()
     with _head_masks(model) as masks:
         for step in steps:
-            for index in micro_batches(step, lengths, config.micro_batch_tokens, groups=groups):
+            for index in micro_batches(step, lengths, config.train.micro_batch_tokens, groups=groups):
                 batch = task.batch('train', index).to(device)
                 terms = task.loss_terms(call(model, batch.inputs), batch, None)
                 loss, _ = weighted_sum({name: value for name, (value, _) in terms.items()}, weights)
@@ -422,11 +425,11 @@ def _choose_heads(
     "The heads that a student has; numbers beyond those of the model are new heads."
     current = n_heads(model.config)
     n_layers = depth(model.config)
-    if config.heads > current:
-        return [list(range(config.heads))] * n_layers
-    if config.head_choice == 'importance' and importance is not None:
-        return most_important(importance(model), config.heads)
-    return random_heads(n_layers, current, config.heads, config.pruning_seed)
+    if config.model.student.heads > current:
+        return [list(range(config.model.student.heads))] * n_layers
+    if config.model.student.head_choice == 'importance' and importance is not None:
+        return most_important(importance(model), config.model.student.heads)
+    return random_heads(n_layers, current, config.model.student.heads, config.model.student.pruning_seed)
 
 # %% ../../nbs/distill/06_students.ipynb #31449daf
 def shape_student(
@@ -437,14 +440,14 @@ def shape_student(
     importance: Callable[[nn.Module], Tensor] | None = None,
 ) -> nn.Module:
     "A model in the shape that a run sets; where it sets none, the model as it is."
-    if config.layers is not None:
-        model = set_depth(model, config.layers, torch_seed(config.seed, 'init', 2))
+    if config.model.student.layers is not None:
+        model = set_depth(model, config.model.student.layers, torch_seed(config.seed, 'init', 2))
     fill = new_weights(model.config, torch_seed(config.seed, 'init', 3))
-    if config.feed_forward is not None:
-        model = set_feed_forward(model, config.feed_forward, fill)
-    if config.heads is not None:
+    if config.model.student.feed_forward is not None:
+        model = set_feed_forward(model, config.model.student.feed_forward, fill)
+    if config.model.student.heads is not None:
         check_architecture(model.config)
-        if config.heads != n_heads(model.config):
+        if config.model.student.heads != n_heads(model.config):
             model = set_heads(model, _choose_heads(model, config, importance), fill)
     return model
 
@@ -454,12 +457,12 @@ def check_shape(
     auto_class: str,  # the transformers head
 ) -> tuple[nn.Module, tuple[str, ...]]:  # the student without weights; names of weights without a place in it
     "Make, save and load a student without its weights; refuses what would fail after the training."
-    if config.student_init == 'hub':
-        model = build_model(load_config(config.student), auto_class)
+    if config.model.student.init == 'hub':
+        model = build_model(load_config(config.model.student.source), auto_class)
         left_out: tuple[str, ...] = ()
     else:
-        layers = config.student_layers or tuple(range(depth(load_config(config.teacher))))
-        model, left_out = check_student(config.teacher, layers, auto_class)
+        layers = config.model.student.kept_layers or tuple(range(depth(load_config(config.model.pretrained))))
+        model, left_out = check_student(config.model.pretrained, layers, auto_class)
     settings = model_settings(config, model.config)
     model = shape_student(apply_settings(model, settings), config)
     check_reload(model, auto_class)

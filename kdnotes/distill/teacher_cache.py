@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from ..core.cached import MANIFEST, Cached, Writer, cached, open_cached
-from ..core.config import KdnotesError, RunConfig
+from ..core.config import KdnotesError
+from ..core.spec import RunConfig
 from ..tasks.batching import Batch, micro_batches, to_device
 from ..core.progress import stage
 from ..core.files import FileError, check_room, lock, read_signed, sha256_text, write_signed
@@ -115,18 +116,18 @@ def key_parts(
 ) -> dict:  # the arguments of `signal_key`
     "What names the signal of a configuration."
     # '': the corpus' training rows, and no others
-    rows = '' if config.labels is None else f'-labels-{config.labels}-{config.seed}'
-    if config.unlabelled_id:
-        rows += f'-unlabelled-{config.unlabelled_id}'
+    rows = '' if config.train.labels is None else f'-labels-{config.train.labels}-{config.seed}'
+    if config.loss.unlabelled_id:
+        rows += f'-unlabelled-{config.loss.unlabelled_id}'
     return dict(
         weights_sha256=weights_sha256(teacher),
         config_sha256=sha256_text(config_text(json.loads(unwrap(teacher).config.to_json_string()))),
         corpus_sha256=corpus_sha256,
         tokenizer_sha256=tokenizer_sha256(tokenizer),
         split='train',
-        max_length=config.max_length,
-        forward_dtype=config.forward_dtype,
-        storage_dtype=storage_dtype or config.signal_dtype,
+        max_length=config.data.max_length,
+        forward_dtype=config.loss.forward_dtype,
+        storage_dtype=storage_dtype or config.loss.signal_dtype,
         subset=f'{task.signal_key()}-{config.task}{rows}',
     )
 

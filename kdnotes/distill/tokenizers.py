@@ -8,8 +8,8 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from ..core.arms import MODES
-from ..core.config import RunConfig, pluralize
+from ..core.config import pluralize
+from ..core.spec import RunConfig, starts_from
 from ..core.files import lacks_memory, sha256_text
 from kdnotes.distill.weights import (
     SIZES,
@@ -117,9 +117,9 @@ def reads_as(
     config: RunConfig,  # resolved
 ) -> str:  # the student or the teacher, as for `find_model`
     "The model whose tokenizer a run's network uses: the teacher's where both have the same vocabulary."
-    from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
-    reads_itself = from_hub and not same_vocabulary(config.student, config.teacher)
-    return config.student if reads_itself else config.teacher
+    from_hub = starts_from(config, 'hub')
+    reads_itself = from_hub and not same_vocabulary(config.model.student.source, config.model.pretrained)
+    return config.model.student.source if reads_itself else config.model.pretrained
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #1e4128cf
 def _check_builds(

@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 import psutil
-from ..core.config import KdnotesError, RunConfig, score_name
+from ..core.config import KdnotesError, score_name
+from ..core.spec import RunConfig
 from ..core.files import BusyError
 from ..core.processes import STOP_TIMEOUT_S, Ranks, Rendezvous
 from ..core.progress import ReportFollower, report, silent
@@ -46,19 +47,19 @@ NO_LIMITS = Limits()
 # %% ../../nbs/experiment/04_attempt.ipynb #c86d241f
 def rendezvous_of(config: RunConfig) -> Rendezvous | None:  # None: kdnotes starts all ranks, here
     "Where the ranks of a resolved run connect."
-    if config.launcher == 'local':
+    if config.where.launcher == 'local':
         return None
-    if config.launcher == 'ray':
+    if config.where.launcher == 'ray':
         raise RunError(
             'launcher=ray starts ranks on the machines of a Ray cluster, and here they would be started on '
             'this one; use kdnotes run, or launcher=torchrun on each machine'
         )
     return Rendezvous(
-        nodes=config.nodes,
-        ranks_here=config.ranks // config.nodes,
-        address=config.rendezvous or 'localhost:0',
-        name=f'kdnotes-{config.study}',
-        rank=int(os.environ['RANK']) if config.launcher == 'inherit' else None,
+        nodes=config.where.nodes,
+        ranks_here=config.compute.ranks // config.where.nodes,
+        address=config.where.rendezvous or 'localhost:0',
+        name=f'kdnotes-{config.where.study}',
+        rank=int(os.environ['RANK']) if config.where.launcher == 'inherit' else None,
     )
 
 

@@ -18,15 +18,9 @@ from ..stats.evidence import known_baselines, run_evidence
 from ..stats.convergence import unconverged_teachers
 from ..stats.deployment import deployment
 from ..core.arms import MODES
-from kdnotes.core.config import (
-    KdnotesError,
-    RunConfig,
-    flat,
-    is_given,
-    task_info,
-    teacher_changes,
-)
-from ..core.parse import make_config
+from ..core.config import KdnotesError, task_info
+from ..core.spec import RunConfig, flat, is_given, teacher_names
+from ..core.parse import make_config, stored_config
 from ..core.files import atomic_write
 from ..core.render import phrase, render, sentences
 from ..results.runs import RunFolder
@@ -58,11 +52,16 @@ def command(
     "The command that repeats a run, with all that differs from the defaults; folders are left to fill in."
     values = flat(config, changed=True)
     # names and safety, and a preset whose values stand there themselves
-    for name in ('study', 'preset', *(['arm'] if config.arm == config.mode else [])):
+    for name in ('study', 'preset', *(['arm'] if config.where.arm == config.where.mode else [])):
         values.pop(name, None)
-    given = {'mode': config.mode, 'task': config.task, 'seed': config.seed, 'corpus': config.corpus} | values
+    given = {
+        'mode': config.where.mode,
+        'task': config.task,
+        'seed': config.seed,
+        'corpus': config.data.corpus,
+    } | values
     if teacher:
-        own = teacher_changes() | teacher_changes(type(config.task_settings))
+        own = teacher_names(config.task)
         given |= {theirs: teacher[name] for name, theirs in own.items() if teacher.get(name) is not None}
     # what a run does not read is null, and becomes so by itself
     typed = {name: _as_typed(name, value) for name, value in given.items() if value is not None}
@@ -155,7 +154,7 @@ def _context(
         teacher_sha256=teacher and teacher['model_sha256'],
         unconverged=phrase('headline.jinja', 'unconverged', unconverged_teachers(trained_teachers)),
         factors={name: _no_path(str(v)) for name, v in record['factors'].items() if v is not None},
-        losses=phrase('setting.jinja', 'losses', flat(config), MODES[config.mode]),
+        losses=phrase('setting.jinja', 'losses', flat(config), MODES[config.where.mode]),
         kept=phrase('setting.jinja', 'kept', [record]),
         scores=scores,
         floors=floors,
@@ -212,7 +211,7 @@ def model_card(
     if found is None or found[1] is None:
         raise CardError(f'there is no folder of a finished run {run_id} under runs/; make the run again')
     record, folder = found
-    config = make_config(**folder.config()['config'])
+    config = stored_config(folder.config()['config'])
     context = _context(record, config, folder.table('units'), folder.path / 'model')
     text = render('card.md.jinja', **context, more=more.strip())
     return ModelCard(f'---\n{_metadata(record).to_yaml()}\n---\n\n{text}')

@@ -21,7 +21,8 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 from .. import __version__
-from ..core.config import ConfigError, KdnotesError, truncate_repr, with_values
+from ..core.config import ConfigError, KdnotesError, truncate_repr
+from ..core.spec import with_values
 from ..core.files import OwnFolder, at_home, file_errors, own_folder, root
 from ..core.processes import STOP_TIMEOUT_S, Stopped, stoppable
 from ..core.render import phrase
@@ -120,14 +121,14 @@ def _execute_there(
     "Execute a run where this is called; a known error is the result."
     # Ray interrupts a task, which has no effect where a background job has left SIGINT ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if plan.config.threads_per_rank:  # on CPUs
+    if plan.config.compute.threads_per_rank:  # on CPUs
         os.environ['CUDA_VISIBLE_DEVICES'] = ''
     host = socket.gethostname()
     try:
         if version != __version__:
             raise RunError(f'kdnotes is {__version__} on {host} and {version} here; install one version')
         with at_home(home), contextlib.chdir(folder if os.path.isdir(folder) else '.'):
-            if not RunFolder(plan.config.study, plan.run_id).path.is_dir():
+            if not RunFolder(plan.config.where.study, plan.run_id).path.is_dir():
                 raise RunError(
                     f'{host} does not share the folder {home}; the machines of a cluster need one home '
                     '(KDNOTES_HOME) on a shared disk'
@@ -141,8 +142,8 @@ def _needs(
     plan: Plan,
 ) -> dict[str, int]:  # as Ray's options of a task
     "What a run needs of its machine, or of each of its machines."
-    ranks = plan.config.ranks // plan.config.nodes
-    threads = plan.config.threads_per_rank
+    ranks = plan.config.compute.ranks // plan.config.where.nodes
+    threads = plan.config.compute.threads_per_rank
     return dict(num_cpus=ranks * (threads or 1), num_gpus=0 if threads else ranks)
 
 
@@ -310,8 +311,8 @@ class Cluster:
         plans: Sequence[Plan],
     ) -> int:  # at least 1
         "How many of these runs the cluster can execute at the same time."
-        least = min(plans, key=lambda p: (p.config.nodes, *_needs(p).values()))
-        return max(1, sum(self._fitting(least)) // least.config.nodes)
+        least = min(plans, key=lambda p: (p.config.where.nodes, *_needs(p).values()))
+        return max(1, sum(self._fitting(least)) // least.config.where.nodes)
 
     @file_errors()
     def execute(
@@ -331,9 +332,9 @@ class Cluster:
                     say(f'{plan.run_id} needs {first.run_id} first')
                     self.execute(first, on_row, say, jobs)
         self._check_room(plan)
-        folder = RunFolder(plan.config.study, plan.run_id).create()
+        folder = RunFolder(plan.config.where.study, plan.run_id).create()
         follow = guarded(on_row, plan.run_id, say)
-        say(phrase('cluster.jinja', 'submitted', plan.run_id, _needs(plan), plan.config.nodes))
+        say(phrase('cluster.jinja', 'submitted', plan.run_id, _needs(plan), plan.config.where.nodes))
         with RowFollower(folder.path / 'rows.jsonl') as rows, self._started(plan, jobs, limits) as tasks:
             rows.new()  # of an earlier attempt
 
@@ -355,7 +356,7 @@ class Cluster:
     def _started(self, plan: Plan, jobs: int, limits: Limits) -> Iterator[list]:
         "The tasks of a run, one per machine, as Ray's references."
         needs = _needs(plan)
-        nodes = plan.config.nodes
+        nodes = plan.config.where.nodes
         concurrent = max(1, min(jobs, max(self._fitting(plan))))
         task = load_ray().remote(max_retries=int(nodes == 1))(_execute_there)
         others = (__version__, str(root()), os.getcwd(), concurrent, limits)
@@ -383,12 +384,12 @@ class Cluster:
         "Refuse a run for which Ray would wait forever."
         fitting = self._fitting(plan)
         there = sum(fitting) if self.address == 'local' else sum(map(bool, fitting))
-        if there < plan.config.nodes:
+        if there < plan.config.where.nodes:
             needs = phrase('cluster.jinja', 'needs', _needs(plan))
             raise RunError(
-                f'{plan.run_id} needs {plan.config.nodes} x {needs}, and the cluster at {self.address} has '
-                f'{there} of them; give fewer ranks, threads_per_rank or nodes, or add machines with '
-                '`ray start`'
+                f'{plan.run_id} needs {plan.config.where.nodes} x {needs}, and the cluster at '
+                f'{self.address} has {there} of them; give fewer ranks, threads_per_rank or nodes, or add '
+                'machines with `ray start`'
             )
 
 
@@ -400,9 +401,9 @@ def make_run(
     limits: Limits = NO_LIMITS,  # as of `Cluster.execute`
 ) -> dict:  # the record
     "Execute a planned run where its launcher says: here, or on the Ray cluster at its `rendezvous`."
-    if plan.config.launcher != 'ray':
+    if plan.config.where.launcher != 'ray':
         return execute_here(plan, on_row, say, jobs, limits)
     if find_run_model(plan.run_id) is not None:
         return execute_here(_placed(plan), on_row, say, jobs)  # without Ray
-    with closing(Cluster(plan.config.rendezvous or 'local', plan.config.nodes)) as cluster:
+    with closing(Cluster(plan.config.where.rendezvous or 'local', plan.config.where.nodes)) as cluster:
         return cluster.execute(plan, on_row, say, jobs, limits)

@@ -8,20 +8,21 @@ import json
 from itertools import islice
 from typing import Any
 import numpy as np
-from ..core.arms import MODES, PROFILES
-from kdnotes.core.config import (
-    ConfigError,
+from ..core.arms import PROFILES
+from ..core.config import ConfigError, truncate_repr, task_info
+from kdnotes.core.spec import (
     RunConfig,
-    flat,
     is_given,
+    is_student,
     needs_teacher,
     reads_scores,
-    truncate_repr,
-    task_info,
+    several_teachers,
+    starts_from,
+    value_of,
+    with_values,
 )
 from ..core.files import sha256_text
 from ..core.render import Reason, reason
-from ..core.resolve import training_settings
 from ..distill.weights import stated_depth
 from ..results.store import find_run_model
 from ..tasks.base import SEQUENCE_HEAD
@@ -45,22 +46,22 @@ def source_of(
     config: RunConfig,  # resolved
 ) -> str:  # a folder or a hub id
     "The model whose files a run's network is made of, directly or by way of the runs that it stands on."
-    from_hub = MODES[config.mode].network == 'student' and config.student_init == 'hub'
-    return config.student if from_hub else config.teacher
+    from_hub = starts_from(config, 'hub')
+    return config.model.student.source if from_hub else config.model.pretrained
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #a1012470
 def teachers_of(config: RunConfig, corpus: Corpus) -> tuple[RunConfig, dict]:  # as of a `Plan`
     "The teachers of a run that are no runs; the configuration has their folders."
     if reads_scores(config):
         return config, _scores(config, corpus)
-    if not config.teachers:
+    if not several_teachers(config):
         return config, {}
-    found = [str(find_run_model(name) or name) for name in config.teachers]
-    changed = config.model_copy(update=dict(teachers=tuple(found)))
+    found = [str(find_run_model(name) or name) for name in config.teacher.sources]
+    changed = with_values(config, teachers=tuple(found))
     known = dict(
-        models=list(config.teachers),
-        mean=config.teachers_mean,
-        weights=list(config.teachers_weights) if config.teachers_weights else None,
+        models=list(config.teacher.sources),
+        mean=config.teacher.mean,
+        weights=list(config.teacher.weights) if config.teacher.weights else None,
         sha256=teachers_sha256(changed),
     )
     return changed, known
@@ -72,7 +73,7 @@ def teachers_sha256(
     "What names several teachers: all that is read of each, and the tokenizer that makes the ids for them."
     from kdnotes.distill.weights import content_of
 
-    named = [content_of(source, config.teacher) for source in config.teachers]
+    named = [content_of(source, config.model.pretrained) for source in config.teacher.sources]
     return sha256_text(*(json.dumps(of, sort_keys=True) for of in named))
 
 
@@ -80,13 +81,13 @@ def _check_tokens_of(source: str, config: RunConfig) -> None:
     "Refuse one of several teachers that reads token ids in another way than they are made."
     from kdnotes.distill.tokenizers import same_tokenizer, same_vocabulary
 
-    if same_tokenizer(source, config.teacher):
+    if same_tokenizer(source, config.model.pretrained):
         return
-    vocabularies = not same_vocabulary(source, config.teacher)
+    vocabularies = not same_vocabulary(source, config.model.pretrained)
     has = 'has another vocabulary' if vocabularies else 'changes or cuts texts in another way'
     raise ConfigError(
-        f'{source!r} of teachers {has} than teacher={config.teacher!r}, whose tokenizer makes the token ids '
-        f'that all read; choose models of one {"vocabulary" if vocabularies else "tokenizer"}'
+        f'{source!r} of teachers {has} than teacher={config.model.pretrained!r}, whose tokenizer makes the '
+        f'token ids that all read; choose models of one {"vocabulary" if vocabularies else "tokenizer"}'
     )
 
 
@@ -96,30 +97,24 @@ def _scores(config: RunConfig, corpus: Corpus) -> dict:  # as of a `Plan`
 
     task = make_task(config, corpus)
     scores = read_scores(task, corpus, config)
-    several = len(score_columns(config.columns)) > 1
+    several = len(score_columns(config.data.columns)) > 1
     return dict(
-        columns=[list(columns) for columns in score_columns(config.columns)],
-        are=config.scores_are,
-        mean=config.teachers_mean if several else None,
-        weights=list(config.teachers_weights) if config.teachers_weights else None,
+        columns=[list(columns) for columns in score_columns(config.data.columns)],
+        are=config.teacher.are,
+        mean=config.teacher.mean if several else None,
+        weights=list(config.teacher.weights) if config.teacher.weights else None,
         sha256=scores.sha256,
         metrics=measured(task, scores),
     )
 
 
-def check_given_teacher(asked: RunConfig, config: RunConfig, corpus: Corpus) -> None:
-    "Refuse a given teacher that does not fit its task, and settings of a training that it does not have."
+def check_given_teacher(config: RunConfig, corpus: Corpus) -> None:
+    "Refuse a given teacher that does not fit its task."
     from kdnotes.distill.models import check_given
 
-    unread = sorted(training_settings(config.task) & flat(asked, changed=True).keys())
-    if unread:
-        raise ConfigError(
-            f'{" and ".join(unread)} would change a training, and a given teacher is not trained; '
-            'leave it out'
-        )
     task = make_task(config, corpus)
     ranks = task_info(config.task).use.ranks_pairs
-    check_given(config.teacher, task.auto_class, task.head_labels, ranks)
+    check_given(config.model.pretrained, task.auto_class, task.head_labels, ranks)
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #1c6731c4
 _SCORED = 60  # rows, by which the order of a head's outputs is judged
@@ -134,7 +129,7 @@ def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: no
     task = make_task(config, corpus)
     info = task_info(config.task)
     labels = list(task.head_labels or ())
-    network = load_config(config.teacher)
+    network = load_config(config.model.pretrained)
     names = class_names(network, labels, unnamed=True)
     if not names:
         return None
@@ -147,7 +142,9 @@ def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: no
     texts = [[row[key] for key in info.texts if row[key]] for row, _ in rows]
     second = [of[1] for of in texts] if len(texts[0]) > 1 else None
     first = [of[0] for of in texts]
-    scores = answers_of_given(config.teacher, task.auto_class, labels, first, second, config.max_length)
+    scores = answers_of_given(
+        config.model.pretrained, task.auto_class, labels, first, second, config.data.max_length
+    )
     if info.use.ranks_pairs:  # only the order of its scores counts
         scores = scores - scores.median(dim=0).values
     counts = np.zeros((len(labels), len(labels)), dtype=int)
@@ -161,7 +158,9 @@ def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: no
             return None
         other = ()
     counted = dict(rows=len(rows), right=right, other=other, best=best)
-    return reason('label_order', model=config.teacher, names=tuple(names), labels=tuple(labels), **counted)
+    return reason(
+        'label_order', model=config.model.pretrained, names=tuple(names), labels=tuple(labels), **counted
+    )
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #2a9b1dbe
 def check_reading(config: RunConfig) -> None:
@@ -169,10 +168,10 @@ def check_reading(config: RunConfig) -> None:
     from kdnotes.distill.tokenizers import check_batches
 
     needed = task_info(config.task).special_tokens
-    if MODES[config.mode].network == 'teacher' or not (needs_teacher(config) or config.student_init == 'hub'):
-        check_batches(config.teacher, config.max_length, needed)
-    elif config.student_init == 'hub':
-        check_batches(config.student, config.max_length, needed)
+    if not is_student(config) or not (needs_teacher(config) or config.model.student.init == 'hub'):
+        check_batches(config.model.pretrained, config.data.max_length, needed)
+    elif config.model.student.init == 'hub':
+        check_batches(config.model.student.source, config.data.max_length, needed)
         _check_vocabularies(config)
 
 
@@ -243,12 +242,13 @@ def unknown_tokens(
 # %% ../../nbs/experiment/01_compatibility.ipynb #958c600b
 def teacher_depth(config: RunConfig) -> int | None:
     "The layers of a teacher that is not the profile's, where those of a student are to be chosen among them."
-    chosen = config.student_layers or config.student_init == 'hub'
-    if MODES[config.mode].network == 'teacher' or chosen and config.hidden_layers != (-1,):
+    student = config.model.student
+    chosen = student and (student.kept_layers or student.init == 'hub')
+    if student is None or chosen and value_of(config, 'hidden_layers') != (-1,):
         return None
-    if config.teacher in (None, PROFILES[config.profile].teacher):
+    if config.model.pretrained in (None, PROFILES[config.model.profile].teacher):
         return None
-    return depth_of(config.teacher)
+    return depth_of(config.model.pretrained)
 
 
 def depth_of(
@@ -270,7 +270,7 @@ def check_student(config: RunConfig) -> tuple[str, ...]:  # weights of the teach
     from kdnotes.distill.students import check_shape
 
     student, left_out = check_shape(config, task_info(config.task).auto_class)
-    _check_intermediate(config, student.config, load_config(config.teacher))
+    _check_intermediate(config, student.config, load_config(config.model.pretrained))
     return tuple(left_out)
 
 
@@ -278,13 +278,13 @@ def _check_vocabularies(config: RunConfig) -> None:
     "Refuse a student with other tokens than its teacher where the two are compared token by token."
     from kdnotes.distill.tokenizers import same_vocabulary
 
-    losses = [name for name in ('hidden_loss', 'relation_loss') if getattr(config, name) != 'none']
+    losses = [name for name in ('hidden_loss', 'relation_loss') if value_of(config, name) != 'none']
     by_token = [*losses, *[f'task={config.task}'] * (task_info(config.task).auto_class != SEQUENCE_HEAD)]
-    if by_token and not same_vocabulary(config.student, config.teacher):
+    if by_token and not same_vocabulary(config.model.student.source, config.model.pretrained):
         raise ConfigError(
-            f'student={config.student!r} has another vocabulary, or other special tokens, than '
-            f'teacher={config.teacher!r}, and {" and ".join(by_token)} would compare them token by token; '
-            'choose two with one vocabulary, or what compares one output a text'
+            f'student={config.model.student.source!r} has another vocabulary, or other special tokens, '
+            f'than teacher={config.model.pretrained!r}, and {" and ".join(by_token)} would compare them '
+            'token by token; choose two with one vocabulary, or what compares one output a text'
         )
 
 
@@ -295,31 +295,33 @@ def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transfo
 
     auto_class = task_info(config.task).auto_class
     n_layers = depth(teacher)
-    layers = config.hidden_layers
+    if config.loss is None:
+        return
+    layers = config.loss.hidden_layers
     if layers and max(layers) >= n_layers:
         raise ConfigError(
             f'hidden_layers={truncate_repr(layers)} must be numbers from 0 to {n_layers - 1}, '
-            f'since the teacher {config.teacher!r} has {n_layers} layers'
+            f'since the teacher {config.model.pretrained!r} has {n_layers} layers'
         )
     if layers and len(layers) not in (1, depth(student)):
         raise ConfigError(
             f'hidden_layers={truncate_repr(layers)} must name a layer of the teacher for each of the '
             f'{depth(student)} layers of the student, or one for its last'
         )
-    if config.hidden_loss != 'none' and not layers:
+    if config.loss.hidden_loss != 'none' and not layers:
         raise ConfigError(
-            f'layers={config.layers} gives the student new layers, and hidden_loss does not know which '
-            "of the teacher's they learn from; name one for each in hidden_layers, or -1 for the last alone"
+            f"layers={config.model.student.layers} gives the student new layers, and hidden_loss does not "
+            "know which of the teacher's they learn from; name one for each in hidden_layers, or -1 for "
+            "the last alone"
         )
     for model in (student, teacher):
-        if config.hidden_loss != 'none':
+        if config.loss.hidden_loss != 'none':
             check_hidden_states(model, auto_class)
-        if config.relation_loss != 'none':
+        if config.loss.relation_loss != 'none':
             value_projections(build_model(model, auto_class))
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #aaaa92ba
 def checked_models(
-    asked: RunConfig,  # as it was given
     config: RunConfig,  # resolved, with the folders of its teachers
     corpus: Corpus,
 ) -> dict[str, Any]:  # fields of a `Plan`: loses, head, last_layer
@@ -330,12 +332,12 @@ def checked_models(
     from kdnotes.distill.tokenizers import load_tokenizer, reads_as
 
     info = task_info(config.task)
-    student = MODES[config.mode].network == 'student'
+    student = is_student(config)
     info.check_tokens(corpus, config, lambda: load_tokenizer(reads_as(config)))
     if is_given(config):
-        check_given_teacher(asked, config, corpus)
+        check_given_teacher(config, corpus)
     task = make_task(config, corpus)
-    for source in config.teachers or ():
+    for source in several_teachers(config):
         check_given(source, task.auto_class, task.head_labels, info.use.ranks_pairs)
         _check_tokens_of(source, config)
     left_out = check_student(config) if student else ()
@@ -343,10 +345,13 @@ def checked_models(
     head = None
     if is_given(config):
         head = label_order(config, corpus)
-    elif config.transfer == 'none' and not (student and config.student_init == 'teacher_finetuned'):
+    elif config.data.transfer == 'none' and not (
+        student and config.model.student.init == 'teacher_finetuned'
+    ):
         head = new_head(task, source_of(config))
     return dict(
-        loses=left_out and reason('first_layer_loses', layer=config.student_layers[0], weights=left_out),
+        loses=left_out
+        and reason('first_layer_loses', layer=config.model.student.kept_layers[0], weights=left_out),
         head=(head,) if head else (),
         last_layer=reason('all_positions', why=whole) if whole else reason('first_position'),
     )

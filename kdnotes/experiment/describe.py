@@ -11,36 +11,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from ..core.arms import MODES, PROCEDURES, USUAL
-from kdnotes.core.config import (
-    FIRST_TASK,
-    ConfigError,
-    RunConfig,
-    flat,
-    is_given,
-    names_with,
-    parameters as run_parameters,
-    truncate_repr,
-    student_start,
-    task_info,
-    teacher_changes,
-)
-from ..core.parse import make_config
+from ..core.config import FIRST_TASK, ConfigError, truncate_repr, task_info
+from ..core.spec import RunConfig, flat, is_given, parameters as run_parameters, teacher_names
+from ..core.parse import PLACE, make_config
 from ..core.files import cache_path, cached_at, own_disk, root, sha256_text
 from ..core.processes import staged
 from ..core.render import phrase, render, sentences
 from kdnotes.core.resolve import (
     changed_settings,
-    factor_settings,
     resolved_dtype,
     settings,
-    training_settings,
 )
 from ..results.store import find_record
 from ..tasks.sources import resolve_corpus
 
 # %% auto #0
 __all__ = ['TEMPLATE', 'on_this_machine', 'study_name', 'smoke_name', 'Plan', 'teacher_origin', 'unconverged_teachers_of',
-           'choose_arms', 'named', 'of_arm']
+           'choose_arms', 'named']
 
 # %% ../../nbs/experiment/02_describe.ipynb #075cc945
 @contextmanager
@@ -48,12 +35,12 @@ def on_this_machine(
     config: RunConfig,  # nodes, node_cache, stage
 ) -> Iterator[None]:
     "Inside, what this machine makes for itself lies where it is to lie, and the user's command has been run."
-    folder = Path(config.node_cache).expanduser().absolute() if config.node_cache else None
-    if config.nodes > 1 and folder is None:
+    folder = Path(config.where.node_cache).expanduser().absolute() if config.where.node_cache else None
+    if config.where.nodes > 1 and folder is None:
         folder = own_disk(f'node-{sha256_text(str(root()))[:16]}')
     with cached_at(folder):
-        if config.stage:
-            staged(config.stage, cache_path() / 'staged')
+        if config.where.stage:
+            staged(config.where.stage, cache_path() / 'staged')
         yield
 
 # %% ../../nbs/experiment/02_describe.ipynb #9fd6d549
@@ -127,8 +114,8 @@ class Plan:
         "What is odd about the corpus."
         c = self.config
         task = task_info(c.task)
-        trained = not (is_given(c) or c.smoke)
-        one_step = trained and task.row_is_example and self.sizes['train']['rows'] <= c.batch_size
+        trained = not (is_given(c) or c.data.smoke)
+        one_step = trained and task.row_is_example and self.sizes['train']['rows'] <= c.train.batch_size
         few_clusters = self.clusters is not None and self.clusters[1] < _FEW_CLUSTERS
         return sentences(TEMPLATE, 'findings', self, task, one_step, few_clusters)
 
@@ -153,7 +140,9 @@ class Plan:
     def changes(self) -> str:
         "The settings that are no defaults, besides those that have a line of their own."
         c = self.config
-        return phrase('setting.jinja', 'changes', changed_settings(settings(c), c.task, c.mode, c.corpus))
+        return phrase(
+            'setting.jinja', 'changes', changed_settings(settings(c), c.task, c.where.mode, c.data.corpus)
+        )
 
     def explain(self) -> str:
         "What will run, and why so."
@@ -162,10 +151,10 @@ class Plan:
         return render(
             'plan_run.txt.jinja',
             plan=self,
-            mode=MODES[c.mode],
+            mode=MODES[c.where.mode],
             used_as_is=is_given(c),
             dtype=resolved_dtype(c),
-            losses=phrase('setting.jinja', 'losses', flat(c), MODES[c.mode]),
+            losses=phrase('setting.jinja', 'losses', flat(c), MODES[c.where.mode]),
             settings=settings(c),
             teacher_settings=teacher and settings(teacher.config),
             origin=teacher and teacher_origin(self),
@@ -180,7 +169,7 @@ def teacher_origin(
     given = flat(plan.asked, changed=True)
     of_teacher = flat(plan.teacher.config)
     # what a student's run calls a parameter of its teacher -> the parameter
-    own = teacher_changes(task_info(plan.asked.task).settings) | teacher_changes()
+    own = teacher_names(plan.asked.task)
     names = [name for name in run_parameters(plan.asked.task) if name in ('teacher_seed', *own)]
     students_own = [
         (name, given[name], of_teacher[name], theirs)
@@ -226,39 +215,9 @@ def named(
     **parameters: Any,
 ) -> dict:  # the same, with the corpus' resolved name and the study's
     "The parameters of a study, once its corpus is found. Smoke runs have a study of their own, NAME-smoke."
-    own = {'task', 'corpus', 'smoke', *names_with('place', RunConfig)}
+    own = {'task', 'corpus', 'smoke', *PLACE}
     config = make_config(**{k: v for k, v in parameters.items() if k in own or k == 'study' and v})
     with on_this_machine(config):
-        corpus = resolve_corpus(config.task, config.corpus)
-    name = config.study if parameters.get('study') else study_name(corpus, task=config.task)
-    return parameters | dict(corpus=corpus, study=smoke_name(name) if config.smoke else name)
-
-
-def of_arm(mode: str, common: dict) -> dict:
-    "What an arm takes of a study's parameters."
-    own = MODES[mode]
-    task = common.get('task', FIRST_TASK)
-    of_teacher = {name for name in run_parameters(task) if name.startswith('teacher_')}
-    start = student_start(common)
-    taught = own.kd or own.network == 'student' and start == 'teacher_finetuned'
-    mixed_teacher = taught and common.get('teacher_mode') == 'mixed_baseline'
-    lacks = set()
-    if not own.kd:
-        lacks |= factor_settings(task)['kd'] - of_teacher
-    if not taught:
-        lacks |= of_teacher
-    elif common.get('teacher_mode') == 'scores' or common.get('teachers'):
-        lacks |= of_teacher - {'teacher_mode'}
-    if own.precision == 'fp32' and not mixed_teacher:
-        lacks |= {'amp_dtype'}
-    if own.ranks == '1':
-        lacks |= {'ranks', *names_with('place', RunConfig)} - {'node_cache', 'stage'}
-    if own.network == 'teacher':
-        lacks |= names_with('shape', RunConfig)
-    if common.get('teacher_mode') == 'given' and own.network == 'teacher':
-        # the arm that is the given model; others of the teacher's network are refused for it
-        lacks = (lacks | training_settings(task)) - {'teacher_mode'}
-    taken = {k: v for k, v in common.items() if k not in lacks}
-    if own.network == 'student' and start != RunConfig.model_fields['student_init'].default:
-        taken['student_init'] = start  # of all students of a study, whatever else an arm takes
-    return taken if own.kd else task_info(task).without_kd(taken)
+        corpus = resolve_corpus(config.task, config.data.corpus)
+    name = config.where.study if parameters.get('study') else study_name(corpus, task=config.task)
+    return parameters | dict(corpus=corpus, study=smoke_name(name) if config.data.smoke else name)

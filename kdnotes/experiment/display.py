@@ -134,7 +134,7 @@ def make_here(
         stopped = planned
         while first := missing(stopped):  # what a run needs comes before it
             stopped = first[0]
-        then = resume_note(RunFolder(stopped.config.study, stopped.run_id))
+        then = resume_note(RunFolder(stopped.config.where.study, stopped.run_id))
         raise Stopped(f'{stopped.run_id} was stopped before its end; this cell, run again, {then}') from None
 
 

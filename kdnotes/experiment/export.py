@@ -22,7 +22,7 @@ from torch import nn
 from ..stats.intervals import LEVEL, Interval
 from ..core.config import pluralize, truncate_repr, task_info
 from ..core.render import render
-from ..core.parse import make_config
+from ..core.parse import stored_config
 from ..core.files import atomic_write, cache_path, file_errors, sha256_file, write_json
 from .card import model_card
 from kdnotes.experiment.onnx_files import (
@@ -43,6 +43,7 @@ from ..results.store import find_record, find_run_model
 from ..tasks.base import Evaluation, Task
 from ..tasks.sources import corpus_of
 from ..train.distributed import Runtime
+from ..core.spec import with_values
 
 # %% auto #0
 __all__ = ['export_text', 'export_model', 'push_model']
@@ -79,7 +80,7 @@ def _job(source: Source, run: RunFolder, say: Callable[[str], None]) -> _Job:
     from kdnotes.train.distributed import alone
 
     # rows without a label are only learnt from; an older version names them as they were seen from its folder
-    config = make_config(**run.config()['config']).model_copy(update=dict(unlabelled='none'))
+    config = with_values(stored_config(run.config()['config']), unlabelled='none')
     corpus = corpus_of(config)
     if corpus.sha256 != source.record['corpus_sha256']:
         raise ExportError(

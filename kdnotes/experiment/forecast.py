@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 import pandas as pd
 from ..stats.estimate import Estimate, estimate, seconds_of, work_planned
-from ..core.config import is_given
+from ..core.spec import is_given
 from ..core.render import phrase
 from .launch import saved_step
 from .plan import Plan, teacher_origin
@@ -26,7 +26,7 @@ def to_make(
     plans: Sequence[Plan],  # of one study
 ) -> list[Plan]:  # each once, what others stand on before them
     "The runs that are not there: those that are planned, and those that they stand on."
-    done = {r['run_id'] for r in records(plans[0].config.study)}
+    done = {r['run_id'] for r in records(plans[0].config.where.study)}
     found: dict[str, Plan] = {}
 
     def add(p: Plan) -> None:
@@ -85,18 +85,18 @@ def forecast(
     def line(p: Plan) -> Forecast:
         work = work_planned(p.config, p.corpus_sha256)
         is_missing = p.run_id in missing
-        step = saved_step(RunFolder(p.config.study, p.run_id)) if is_missing else None
+        step = saved_step(RunFolder(p.config.where.study, p.run_id)) if is_missing else None
         pending = 'pending' if step is None else 'resumes'
         return Forecast(
             run_id=p.run_id,
-            mode=p.config.mode,
-            arm=p.config.arm,
+            mode=p.config.where.mode,
+            arm=p.config.where.arm,
             seed=p.config.seed,
             state=pending if is_missing else 'done',
             teacher=p.teacher.run_id if p.teacher else None,
             teacher_from=teacher_origin(p) if p.teacher else '',
             seconds=seconds_of(work, finished, machine)[0] if is_missing else 0.0,
-            epochs=None if is_given(p.config) else p.config.epochs,
+            epochs=None if is_given(p.config) else p.config.train.epochs,
             saved_step=step,
             planned=p.run_id in planned,
             is_given=is_given(p.config),

@@ -13,7 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from ..core.config import KdnotesError, RunConfig, pluralize, is_given
+from ..core.config import KdnotesError, pluralize
+from ..core.spec import RunConfig, flat, is_given
 from ..core.files import BusyError, file_errors, write_json
 from kdnotes.core.processes import (
     EXIT_STOPPED,
@@ -76,7 +77,7 @@ def execute(
     # a rank imports this module, and has no use for the libraries of tables and figures
     from kdnotes.experiment.card import leave_card
 
-    folder = RunFolder(plan.config.study, plan.run_id)
+    folder = RunFolder(plan.config.where.study, plan.run_id)
     if _complete(folder):
         _bind(folder)
         say(f'{plan.run_id} is done already')
@@ -106,7 +107,7 @@ def _make_run(
     wait_s: float = 0.0,  # as of `execute`
 ) -> None:
     "Lock the folder of a run and start its ranks, unless another process makes it meanwhile."
-    folder = RunFolder(plan.config.study, plan.run_id).create()
+    folder = RunFolder(plan.config.where.study, plan.run_id).create()
     with ExitStack() as stack:
         try:
             held = lock_or_wait(stack, folder, say, wait_s)
@@ -121,7 +122,10 @@ def _make_run(
         doing = 'training' if step is None else f'from step {step} on, training'
         if is_given(plan.config):
             doing = 'measuring'
-        say(f'{doing} {plan.run_id}: {pluralize(plan.config.ranks, "rank")}, {resolved_dtype(plan.config)}')
+        say(
+            f'{doing} {plan.run_id}: {pluralize(plan.config.compute.ranks, "rank")}, '
+            f'{resolved_dtype(plan.config)}'
+        )
         if rendezvous and rendezvous.nodes > 1:
             machines = pluralize(rendezvous.nodes, 'machine')
             say(f'{machines} connect at {rendezvous.address}; each waits half an hour for the others')
@@ -139,7 +143,7 @@ def _make_run(
 # %% ../../nbs/experiment/06_launch.ipynb #8d8bd42f
 def _take_part(plan: Plan, rendezvous: Rendezvous, say: Callable[[str], None]) -> dict:  # the record
     "Start ranks here of a run that another process has locked."
-    folder = RunFolder(plan.config.study, plan.run_id).create()
+    folder = RunFolder(plan.config.where.study, plan.run_id).create()
     say(f'{plan.run_id}: this process takes part and waits half an hour for {rendezvous.address}')
     name = f'-{socket.gethostname()}-{os.getpid()}'
     _write_job(plan, folder, 1, name)
@@ -165,10 +169,10 @@ def make_runs(
     "Make the runs that have no record yet; a `RunError` if all of them fail."
     if not isinstance(jobs, int) or jobs < 1:
         raise RunError(f'jobs={jobs!r} must be a number of runs, at least 1')
-    done = {r['run_id'] for r in records(plans[0].config.study)}
+    done = {r['run_id'] for r in records(plans[0].config.where.study)}
     for p in plans:
         if p.run_id in done:
-            _bind(RunFolder(p.config.study, p.run_id))
+            _bind(RunFolder(p.config.where.study, p.run_id))
     left = [p for p in plans if p.run_id not in done]
     maker = _Maker([p.run_id for p in plans], make, say, summarize)
     if jobs == 1:
@@ -320,7 +324,7 @@ def _write_job(
     write_json(
         folder.path / f'config{name}.json',
         dict(
-            config=plan.config.model_dump(mode='json'),
+            config=flat(plan.config),
             run_id=plan.run_id,
             corpus_sha256=plan.corpus_sha256,
             initial=plan.initial,
@@ -356,9 +360,9 @@ def _run_ranks(
     ranks = Ranks(
         'kdnotes.experiment.worker',
         folder.path / f'config{name}.json',
-        ranks=plan.config.ranks,
-        threads=plan.config.threads_per_rank,
-        restarts=RESTARTS if plan.config.ranks > 1 and rendezvous is None else 0,
+        ranks=plan.config.compute.ranks,
+        threads=plan.config.compute.threads_per_rank,
+        restarts=RESTARTS if plan.config.compute.ranks > 1 and rendezvous is None else 0,
         log=log,
         finished=lambda: _complete(folder),
         holds=[] if held is None else [held],
@@ -424,7 +428,7 @@ def with_run(
     plan: Plan,  # of its run
 ) -> dict:  # the row with study and run_id; that of kind start with settings, too
     "A row that says whose it is."
-    named = row | dict(study=plan.config.study, run_id=plan.run_id)
+    named = row | dict(study=plan.config.where.study, run_id=plan.run_id)
     if row['kind'] != 'start':
         return named
     return named | dict(settings=settings(plan.config) | dict(seed=plan.config.seed))

@@ -8,19 +8,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from ..core.arms import MODES, SEVERAL_RANKS
-from kdnotes.core.config import (
-    ConfigError,
+from ..core.config import ConfigError, pluralize, truncate_repr, task_info
+from kdnotes.core.spec import (
     RunConfig,
-    pluralize,
+    Train,
+    Where,
     flat,
-    names_with,
+    group_of,
+    is_student,
     needs_teacher,
-    truncate_repr,
-    task_info,
-    teacher_changes,
+    parameters,
+    starts_from,
+    teacher_names,
     teachers_mode,
+    value_of,
+    with_values,
 )
-from ..core.parse import make_config
+from ..core.parse import flat_parameters, make_config, of_arm
 from ..core.grid import arm_order, cell_name, cells, read_grid
 from ..core.render import phrase, reason, render, sentences
 from kdnotes.core.resolve import (
@@ -32,7 +36,6 @@ from kdnotes.core.resolve import (
     resolved_dtype,
     run_id,
     settings,
-    training_settings,
 )
 from ..core.streams import stream
 from kdnotes.experiment.compatibility import (
@@ -49,7 +52,6 @@ from kdnotes.experiment.describe import (
     Plan,
     choose_arms,
     named,
-    of_arm,
     on_this_machine,
     study_name,
     teacher_origin,
@@ -62,7 +64,7 @@ from kdnotes.tasks.sources import (
     resolve_corpus,
     resolve_unlabelled,
 )
-from ..results.schema import NAMING
+from ..results.schema import SCHEMA
 
 # %% auto #0
 __all__ = ['teacher_config', 'transfer_config', 'plan', 'plan_study', 'explain_study']
@@ -72,48 +74,42 @@ def teacher_config(
     asked: RunConfig,  # of a student, as given
     config: RunConfig,  # the same, resolved
 ) -> RunConfig:  # of the run that teaches it, not resolved
-    "The baseline on the same corpus: in its corpus' setting, or in that of the student's study."
-    where = ('task', 'corpus', 'columns', 'transfer', 'profile', 'study', 'teacher', 'grid_g_per_kwh')
-    if asked.teacher_setting == 'shared':
-        setting = _reaches_teacher(asked)
-    else:
-        setting = {name: flat(config)[name] for name in _same_inputs(config)}
-        if MODES[teachers_mode(config)].precision == 'mixed':
-            setting['amp_dtype'] = asked.amp_dtype
-    own = teacher_changes(task_info(config.task).settings)
-    changes = {
-        to: getattr(asked, name) for name, to in teacher_changes().items() if getattr(asked, name) is not None
+    "The run that trains a student's teacher: it reads the texts of its student, on a single rank."
+    teacher = asked.teacher
+    info = task_info(config.task)
+    shared = {name for name in info.settings.model_fields if group_of(name, config.task) == 'data'}
+    settings = {name: getattr(config.task_settings, name) for name in shared}
+    settings |= {
+        theirs: value_of(config, name)
+        for name, theirs in teacher_names(config.task).items()
+        if theirs in info.settings.model_fields and value_of(config, name) is not None
     }
-    if 'warmup_fraction' in changes:
-        setting.pop('warmup_steps', None)
-    setting |= {name: getattr(config, name) for name in where} | changes
-    setting |= {to: flat(config)[name] for name, to in own.items()}
-    if config.labels is not None:
-        # one draw: the labels that the student's run leaves out, its teacher does not know, either
-        setting['labels_seed'] = config.seed if config.labels_seed is None else config.labels_seed
-    if config.teacher_mode == 'given':
-        unread = training_settings(config.task)
-        setting = {name: value for name, value in setting.items() if name not in unread}
-        setting['teacher_mode'] = 'given'
-    return make_config(mode=teachers_mode(config), seed=config.teacher_seed, **setting)
+    # in the setting of a study, its runs are scored and saved alike, too
+    where = asked.where if asked.where.teacher_setting == 'shared' else Where()
+    own = dict(
+        mode=teachers_mode(config), study=config.where.study, grid_g_per_kwh=config.where.grid_g_per_kwh
+    )
+    alone = dict(arm=None, preset='none', teacher_setting='own', nodes=1, launcher='local', rendezvous=None)
+    return RunConfig(
+        task=config.task,
+        task_settings=teacher.task_settings.model_copy(update=settings),
+        data=config.data,
+        model=config.model.model_copy(update=dict(student=None)),
+        compute=teacher.compute,
+        train=_with_labels(teacher.train, config),
+        seed=value_of(config, 'teacher_seed'),
+        where=where.model_copy(update=alone | own),
+    )
 
 
-def _reaches_teacher(asked: RunConfig) -> dict:
-    "What a student's run is given, as far as the arm that teaches it would take it."
-    given = {
-        name: value
-        for name, value in flat(asked, changed=True).items()
-        if name not in ('mode', 'seed', 'arm', 'preset')  # its values are among them
-    }
-    given = task_info(asked.task).without_kd(given)
-    if (asked.precision == 'mixed') != (MODES[teachers_mode(asked)].precision == 'mixed'):
-        given.pop('precision', None)
-    return of_arm(teachers_mode(asked), given)
-
-
-def _same_inputs(config: RunConfig) -> set[str]:
-    "Settings that a model and the one it learns from have in common: both read the same examples."
-    return names_with('shared', RunConfig, task_info(config.task).settings)
+def _with_labels(train: Train | None, config: RunConfig) -> Train | None:
+    "A teacher's training that knows the labels of its student, and no others."
+    if train is None:
+        return None
+    labels = config.train.labels
+    seed = config.seed if config.train.labels_seed is None else config.train.labels_seed
+    known = dict(labels=labels, labels_seed=None if labels is None else seed)
+    return train.model_copy(update=dict(head_bias=config.train.head_bias) | known)
 
 
 def transfer_config(
@@ -122,19 +118,23 @@ def transfer_config(
     """The same network on the corpus that is learnt first:
     once, in the faster precision, in a study of its own.
     """
-    same = ('task', 'profile', 'teacher', 'grid_g_per_kwh', *_same_inputs(config))
-    own = (
-        dict(mode='mixed_kd', teacher_mode='mixed_baseline', student_layers=config.student_layers)
-        | {name: getattr(config, name) for name in names_with('shape', RunConfig)}
-        if config.student_init == 'transferred' and MODES[config.mode].network == 'student'
-        else dict(mode='mixed_baseline')
-    )
+    names = [name for name in parameters(config.task) if group_of(name, config.task) == 'data']
+    same = {'task', 'profile', 'teacher', 'grid_g_per_kwh', 'head_bias', 'labels', *names} - {
+        'corpus',
+        'columns',
+        'transfer',
+    }
+    own = dict(mode='mixed_baseline')
+    if starts_from(config, 'transferred'):
+        shape = {name for name in parameters(config.task) if group_of(name, config.task) == 'model.student'}
+        own = {name: value_of(config, name) for name in shape - {'student', 'student_init'}}
+        own |= dict(mode='mixed_kd', teacher_mode='mixed_baseline')
     return make_config(
-        corpus=config.transfer,
-        study=study_name(config.transfer, config.smoke, config.task),
+        corpus=config.data.transfer,
+        study=study_name(config.data.transfer, config.data.smoke, config.task),
         seed=0,
         **own,
-        **{k: flat(config)[k] for k in same},
+        **{name: value_of(config, name) for name in same},
     )
 
 # %% ../../nbs/experiment/03_plan.ipynb #556fc464
@@ -158,7 +158,10 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
 
     on = on or machine()
     dtype, code = resolve_precision(
-        config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16
+        config.compute.precision or MODES[config.where.mode].precision,
+        config.compute.amp_dtype,
+        on.device,
+        on.bf16,
     )
     asked = config = _as_read(config)
     config, corpus = _resolve_on_corpus(asked, on, corpora)
@@ -168,17 +171,17 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
     teacher = plan(teacher_config(asked, config), on, corpora, check) if needs_teacher(config) else None
     first = (
         plan(transfer_config(config), on, corpora, check)
-        if config.transfer != 'none' and _starts_pretrained(config)
+        if config.data.transfer != 'none' and _starts_pretrained(config)
         else None
     )
     if first is not None and first.corpus_sha256 == corpus.sha256:
         raise ConfigError(
-            f'transfer={config.transfer!r} holds the same texts as corpus={config.corpus!r}; name another '
-            'corpus, or transfer=none'
+            f'transfer={config.data.transfer!r} holds the same texts as corpus={config.data.corpus!r}; '
+            'name another corpus, or transfer=none'
         )
     initial = _initial(config, teacher, first)
     config, teachers = teachers_of(config, corpus)
-    notes = checked_models(asked, config, corpus) if check else {}
+    notes = checked_models(config, corpus) if check else {}
     notes['unknown'] = unknown_tokens(config, corpus, from_file=not check)
     if teacher and teacher.head:
         notes['head'] = tuple(dict.fromkeys((*notes['head'], *teacher.head)))
@@ -193,7 +196,8 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         teacher=teacher,
         transfer=first,
         teachers=teachers,
-        tokens=own != config.teacher and reason('own_tokens', student=own, teacher=config.teacher),
+        tokens=own != config.model.pretrained
+        and reason('own_tokens', student=own, teacher=config.model.pretrained),
         config_sha256=config_sha256(source_of(config)) if 'weights_sha256' in initial else None,
         vocabulary_sha256=vocabulary_sha256(own),
         reading_sha256=reading_sha256(source_of(config), own),
@@ -206,21 +210,22 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         clusters=_clusters(config, corpus),
         **notes,
     )
-    return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, NAMING))
+    return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, SCHEMA))
 
 
 def _as_read(asked: RunConfig) -> RunConfig:
     "The same; texts no longer than its model reads, where that is less than usual and nothing else is given."
     from kdnotes.distill.tokenizers import longest_text
 
-    of_task = task_info(asked.task).usual(dict(mode=asked.mode)).get('max_length')
-    given = 'max_length' in asked.model_fields_set and asked.max_length != of_task
-    if given or asked.teacher is None:
+    of_task = task_info(asked.task).usual(dict(mode=asked.where.mode)).get('max_length')
+    given = 'max_length' in asked.data.model_fields_set and asked.data.max_length != of_task
+    if given or asked.model.pretrained is None:
         return asked  # a profile's models read what is usual
-    longest = longest_text(asked.teacher)
-    if longest is None or longest >= asked.max_length:
+    longest = longest_text(asked.model.pretrained)
+    if longest is None or longest >= asked.data.max_length:
         return asked
-    return make_config(**flat(asked, changed=True) | dict(max_length=longest))
+    again = make_config(**flat(asked, changed=True) | dict(max_length=longest))
+    return again.model_copy(update=dict(teacher=asked.teacher))
 
 
 def _resolve_on_corpus(
@@ -229,35 +234,37 @@ def _resolve_on_corpus(
     corpora: dict[str, Corpus],  # by resolved name; this one is added where it is not there
 ) -> tuple[RunConfig, Corpus]:
     "A configuration with all that its machine and its corpus decide, and the corpus."
-    transfer = 'none' if asked.transfer == 'none' else resolve_corpus(asked.task, asked.transfer)
-    name = resolve_corpus(asked.task, asked.corpus)
+    transfer = 'none' if asked.data.transfer == 'none' else resolve_corpus(asked.task, asked.data.transfer)
+    name = resolve_corpus(asked.task, asked.data.corpus)
     depth = teacher_depth(asked)
     config = resolve(asked, on, name, transfer, depth)
-    if config.transfer == config.corpus:
+    if config.data.transfer == config.data.corpus:
         raise ConfigError(
-            f'transfer={config.transfer!r} is the corpus itself; name another one, or transfer=none'
+            f'transfer={config.data.transfer!r} is the corpus itself; name another one, or transfer=none'
         )
-    if isinstance(config.threads_per_rank, int) and config.threads_per_rank > on.cores:
+    if isinstance(config.compute.threads_per_rank, int) and config.compute.threads_per_rank > on.cores:
         raise ConfigError(
-            f'threads_per_rank={config.threads_per_rank} is more than the {pluralize(on.cores, "core")} of '
-            'this machine; use fewer, or auto'
+            f'threads_per_rank={config.compute.threads_per_rank} is more than the '
+            f'{pluralize(on.cores, "core")} of this machine; use fewer, or auto'
         )
     corpus = corpus_of(config, corpora)
     if corpus.name != name:
         # a folder with a known corpus has its settings
-        config = resolve(asked, on, corpus.name, transfer, depth).model_copy(update=dict(corpus=name))
-    if asked.unlabelled_id not in ('', corpus.unlabelled_id):
+        config = with_values(resolve(asked, on, corpus.name, transfer, depth), corpus=name)
+    named = value_of(asked, 'unlabelled_id')
+    if named not in ('', corpus.unlabelled_id):
         raise ConfigError(
-            f'unlabelled_id={asked.unlabelled_id} names other rows without a label than there are '
+            f'unlabelled_id={named} names other rows without a label than there are '
             f'({corpus.unlabelled_id or "none"}); leave it out, since the plan finds it'
         )
-    if config.unlabelled_share and not corpus.unlabelled_id:
+    share = value_of(config, 'unlabelled_share')
+    if share and not corpus.unlabelled_id:
         raise ConfigError(
-            f'unlabelled_share={config.unlabelled_share:g} is a share of no rows, since corpus '
+            f'unlabelled_share={share:g} is a share of no rows, since corpus '
             f'{corpus.name} has none without a label; leave it out, or name them with unlabelled=<corpus>'
         )
     found = dict(unlabelled=resolve_unlabelled(config), unlabelled_id=corpus.unlabelled_id)
-    return config.model_copy(update=found), corpus
+    return with_values(config, **found), corpus
 
 
 def _clusters(config: RunConfig, corpus: Corpus) -> tuple[str, int] | None:
@@ -274,10 +281,7 @@ def _with_rows(corpus: Corpus, found: dict[str, int]) -> dict[str, tuple[int, in
 
 
 def _starts_pretrained(config: RunConfig) -> bool:
-    return MODES[config.mode].network == 'teacher' or config.student_init in (
-        'teacher_pretrained',
-        'transferred',
-    )
+    return not is_student(config) or starts_from(config, 'teacher_pretrained', 'transferred')
 
 
 def _of_files(config: RunConfig) -> dict:
@@ -290,13 +294,17 @@ def _of_files(config: RunConfig) -> dict:
 
 def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> dict:
     "What the weights start from."
-    student = MODES[config.mode].network == 'student'
-    if student and config.student_init == 'hub':
+    student = is_student(config)
+    if student and config.model.student.init == 'hub':
         return _of_files(config)
-    layers = dict(layers=list(config.student_layers or range(depth_of(config.teacher)))) if student else {}
-    if student and config.student_init == 'teacher_finetuned':
+    layers = (
+        dict(layers=list(config.model.student.kept_layers or range(depth_of(config.model.pretrained))))
+        if student
+        else {}
+    )
+    if student and config.model.student.init == 'teacher_finetuned':
         return dict(teacher_run_id=teacher.run_id) | layers
-    if student and config.student_init == 'transferred':
+    if student and config.model.student.init == 'transferred':
         return dict(transfer_run_id=transfer.run_id)
     return (dict(transfer_run_id=transfer.run_id) if transfer else _of_files(config)) | layers
 
@@ -382,7 +390,7 @@ def _teachers_named(plans: list[Plan], values: dict[str, dict]) -> list[Plan]:
     """The runs of a grid with the names of their teachers: a teacher that is an arm of the study is called as
     it is there, and another one, where there are several, after the values that its students share.
     """
-    arms = {p.run_id: p.config.arm for p in plans}
+    arms = {p.run_id: p.config.where.arm for p in plans}
     taught: dict[str, list[Plan]] = {}
     for p in plans:
         if p.teacher:
@@ -392,15 +400,15 @@ def _teachers_named(plans: list[Plan], values: dict[str, dict]) -> list[Plan]:
         own = teacher.config
         seeds = [t[0].teacher.config.seed for t in taught.values()]
         if teacher.run_id in arms or seeds.count(own.seed) == 1:
-            return arms.get(teacher.run_id, own.arm)
-        first, *others = (values[p.config.arm] for p in taught[teacher.run_id])
+            return arms.get(teacher.run_id, own.where.arm)
+        first, *others = (values[p.config.where.arm] for p in taught[teacher.run_id])
         shared = {k: v for k, v in first.items() if all(k in its and its[k] == v for its in others)}
-        return cell_name(own.mode, shared)
+        return cell_name(own.where.mode, shared)
 
     def of(p: Plan) -> Plan:
         if p.teacher is None:
             return p
-        config = p.teacher.config.model_copy(update=dict(arm=name(p.teacher)))
+        config = with_values(p.teacher.config, arm=name(p.teacher))
         return replace(p, teacher=replace(p.teacher, config=config))
 
     return [of(p) for p in plans]
@@ -422,6 +430,7 @@ def plan_study(
         raise ConfigError(
             f"arms={truncate_repr(arms)} must be a text: 'usual', 'procedures', 'all' or modes with commas"
         )
+    common = flat_parameters(common)
     if given := {'mode', 'seed', 'arm'} & common.keys():
         raise ConfigError(
             f"{' and '.join(sorted(given))} cannot be given to a whole study; "
@@ -460,7 +469,11 @@ def explain_study(
 ) -> str:
     "What a study will run, on what, in which number formats and why."
     chain = sorted(
-        plans, key=lambda p: (list(MODES).index(p.config.mode), arm_order(p.config.mode, p.config.arm))
+        plans,
+        key=lambda p: (
+            list(MODES).index(p.config.where.mode),
+            arm_order(p.config.where.mode, p.config.where.arm),
+        ),
     )
     teachers: dict[str, list[str]] = {}  # by where their setting comes from
     for p in plans:
@@ -469,22 +482,22 @@ def explain_study(
     return render(
         'plan_study.txt.jinja',
         plans=plans,
-        arms=list(dict.fromkeys(p.config.arm for p in chain)),
+        arms=list(dict.fromkeys(p.config.where.arm for p in chain)),
         seeds=sorted({p.config.seed for p in plans}),
-        rows=sentences('setting.jinja', 'by_arm', [(p.config.arm, p.amount) for p in chain]),
+        rows=sentences('setting.jinja', 'by_arm', [(p.config.where.arm, p.amount) for p in chain]),
         teachers=teachers,
         unconverged=unconverged_teachers_of(plans),
         settings=sentences(
             'setting.jinja',
             'by_arm',
-            [(p.config.arm, phrase('setting.jinja', 'training', settings(p.config))) for p in chain],
+            [(p.config.where.arm, phrase('setting.jinja', 'training', settings(p.config))) for p in chain],
         ),
-        changes=sentences('setting.jinja', 'by_arm', [(p.config.arm, p.changes) for p in chain]),
+        changes=sentences('setting.jinja', 'by_arm', [(p.config.where.arm, p.changes) for p in chain]),
         formats={resolved_dtype(p.config): p.reason for p in plans},
         losses=dict.fromkeys(
-            phrase('setting.jinja', 'losses', flat(p.config), MODES[p.config.mode])
+            phrase('setting.jinja', 'losses', flat(p.config), MODES[p.config.where.mode])
             for p in plans
-            if MODES[p.config.mode].kd
+            if p.config.loss is not None
         ),
         time=time,
     ).rstrip()

@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 from ..core.arms import MODES
-from ..core.config import RunConfig, pluralize, is_given, reads_scores
+from ..core.config import pluralize
+from ..core.spec import RunConfig, is_given, reads_scores, value_of
 from ..core.render import reason
 from ..core.resolve import factors, settings
 from ..results.schema import SCHEMA, SHARED_MASKS, Best, Operations, keys_of
@@ -105,7 +106,7 @@ def _reasons(config: RunConfig, record: dict, reasons: dict, uncut: str) -> dict
         uncounted = untrained
     primary = record['primary']
     signal = 'no KD in this mode'
-    if MODES[config.mode].kd:
+    if config.loss is not None:
         signal = 'the teacher ran online; its time is in train_s'
     if reads_scores(config):
         signal = "the teacher's scores were made outside kdnotes"
@@ -156,10 +157,10 @@ def _identity(rank: Rank, start_sha256: str, model) -> dict:
     runtime = rank.runtime
     return dict(
         run_id=job['run_id'],
-        study=config.study,
+        study=config.where.study,
         task=config.task,
-        mode=config.mode,
-        arm=config.arm,
+        mode=config.where.mode,
+        arm=config.where.arm,
         factors=factors(config),
         settings=settings(config),
         parallel=_parallel(config, runtime),
@@ -170,19 +171,19 @@ def _identity(rank: Rank, start_sha256: str, model) -> dict:
         corpus_sha256=corpus.sha256,
         overlap={split: n for split, (n, _) in job.get('overlap', {}).items()},
         trained_rows=job.get('trained_rows', {}),
-        **(dict(columns=config.columns) if config.columns else {}),
+        **(dict(columns=config.data.columns) if config.data.columns else {}),
         **(dict(teachers=job['teachers']) if job.get('teachers') else {}),
         precision=runtime.dtype,
         widened=runtime.widened,
         precision_reason=f"{job['precision_reason']}; {runtime.math}",
         environment=environment(),
-        smoke=config.smoke,
-        tuning_id=config.tuning_id,
+        smoke=config.data.smoke,
+        tuning_id=value_of(config, 'tuning_id'),
         initial=job['initial'] | dict(start_sha256=start_sha256) | _adaptation(model),
         models=dict(
-            profile=config.profile,
-            teacher=config.teacher,
-            student=config.student,
+            profile=config.model.profile,
+            teacher=config.model.pretrained,
+            student=value_of(config, 'student'),
             attention=model.config._attn_implementation,
             config_sha256=job.get('config_sha256'),
             vocabulary_sha256=job.get('vocabulary_sha256'),
@@ -212,7 +213,7 @@ def _places(runtime) -> str:  # 'cpu', 'cuda, 2 machines, NCCL_ALGO=Ring'
 
 def _parallel(config: RunConfig, runtime) -> dict:
     "The processes of a run, and why so many."
-    alone = MODES[config.mode].ranks == '1'
+    alone = MODES[config.where.mode].ranks == '1'
     return dict(
         ranks=runtime.ranks,
         threads_per_rank=runtime.threads,
@@ -266,7 +267,7 @@ def record_of(
         operations=operations,
         latency=latency,
         **{part: used[part] for part in used if part in measured},
-        energy=used['energy'] | carbon(used['energy']['device_j'], rank.config.grid_g_per_kwh),
+        energy=used['energy'] | carbon(used['energy']['device_j'], rank.config.where.grid_g_per_kwh),
         machine=used['machine'] | dict(jobs=rank.job.get('jobs', 1)),
         timeline=compact_timeline([r for r in rows if r['kind'] == 'telemetry']),
         gradients=compact_gradients(rows),

@@ -18,7 +18,7 @@ from ..stats.intervals import Interval, cluster_interval, exp_interval, scaled
 from ..results.overview import find_run
 from ..core.config import KdnotesError, is_unicode, truncate_repr, escape_control_chars
 from ..core.render import render
-from ..core.parse import make_config
+from ..core.parse import stored_config
 from ..core.files import cache_path, sha256_text
 from ..core.streams import stream
 from ..results.runs import RunFolder, saved_model
@@ -395,7 +395,7 @@ def _trained_on(model: str, documents: list[dict]) -> int | None:
     if not RUN_ID.fullmatch(model):
         return None
     run = checked_run_model(model).parent
-    config = make_config(**RunFolder(run.parent.name, run.name).config()['config'])
+    config = stored_config(RunFolder(run.parent.name, run.name).config()['config'])
     try:
         known = set(corpus_of(config).splits['train']['text'])
     except KdnotesError:  # the corpus is not at hand any more

@@ -16,7 +16,7 @@ from ..report.figures import draw_evidence
 from ..report.plotting import FigureFile
 from ..report.report import Report, report_of
 from ..stats.evidence import evidence
-from ..core.config import flat
+from ..core.spec import flat
 from ..core.files import atomic_write, figures_path, file_errors, runs_path
 from ..core.render import phrase
 from .cluster import Cluster
@@ -103,11 +103,13 @@ def run_study(
         if beside == 1 and (time := phrase(TEMPLATE, 'time', time_left(plans))):
             say(f'   left: {time}')
 
-    ray_address = ray_address or next((p.config.rendezvous for p in plans if p.config.launcher == 'ray'), '')
+    ray_address = ray_address or next(
+        (p.config.where.rendezvous for p in plans if p.config.where.launcher == 'ray'), ''
+    )
     with ExitStack() as stack:
         cluster = None
         if ray_address and to_make(plans):
-            machines = max(p.config.nodes for p in plans)
+            machines = max(p.config.where.nodes for p in plans)
             cluster = stack.enter_context(closing(Cluster(ray_address, machines)))
         if jobs is None:
             jobs = cluster.room(plans) if cluster else 1
@@ -126,7 +128,7 @@ def _score_baselines(plans: Sequence[Plan], say: Callable[[str], None]) -> None:
 
 def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
     "The comparison of the runs that were made, kept as a table and figures."
-    study = plans[0].config.study
+    study = plans[0].config.where.study
     made = [p.run_id for p in plans if p.run_id not in failed]
     # a teacher that was made or measured for this study stands beside its students
     teachers = [p.teacher.run_id for p in plans if p.teacher is not None and p.run_id not in failed]

@@ -15,9 +15,19 @@ from functools import lru_cache
 from pathlib import Path
 import pandas as pd
 from .. import __version__
-from ..core.arms import MODES
-from ..core.config import KdnotesError, RunConfig, is_given, reads_scores, task_info
-from ..core.parse import make_config
+from ..core.config import KdnotesError, task_info
+from kdnotes.core.spec import (
+    RunConfig,
+    flat,
+    is_given,
+    is_student,
+    reads_scores,
+    several_teachers,
+    starts_from,
+    value_of,
+    with_values,
+)
+from ..core.parse import stored_config
 from ..core.files import cache_path, file_errors, read_json
 from ..core.tables import reason
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
@@ -55,10 +65,10 @@ def _enter(config_file: str | Path) -> Rank:
         raise RunError(f'{", ".join(without)} does not see {folder.path}; all machines share one home folder')
     # what another machine could not know before the run was locked
     job = read_json(config_file) | {name: folder.config()[name] for name in ('times', 'jobs')}
-    config = make_config(**job['config'])
+    config = stored_config(job['config'])
     runtime = rt.start(config, env)
     corpus = corpus_of(config)
-    planned = (job['corpus_sha256'], config.unlabelled_id)
+    planned = (job['corpus_sha256'], value_of(config, 'unlabelled_id'))
     _check_unchanged(
         f'corpus {corpus.name} at {corpus.where}', (corpus.sha256, corpus.unlabelled_id), planned
     )
@@ -99,7 +109,7 @@ def worker(
         gpu_index=runtime.device.index or 0,
     )
     with telemetry:
-        with telemetry.phase('teacher') if MODES[rank.config.mode].kd else contextlib.nullcontext():
+        with telemetry.phase('teacher') if rank.config.loss is not None else contextlib.nullcontext():
             signal, teacher_s = _signal(rank, task)
         result, evaluation = _train(rank, task, model.to(runtime.device), on_row, signal, telemetry)
     on_row('end', step=result.steps, train_s=result.train_s, status='done')
@@ -140,9 +150,9 @@ def task_of_teacher(
     "The same examples as the teacher of a run reads them."
     from kdnotes.distill.tokenizers import reads_as
 
-    asks = MODES[config.mode].kd and not reads_scores(config)
-    alike = not asks or reads_as(config) == config.teacher
-    return task if alike else encoded_task(config, corpus, runtime, config.teacher)
+    asks = config.loss is not None and not reads_scores(config)
+    alike = not asks or reads_as(config) == config.model.pretrained
+    return task if alike else encoded_task(config, corpus, runtime, config.model.pretrained)
 
 
 def starting_model(
@@ -160,8 +170,8 @@ def starting_model(
 
     initial = job['initial']
     seed = torch_seed(config.seed, 'init')
-    is_student = MODES[config.mode].network == 'student'
-    from_hub = is_student and config.student_init == 'hub'
+    student = is_student(config)
+    from_hub = student and config.model.student.init == 'hub'
     source = source_of(config)
     planned = {
         'config.json': (config_sha256, source, job.get('config_sha256')),
@@ -176,14 +186,14 @@ def starting_model(
     elif 'transfer_run_id' in initial:
         # already cut to its layers where it is a student
         model = _model_of_run(task, initial['transfer_run_id'])
-    elif config.teacher_mode == 'given' and not from_hub:
-        model = load_given(config.teacher, task.auto_class, task.head_labels)
+    elif value_of(config, 'teacher_mode') == 'given' and not from_hub:
+        model = load_given(config.model.pretrained, task.auto_class, task.head_labels)
     else:
         model = fresh_model(task, source, config, seed, **model_settings(config, load_config(source)))
-    if 'layers' in initial and config.student_layers is not None:
-        model = choose_layers(model, config.student_layers)
+    if 'layers' in initial and config.model.student.kept_layers is not None:
+        model = choose_layers(model, config.model.student.kept_layers)
     # one that was trained on another corpus has its shape from there
-    shaped = 'transfer_run_id' in initial and is_student and config.student_init == 'transferred'
+    shaped = 'transfer_run_id' in initial and starts_from(config, 'transferred')
     model = configure_model(config, task, model, shaped)
     return model, weights_sha256(model)
 
@@ -199,7 +209,7 @@ def configure_model(
     from kdnotes.distill.students import head_importance, shape_student
 
     model = apply_settings(model, model_settings(config, model.config))
-    if MODES[config.mode].network == 'student' and not shaped:
+    if is_student(config) and not shaped:
         model = shape_student(model, config, lambda student: head_importance(student, task, config))
     qa_dropout = getattr(config.task_settings, 'qa_dropout', None)
     return model if qa_dropout is None else head_dropout(model, qa_dropout)
@@ -234,7 +244,7 @@ def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its ca
     from kdnotes.distill.scores import Teachers
 
     config = rank.config
-    if not MODES[config.mode].kd:
+    if config.loss is None:
         return None, None
     if reads_scores(config):
         return _scores(rank, task), None
@@ -242,12 +252,12 @@ def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its ca
     signals = []
     for model in _teachers(rank, task):
         model = model.to(rank.runtime.device)
-        if config.signal == 'online':
+        if config.loss.signal == 'online':
             signals.append(online_teacher(as_read, model, config, as_read is not task))
         else:
             signals.append(_cached_signal(rank, as_read, model))
-    seconds = None if config.signal == 'online' else sum(signal.meta['teacher_s'] for signal in signals)
-    return Teachers(tuple(signals), config) if config.teachers else signals[0], seconds
+    seconds = None if config.loss.signal == 'online' else sum(signal.meta['teacher_s'] for signal in signals)
+    return Teachers(tuple(signals), config) if several_teachers(config) else signals[0], seconds
 
 
 def _teachers(rank: Rank, task) -> Iterator:  # models
@@ -255,11 +265,11 @@ def _teachers(rank: Rank, task) -> Iterator:  # models
     from kdnotes.distill.models import load_given
 
     config = rank.config
-    if not config.teachers:
+    if not several_teachers(config):
         yield _model_of_run(task, rank.job['teacher_run_id'])
         return
     _check_unchanged('a model of teachers', teachers_sha256(config), rank.job['teachers']['sha256'])
-    for source in config.teachers:
+    for source in config.teacher.sources:
         yield load_given(source, task.auto_class, task.head_labels)
 
 
@@ -279,7 +289,7 @@ def _cached_signal(rank: Rank, task, teacher):
 
     config = rank.config
     runtime = rank.runtime
-    parts = te.key_parts(task, config, teacher, load_tokenizer(config.teacher), rank.corpus.sha256)
+    parts = te.key_parts(task, config, teacher, load_tokenizer(config.model.pretrained), rank.corpus.sha256)
     key = te.signal_key(**parts)
     folder = cache_path() / 'signals' / key
     # each machine computes its own, unless they share the folder
@@ -346,7 +356,9 @@ def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (Tr
                 telemetry.phase,
             )
     with telemetry.phase('evaluation'):
-        evaluation = evaluate(model, task, task.evaluation_sets, rank.runtime, rank.config.eval_batch_size)
+        evaluation = evaluate(
+            model, task, task.evaluation_sets, rank.runtime, rank.config.where.eval_batch_size
+        )
     if result.waited_s is not None:
         telemetry.add_phase_seconds('synchronisation', result.waited_s)
     if rank.runtime.main:
@@ -405,13 +417,13 @@ def have_floors(
 ) -> list[str]:  # sentences: which frozen encoders could not be scored, and why
     "Score the trivial baselines of a run, where no run of its study has done so."
     info = task_info(config.task)
-    known = set(floors(config.study)['key'])
-    few = config.labels is not None and 'labels' in info.floor_settings
+    known = set(floors(config.where.study)['key'])
+    few = value_of(config, 'labels') is not None and 'labels' in info.floor_settings
     key = floors_key(info, corpus_sha256, settings(config))
     if key not in known:
         tables = [floor_table(task.floors()) for task in _floor_tasks(config, corpus_sha256, few)]
         if tables:
-            keep_floors(config.study, key, _mean_table(tables))
+            keep_floors(config.where.study, key, _mean_table(tables))
     left_out = []
     for name, start in _starts(config, left_out):
         key = encoder_key(info, corpus_sha256, settings(config), start)
@@ -420,13 +432,13 @@ def have_floors(
         tables = []
         try:
             for task in _floor_tasks(config, corpus_sha256, few and info.probes):
-                encoder = _encoder(name, start, config.max_length, device, cache_path() / 'embeddings')
+                encoder = _encoder(name, start, config.data.max_length, device, cache_path() / 'embeddings')
                 tables.append(floor_table(dict(frozen_encoder=task.encoder_floor(encoder))))
         except (KdnotesError, RuntimeError) as e:  # of weights that cannot be loaded, or have no room
             left_out.append(str(e))
             continue
         if tables:
-            keep_floors(config.study, key, _mean_table(tables))
+            keep_floors(config.where.study, key, _mean_table(tables))
     return [f'the frozen encoder was not scored: {why}' for why in left_out]
 
 
@@ -453,7 +465,7 @@ def _starts(
 
     if 'frozen_encoder' not in task_info(config.task).floors:
         return
-    for role, name in start_names(config).items():
+    for role, name in start_names(flat(config)).items():
         try:
             if role == 'profile':
                 yield name, profile_start(name)
@@ -492,11 +504,11 @@ def _floor_tasks(
     from kdnotes.distill.tokenizers import load_tokenizer
 
     info = task_info(config.task)
-    alone = dict(unlabelled='none', labels=config.labels if few else None, labels_seed=None)
+    alone = dict(unlabelled='none', labels=value_of(config, 'labels') if few else None, labels_seed=None)
     known = {}
     found = []
     for seed in range(DRAWS) if few else [config.seed]:
-        own = config.model_copy(update=alone | dict(seed=seed))
+        own = with_values(config, **alone | dict(seed=seed))
         try:
             corpus = corpus_of(own, known)
             info.check_corpus(corpus, own)
@@ -508,7 +520,7 @@ def _floor_tasks(
             return []
         task = make_task(own, corpus)
         if task.evaluates_itself:  # its floors count word pieces; those of the others read rows
-            task.encode(load_tokenizer(config.teacher), cache_path() / 'tokens')
+            task.encode(load_tokenizer(config.model.pretrained), cache_path() / 'tokens')
         found.append(task)
     return found
 
@@ -542,9 +554,9 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     model.config.update(task.head_config)
     tokenizer = load_tokenizer(reads_as(rank.config))
     # plain, for whoever reads it: heads that were taken out are zeros
-    save_model(whole_model(model), folder.path / 'model', tokenizer, rank.config.max_length)
+    save_model(whole_model(model), folder.path / 'model', tokenizer, rank.config.data.max_length)
     if is_pruned(model):
-        save_model(model, folder.path / 'pruned', tokenizer, rank.config.max_length)
+        save_model(model, folder.path / 'pruned', tokenizer, rank.config.data.max_length)
     folder.write_table('units', outcome.evaluation.units)
     folder.write_table('predictions', outcome.evaluation.predictions)
     record = record_of(rank, task, model, outcome)

@@ -22,10 +22,10 @@ from ..core.config import KdnotesError
 from ..telemetry.meters import METERS
 
 # %% auto #0
-__all__ = ['SCHEMA', 'NAMING', 'ADDED', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number', 'Numbers', 'Counts',
-           'ROW_KEYS', 'HARDWARE', 'RECORD_KEYS', 'SHARED_MASKS', 'SEPARATE_MASKS', 'RecordError', 'of_this_schema',
-           'Part', 'NumberPart', 'Explained', 'Point', 'first_error', 'make_row', 'Row', 'check_row', 'Factors',
-           'Settings', 'Parallel', 'Environment', 'Models', 'Primary', 'Time', 'Throughput', 'Memory', 'Energy', 'Amp',
+__all__ = ['SCHEMA', 'ADDED', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number', 'Numbers', 'Counts', 'ROW_KEYS',
+           'HARDWARE', 'RECORD_KEYS', 'SHARED_MASKS', 'SEPARATE_MASKS', 'RecordError', 'of_this_schema', 'Part',
+           'NumberPart', 'Explained', 'Point', 'first_error', 'make_row', 'Row', 'check_row', 'Factors', 'Settings',
+           'Parallel', 'Environment', 'Models', 'Primary', 'Time', 'Throughput', 'Memory', 'Energy', 'Amp',
            'Utilisation', 'MachineLoad', 'Sampling', 'Latency', 'Operations', 'Gradients', 'Tokenisation', 'Best',
            'Record', 'keys_of', 'ran_on_cpu', 'dropout_masks', 'check_record', 'check_read']
 
@@ -36,8 +36,7 @@ class RecordError(KdnotesError):
     exit_code = 1
 
 # %% ../../nbs/results/01_schema.ipynb #cd6780c3
-SCHEMA = 3
-NAMING = 2  # the rule by which `core.resolve.run_id` names a run
+SCHEMA = 4  # also of the rule by which `core.resolve.run_id` names a run
 ADDED = {  # by schema 2: key of a record -> the keys it holds
     'tuning_id': (),
     'phases': (),
@@ -69,11 +68,20 @@ def _from_2(old: dict) -> dict:
     "A record of schema 2, which has no hash of the configuration and tokenizer that read its weights."
     if isinstance(old.get('models'), dict):
         old = old | dict(models=dict(reading_sha256=None) | old['models'])
+    return _from_3(old)
+
+
+def _from_3(old: dict) -> dict:
+    "A record of schema 3, whose run is named by an older rule."
     return old | dict(schema=SCHEMA)
 
 
 # schema of an old record, row or state -> function that makes it one of SCHEMA
-MIGRATIONS: dict[int, Callable[[dict], dict]] = {1: lambda old: _from_2(_from_1(old)), 2: _from_2}
+MIGRATIONS: dict[int, Callable[[dict], dict]] = {
+    1: lambda old: _from_2(_from_1(old)),
+    2: _from_2,
+    3: _from_3,
+}
 
 # %% ../../nbs/results/01_schema.ipynb #c16844f6
 def of_this_schema(

@@ -5,9 +5,8 @@
 # %% ../../nbs/results/05_starts.ipynb #065dde41
 from __future__ import annotations
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 from ..core.arms import MODES, PROFILES
 
@@ -20,19 +19,20 @@ _OF_RUN = re.compile(r'-s\d+-[0-9a-f]{12}/(model|pruned)/?$')
 
 
 def start_names(
-    given: Any,  # has the attributes mode, student_init, teacher_mode, teachers, teacher, student, profile
+    # flat parameters of a run: mode, student_init, teacher_mode, teachers, teacher, student, profile
+    given: Mapping[str, Any],
 ) -> dict[str, str]:  # 'student', 'teacher' or 'profile' -> the name of weights
     "The pretrained weights of a run's network and of its teacher."
-    mode = MODES[given.mode]
-    from_hub = mode.network == 'student' and given.student_init == 'hub'
+    mode = MODES[given['mode']]
+    from_hub = mode.network == 'student' and given['student_init'] == 'hub'
     names = {}
-    if from_hub and not _OF_RUN.search(given.student):
-        names['student'] = given.student
-    no_run = given.teacher_mode in ('given', 'scores') or bool(given.teachers)
-    if from_hub and mode.kd and not no_run or not from_hub and given.teacher_mode != 'given':
-        names['teacher'] = given.teacher
-    elif given.teacher_mode == 'given' or not names:
-        names['profile'] = PROFILES[given.profile].teacher
+    if from_hub and not _OF_RUN.search(given['student']):
+        names['student'] = given['student']
+    no_run = given['teacher_mode'] in ('given', 'scores') or bool(given['teachers'])
+    if from_hub and mode.kd and not no_run or not from_hub and given['teacher_mode'] != 'given':
+        names['teacher'] = given['teacher']
+    elif given['teacher_mode'] == 'given' or not names:
+        names['profile'] = PROFILES[given['profile']].teacher
     return names
 
 # %% ../../nbs/results/05_starts.ipynb #aa2e3ab5
@@ -66,7 +66,7 @@ def record_starts(
         teachers=others.get('models', ()),
     )
     named_models = {name: models.get(name) for name in ('teacher', 'student', 'profile')}
-    named = start_names(SimpleNamespace(**given, **named_models))
+    named = start_names(given | named_models)
     of_role = dict(student=_network_start, teacher=partial(_teacher_start, find=find))
     return {
         name: profile_start(name) if role == 'profile' else of_role[role](record)

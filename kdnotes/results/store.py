@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager, ExitStack
 from glob import escape
 from pathlib import Path
 import pandas as pd
-from ..core.config import NAME_PATTERN, NAME_RULE, ConfigError
+from ..core.config import ConfigError
+from ..core.spec import NAME_PATTERN, NAME_RULE
 from kdnotes.core.files import (
     BusyError,
     atomic_write,

@@ -10,15 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from kdnotes.core.config import (
-    FIRST_TASK,
-    ConfigError,
-    pluralize,
-    flat,
-    result_parameters,
-    truncate_repr,
-    task_info,
-)
+from ..core.config import FIRST_TASK, ConfigError, pluralize, truncate_repr, task_info
+from ..core.spec import flat, value_of
 from ..core.parse import make_config
 from ..core.files import runs_path
 from ..experiment.plan import Plan, make_task, named, plan
@@ -29,6 +22,7 @@ from .result import Threshold
 from .spaces import Space, baseline, check_space, first_reason, space_of
 from .store import SAMPLERS, TrialStore, objectives_of
 from ..tasks.sources import Corpus, corpus_of
+from ..core.resolve import result_parameters
 
 # %% auto #0
 __all__ = ['SearchConfig', 'search_config', 'search_named', 'split_options', 'ResolvedSearch', 'resolve_search', 'identity_of',
@@ -139,10 +133,11 @@ def resolve_search(
     first = plan(make_config(**common), corpora=corpora)
     config = first.config
     common['seed'] = config.seed
-    if config.teacher_seed is not None:  # one teacher for all seeds, and the labels of the rows that it knows
-        common['teacher_seed'] = config.teacher_seed
-    if config.labels is not None or 'labels' in space:
-        common['labels_seed'] = config.seed if config.labels_seed is None else config.labels_seed
+    teacher_seed = value_of(config, 'teacher_seed')
+    if teacher_seed is not None:  # one teacher for all seeds, and the labels of the rows that it knows
+        common['teacher_seed'] = teacher_seed
+    if config.train.labels is not None or 'labels' in space:
+        common['labels_seed'] = config.seed if config.train.labels_seed is None else config.train.labels_seed
     if config.seed + options.front_seeds >= 2**32:
         raise ConfigError(
             f'seed={config.seed} leaves no room for {options.front_seeds} more seeds of the front; use a '
@@ -165,7 +160,7 @@ def _threshold(
         return Threshold(options.threshold, '')
     info = task_info(first.config.task)
     have_floors(first.config, first.corpus_sha256)
-    table = floors(first.config.study)
+    table = floors(first.config.where.study)
     is_current = table['key'].isin(floor_keys(first.config, first.corpus_sha256)) & (table['unit'] == '')
     table = table[is_current & (table['split'] == info.tuning_set) & (table['metric'] == metric)]
     if not len(table):
@@ -200,7 +195,7 @@ def identity_of(resolved: ResolvedSearch) -> dict[str, Any]:  # JSON-able
 # %% ../../nbs/search/07_config.ipynb #2088fb19
 def search_plan(options: SearchConfig, resolved: ResolvedSearch) -> dict[str, Any]:  # JSON-able
     "What a search would do, and what there is already."
-    study = resolved.first.config.study
+    study = resolved.first.config.where.study
     return dict(
         study=study,
         trials=options.n_trials,
@@ -227,8 +222,8 @@ def store_of(
     config = resolved.first.config
     return TrialStore(
         # a study has the searches of several arms if it is tuned
-        name=resolved.common.get('tuning_id') or config.study,
-        path=None if in_memory else runs_path() / config.study / 'trials.journal',
+        name=resolved.common.get('tuning_id') or config.where.study,
+        path=None if in_memory else runs_path() / config.where.study / 'trials.journal',
         space=resolved.space,
         objectives=resolved.objectives,
         identity=identity_of(resolved),

@@ -33,6 +33,7 @@ from kdnotes.search.config import (
 from .front import Trial, front, losses, with_means
 from .result import SearchResult, outcome_of, save_result
 from .store import TrialStore, constraints_of, exclusive
+from ..core.spec import value_of
 
 # %% auto #0
 __all__ = ['Driver', 'run_trials', 'have_runs', 'driving', 'search']
@@ -95,9 +96,9 @@ def result(self: Driver) -> SearchResult:
     resolved = self.resolved
     config = resolved.first.config
     result = SearchResult(
-        study=config.study,
+        study=config.where.study,
         task=config.task,
-        corpus=config.corpus,
+        corpus=config.data.corpus,
         corpus_sha256=resolved.first.corpus_sha256,
         space=resolved.space,
         space_name=resolved.space_name,
@@ -222,7 +223,7 @@ def _more_seeds(driver: Driver, trials: Sequence[Trial]) -> dict[str, tuple[str,
             with held_back():
                 for t in trials:
                     for seed in seeds:
-                        p = driver.plan_of(t.params, seed=seed, teacher_seed=config.teacher_seed)
+                        p = driver.plan_of(t.params, seed=seed, teacher_seed=value_of(config, 'teacher_seed'))
                         futures.append((t.run_id, p, pool.submit(driver.train, p)))
             for run_id, p, future in futures:
                 try:
@@ -260,7 +261,7 @@ def driving(
 ) -> Iterator[Driver]:
     "A driver with the trials of earlier calls, once the models exist that all trials need."
     with ExitStack() as stack:
-        stack.enter_context(exclusive(resolved.first.config.study, config.storage))
+        stack.enter_context(exclusive(resolved.first.config.where.study, config.storage))
         driver = Driver(config, resolved, store_of(config, resolved), log, execute)
         if config.ray_address:
             from kdnotes.experiment.cluster import Cluster

@@ -9,16 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 from pydantic import BaseModel, Field, FiniteFloat, ValidationError, model_validator
-from kdnotes.core.config import (
-    ConfigError,
-    FIRST_TASK,
-    about,
-    flat,
-    parameters,
-    truncate_repr,
-    task_info,
-)
-from ..core.parse import make_config, no_parameter
+from ..core.config import ConfigError, FIRST_TASK, truncate_repr, task_info
+from ..core.spec import flat, parameters, value_of
+from ..core.parse import make_config, no_parameter, unread
 from ..core.arms import MODES
 from ..experiment.plan import Plan
 
@@ -125,18 +118,9 @@ def space_of(
 # %% ../../nbs/search/00_spaces.ipynb #828545a1
 def _unread(names: Iterable[str], task: str, mode: str) -> list[str]:
     "Parameters that a run of this mode does not read."
-    arm = MODES.get(mode, MODES['mixed_kd'])  # unknown modes are refused elsewhere
-    known = parameters(task)
-    facts = {name: about(known[name]) for name in names}
-    return [
-        name
-        for name, field in facts.items()
-        if field.shape
-        and arm.network == 'teacher'
-        or field.kd
-        and not arm.kd
-        or name in task_info(task).unread
-    ]
+    mode = mode if mode in MODES else 'mixed_kd'  # unknown modes are refused elsewhere
+    without = unread(mode, dict.fromkeys(names) | dict(task=task))
+    return [name for name in names if name in without or name in task_info(task).unread]
 
 # %% ../../nbs/search/00_spaces.ipynb #36f3b3b7
 def _read_yaml(path: Path) -> Any:
@@ -273,12 +257,12 @@ def baseline(
     from kdnotes.distill.architectures import depth, load_config
 
     config = first.config
-    network = load_config(config.teacher)
+    network = load_config(config.model.pretrained)
     values = flat(config)
     with suppress(ConfigError):  # a task without the published baseline
-        values |= flat(make_config(mode=config.mode, task=config.task, preset=PRESET))
+        values |= flat(make_config(mode=config.where.mode, task=config.task, preset=PRESET))
     shape = {name: getattr(network, theirs, None) for name, theirs in _IN_MODEL.items()}
-    shape['layers'] = len(config.student_layers or range(depth(network)))
+    shape['layers'] = len(value_of(config, 'student_layers') or range(depth(network)))
     values = shape | {name: value for name, value in values.items() if value is not None}
     return {name: _inside(bounds, values.get(name)) for name, bounds in space.items()}
 

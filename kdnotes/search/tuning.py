@@ -59,7 +59,7 @@ def _resolve(
         raise ConfigError(
             f"{' and '.join(reserved)} cannot be given to a search, which has its own; leave it out"
         )
-    space = SPACES[MODES[make_config(mode=mode).mode].network]
+    space = SPACES[MODES[make_config(mode=mode).where.mode].network]
     options = dict(sampler='sobol', objectives='score', threshold='none', front_seeds=0, space=space)
     config = search_config(n_trials=trials, workers=jobs, **options)
     given = dict(mode=mode, seed=TUNING_SEED, study=f'{study}-tuning') | common
@@ -145,7 +145,7 @@ def tune(
     if not trained_records:
         raise RunError(f'no trial of {mode} has a score')
     settings = [t.params for t in trained.values()]
-    table = judge(settings, trained_records, units(resolved.first.config.study, list(trained)))
+    table = judge(settings, trained_records, units(resolved.first.config.where.study, list(trained)))
     chosen = {name: table[name].tolist()[0] for name in resolved.space}
     return Tuning(resolved.common['tuning_id'], mode, table, chosen)
 
@@ -184,5 +184,5 @@ def train_tuned(
 
     if failed := make_runs(plans, make, log, jobs):
         raise RunError(failures(failed, len(plans)))
-    by_run = {r['run_id']: r for r in records(plans[0].config.study)}
+    by_run = {r['run_id']: r for r in records(plans[0].config.where.study)}
     return [by_run[p.run_id] for p in plans]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 import numpy as np
-from ..core.config import RunConfig
+from ..core.spec import RunConfig, value_of
 from ..core.resolve import settings
 from ..results.schema import HARDWARE
 
@@ -54,7 +54,13 @@ def work_planned(
 ) -> Work:
     "The work that a run will do."
     where = dict(task=config.task, corpus_sha256=corpus_sha256)
-    return _work(config.arm, settings(config), teacher=config.teacher, student=config.student, **where)
+    return _work(
+        config.where.arm,
+        settings(config),
+        teacher=config.model.pretrained,
+        student=value_of(config, 'student'),
+        **where,
+    )
 
 # %% ../../nbs/stats/15_estimate.ipynb #700dc331
 def seconds_of(

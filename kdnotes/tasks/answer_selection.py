@@ -12,8 +12,7 @@ from typing import Any, Literal, TYPE_CHECKING
 from fastcore.basics import patch
 import numpy as np
 import pandas as pd
-from ..core.arms import MODES
-from ..core.config import RunConfig, TaskSettings, parameter
+from ..core.spec import RunConfig, TaskSettings, parameter
 from ..core.render import reason
 from .sources import SPLITS, Corpus, Rows
 from .batching import Batch
@@ -38,22 +37,22 @@ class AnswerSelectionSettings(TaskSettings):
     "What answer selection reads besides the settings of every task."
 
     # loss between the candidates of one question; keeps all candidates of a question in the same step
-    ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = parameter('none', training=True, younger=True)
+    ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = parameter('none', group='train')
     # weight of ranking_loss, in addition to the weights of hard and soft targets; 0: a control with the same
     # steps
-    ranking_weight: float = parameter(1.0, ge=0, le=1000, training=True, younger=True)
+    ranking_weight: float = parameter(1.0, ge=0, le=1000, group='train')
     # training questions. 'answered': only those with at least one correct candidate; 'auto': the default of
     # the corpus
     train_questions: Literal['auto', 'all', 'answered'] = parameter(
-        'auto', training=True, factors=('network',)
+        'auto', group='train', factors=('network',)
     )
     # training questions of the student's teacher; 'auto': `train_questions` if it is given, otherwise the
     # default of the corpus
     teacher_questions: Literal['auto', 'all', 'answered'] | None = parameter(
-        'auto', factors=('network', 'kd', 'init'), teachers='train_questions'
+        'auto', factors=('network', 'kd', 'init'), of_teacher='train_questions'
     )
     # put the document's title before each sentence; None: the default of the corpus
-    document_title: bool | None = parameter(None, shared=True)
+    document_title: bool | None = parameter(None, group='data')
 
 
 def _setting(epochs: int, learning_rate: float, **more: Any) -> dict[str, Any]:
@@ -80,15 +79,15 @@ DEFAULTS = {
 def _check(config: RunConfig) -> None:
     "Refuse settings that cannot be meant."
     s = config.task_settings
-    if s.ranking_loss == 'margin_mse' and not MODES[config.mode].kd:
+    if s.ranking_loss == 'margin_mse' and config.loss is None:
         raise ValueError(
-            f"ranking_loss='margin_mse' needs a teacher, and mode={config.mode!r} learns from none; use a KD "
-            "mode, or ranking_loss='ranknet'"
+            f"ranking_loss='margin_mse' needs a teacher, and mode={config.where.mode!r} learns from none; "
+            "use a KD mode, or ranking_loss='ranknet'"
         )
     if s.ranking_loss == 'none' and s.ranking_weight != 1:
         raise ValueError(f'ranking_weight={s.ranking_weight:g} weighs nothing; choose a ranking_loss too')
-    if config.top_k and config.top_k > 2:
-        raise ValueError(f"top_k={config.top_k} is more than the 2 classes of task='answer_selection'")
+    if config.loss and config.loss.top_k and config.loss.top_k > 2:
+        raise ValueError(f"top_k={config.loss.top_k} is more than the 2 classes of task='answer_selection'")
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #e07b7e27
 def _front(

@@ -12,8 +12,8 @@ from itertools import product
 from typing import Any, NamedTuple, Protocol, Self, TYPE_CHECKING
 import numpy as np
 import pandas as pd
-from ..core.arms import MODES
-from ..core.config import RunConfig, TaskSettings, task_info
+from ..core.config import task_info
+from ..core.spec import RunConfig, TaskSettings
 from ..core.files import sha256_text
 from ..core.columns import Columns
 from .sources import Corpus, Rows
@@ -119,7 +119,10 @@ def soft_targets(
     config: RunConfig,  # resolved
 ) -> SoftTargets:
     "How the student of a run learns from its teacher's logits."
-    return SoftTargets(config.temperature, config.alpha, config.dialect, config.min_probability, config.top_k)
+    loss = config.loss
+    if loss is None:
+        return SoftTargets()
+    return SoftTargets(loss.temperature, loss.alpha, loss.dialect, loss.min_probability, loss.top_k)
 
 
 def free_weights(
@@ -134,9 +137,11 @@ def check_free_weights(
     config: RunConfig,
 ) -> None:
     "Refuse a student that learns nothing."
-    own = config.task_settings
-    intermediate = not config.hidden_loss == config.relation_loss == 'none'
-    if MODES[config.mode].kd and not (own.soft_weight or own.hard_weight or intermediate):
+    own, loss = config.task_settings, config.loss
+    if loss is None:
+        return
+    intermediate = not loss.hidden_loss == loss.relation_loss == 'none'
+    if not (own.soft_weight or own.hard_weight or intermediate):
         raise ValueError(
             'soft_weight=0, hard_weight=0 and hidden_loss=none leave nothing to learn; give one of them'
         )
@@ -341,7 +346,9 @@ class Task:
         config: RunConfig,  # resolved
     ) -> Self:  # not yet encoded
         "The task a configuration names."
-        return cls(corpus, config.max_length, config.task_settings, soft_targets(config), config.smoke)
+        return cls(
+            corpus, config.data.max_length, config.task_settings, soft_targets(config), config.data.smoke
+        )
 
     def add_unlabelled(self, corpus: Corpus) -> Rows:
         "Put rows without a label behind the others."

@@ -12,7 +12,7 @@ from typing import Any, TYPE_CHECKING
 from fastcore.basics import patch
 import numpy as np
 import pandas as pd
-from ..core.config import RunConfig, TaskSettings, parameter
+from ..core.spec import RunConfig, TaskSettings, parameter
 from ..core.render import reason
 from ..losses.targets import hard_target_ce
 from . import base
@@ -40,15 +40,15 @@ class ExtractiveQASettings(TaskSettings):
 
     # number of tokens that neighbouring windows of a long passage share; the default is smaller if max_length
     # is short
-    stride: int = parameter(128, ge=0, le=400, shared=True)
+    stride: int = parameter(128, ge=0, le=400, group='data')
     # maximum number of tokens in a predicted answer
-    answer_length: int = parameter(30, ge=1, le=512, shared=True)
+    answer_length: int = parameter(30, ge=1, le=512, group='data')
     # weight of the soft targets; does not have to add up to 1 with hard_weight
-    soft_weight: float = parameter(0.5, ge=0, le=1000, kd=True)
+    soft_weight: float = parameter(0.5, ge=0, le=1000, group='loss')
     # weight of the hard targets; does not have to add up to 1 with soft_weight
-    hard_weight: float = parameter(0.5, ge=0, le=1000, kd=True)
+    hard_weight: float = parameter(0.5, ge=0, le=1000, group='loss')
     # dropout probability before the answer head; None: that of the model (BERT has none there)
-    qa_dropout: float | None = parameter(None, ge=0, lt=1, training=True, factors=('network',))
+    qa_dropout: float | None = parameter(None, ge=0, lt=1, group='train', factors=('network',))
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #336c6264
 _QUESTION = 16  # tokens of a window that are left for a question, at least
@@ -80,10 +80,10 @@ def check(
 ) -> None:
     "Refuse settings that cannot be meant."
     settings = config.task_settings
-    if settings.stride > config.max_length - _QUESTION:
+    if settings.stride > config.data.max_length - _QUESTION:
         raise ValueError(
             f'stride={settings.stride} leaves no room for a question in windows of '
-            f'max_length={config.max_length} tokens; use a smaller stride'
+            f'max_length={config.data.max_length} tokens; use a smaller stride'
         )
     base.check_free_weights(config)
 
@@ -97,18 +97,18 @@ def check_tokens(
     pieces = tokenizer()
     if not pieces.is_fast:
         raise CorpusError(
-            f'the tokenizer of {config.teacher} does not say where in a text its tokens stand; save a fast '
-            'one (tokenizer.json) beside the model'
+            f'the tokenizer of {config.model.pretrained} does not say where in a text its tokens stand; '
+            'save a fast one (tokenizer.json) beside the model'
         )
     if pieces('a', 'b')['input_ids'][0] != pieces.cls_token_id:
         raise CorpusError(
-            f'the tokenizer of {config.teacher} does not begin a text with its {pieces.cls_token}, which '
-            'stands for no answer; take a model such as BERT or RoBERTa'
+            f'the tokenizer of {config.model.pretrained} does not begin a text with its '
+            f'{pieces.cls_token}, which stands for no answer; take a model such as BERT or RoBERTa'
         )
     for split, rows in corpus.splits.items():
         stride = config.task_settings.stride
-        check_questions(pieces, rows, config.max_length, stride, f'{corpus.name} {split}')
-        check_answers(pieces, rows, config.max_length, stride, f'{corpus.name} {split}')
+        check_questions(pieces, rows, config.data.max_length, stride, f'{corpus.name} {split}')
+        check_answers(pieces, rows, config.data.max_length, stride, f'{corpus.name} {split}')
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #3c06ce8a
 _NEVER = -1e9  # a logit whose probability is exactly 0 at every temperature, and whose logarithm is finite

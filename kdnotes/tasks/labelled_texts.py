@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 import numpy as np
-from ..core.config import RunConfig, pluralize, truncate_repr
+from ..core.config import pluralize, truncate_repr
+from ..core.spec import RunConfig, value_of
 from ..core.files import sha256_text
 from .base import lower_words
 from .embedded import embedded_text_classification
@@ -226,16 +227,16 @@ def check_labels(
         _check_numbers(corpus)
         return
     names = class_names(corpus.splits['train'])
-    if config.top_k and config.top_k > len(names):
+    if config.loss and config.loss.top_k and config.loss.top_k > len(names):
         raise CorpusError(
-            f'top_k={config.top_k} is more than the {len(names)} classes of corpus {corpus.name!r}'
+            f'top_k={config.loss.top_k} is more than the {len(names)} classes of corpus {corpus.name!r}'
         )
     if len(names) > max(50, len(corpus.splits['train']) // 4):
         raise CorpusError(
             f"corpus {corpus.name!r} has {len(names)} different labels in {len(corpus.splits['train'])} "
             'training examples, too many for classes; use target=number, or check the label column'
         )
-    _check_classes(corpus, names, config.labels)
+    _check_classes(corpus, names, value_of(config, 'labels'))
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #e0adb0c8
 def _are_fractions(names: list[str]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 from pydantic import model_validator
 from ..core.arms import MODES
-from ..core.config import RunConfig, TaskSettings, parameter, read_texts
+from ..core.spec import RunConfig, TaskSettings, Where, parameter, read_texts, value_of
 from .base import check_free_weights
 from .documents import MORE_SETS
 from .sources import Corpus, CorpusError
@@ -37,30 +37,30 @@ class MaskedLMSettings(TaskSettings):
     "What masked language modelling reads besides the settings of every task."
 
     # evaluation texts in addition to `dev`: test, wikitext2, imdb; the first one gives the primary metric
-    score_on: tuple[str, ...] = parameter(('test',), shared=True)
+    score_on: tuple[str, ...] = parameter(('test',), group='data')
     # maximum number of blocks of each evaluation set, sampled once for all runs; None: all
-    score_blocks: int | None = parameter(1000, ge=2, shared=True)
+    score_blocks: int | None = parameter(1000, ge=2, group='data')
     # number of positions of each of these texts for which pseudo-perplexity is computed, sampled once for all
     # runs; 0: none
-    pseudo_sample: int = parameter(500, ge=0, le=10**7, shared=True)
+    pseudo_sample: int = parameter(500, ge=0, le=10**7, group='data')
     # train on this number of tokens from the start of the training text; None: all
-    train_tokens: int | None = parameter(None, ge=8, shared=True)
+    train_tokens: int | None = parameter(None, ge=8, group='data')
     # share of a block's tokens that are masked
-    mask_share: float = parameter(0.15, gt=0, lt=1, shared=True)
+    mask_share: float = parameter(0.15, gt=0, lt=1, group='data')
     # mask whole words instead of word pieces
-    whole_words: bool = parameter(False, shared=True)
+    whole_words: bool = parameter(False, group='data')
     # mask rare pieces more often, in proportion to count^-rare_power; DistilBERT uses .7
-    rare_power: float = parameter(0.0, ge=0, le=2, shared=True)
+    rare_power: float = parameter(0.0, ge=0, le=2, group='data')
     # dynamic: new masks in every epoch; static: the same masks in all epochs
-    masks: Literal['dynamic', 'static'] = parameter('dynamic', shared=True)
+    masks: Literal['dynamic', 'static'] = parameter('dynamic', group='data')
     # default weights of the distillation losses
-    recipe: Literal[tuple(RECIPES)] = parameter('distilbert', kd=True)
+    recipe: Literal[tuple(RECIPES)] = parameter('distilbert', group='loss')
     # weight of the soft targets; None: as in the recipe
-    soft_weight: float | None = parameter(None, ge=0, le=1000, kd=True)
+    soft_weight: float | None = parameter(None, ge=0, le=1000, group='loss')
     # weight of the hard targets; None: as in the recipe
-    hard_weight: float | None = parameter(None, ge=0, le=1000, kd=True)
+    hard_weight: float | None = parameter(None, ge=0, le=1000, group='loss')
     # tokens with soft targets: the masked ones, or all; None: as in the recipe
-    soft_on: Literal['masked', 'all'] | None = parameter(None, kd=True)
+    soft_on: Literal['masked', 'all'] | None = parameter(None, group='loss')
 
     @model_validator(mode='before')
     @classmethod
@@ -81,7 +81,7 @@ def usual(
     given: dict,  # values of a `RunConfig`
 ) -> dict:
     "What a run takes by itself: an online teacher, AdamW as RoBERTa has it, the recipe's cosine."
-    mode = MODES.get(given.get('mode', RunConfig.model_fields['mode'].default))
+    mode = MODES.get(given.get('mode', Where.model_fields['mode'].default))
     values: dict[str, Any] = dict(signal='online')
     if mode is None:
         return values  # refused elsewhere, with the modes that there are
@@ -100,22 +100,22 @@ def check(
     "Refuse settings that cannot be meant."
     settings = config.task_settings
     _check_sets(settings.score_on)
-    if config.max_length - 2 <= n_masked(config.max_length, settings.mask_share):
+    if config.data.max_length - 2 <= n_masked(config.data.max_length, settings.mask_share):
         raise ValueError(
-            f'mask_share={settings.mask_share:g} hides all {config.max_length - 2} tokens of a block; use a '
-            'smaller one'
+            f'mask_share={settings.mask_share:g} hides all {config.data.max_length - 2} tokens of a block; '
+            'use a smaller one'
         )
-    if not MODES[config.mode].kd:
+    if config.loss is None:
         return
     check_free_weights(config)
-    if config.signal == 'cached' and (config.top_k is None or settings.soft_on != 'masked'):
+    if config.loss.signal == 'cached' and (config.loss.top_k is None or settings.soft_on != 'masked'):
         raise ValueError(
             "signal='cached' keeps the likeliest pieces of hidden tokens, since the whole vocabulary for "
             'each token is too much; add top_k=8 soft_on=masked masks=static, or use signal=online'
         )
-    if config.signal == 'cached' and config.min_probability is not None:
+    if config.loss.signal == 'cached' and config.loss.min_probability is not None:
         raise ValueError(
-            f"min_probability={config.min_probability:g} asks how likely a piece is among all, and "
+            f"min_probability={config.loss.min_probability:g} asks how likely a piece is among all, and "
             "signal='cached' keeps the top_k likeliest alone; leave it out, or use signal=online"
         )
 
@@ -141,10 +141,10 @@ def check_length(
     "Refuse texts that cannot fill a block, whatever their tokens are."
     for split, rows in corpus.splits.items():
         most = sum(len(text) + 1 for text in rows['text'])
-        if most < config.max_length - 2:
+        if most < config.data.max_length - 2:
             raise CorpusError(
                 f'{corpus.name} {split}: {most} characters cannot fill a block of '
-                f'max_length={config.max_length} tokens; give more text, or a smaller max_length'
+                f'max_length={config.data.max_length} tokens; give more text, or a smaller max_length'
             )
 
 # %% ../../nbs/tasks/13_lm_settings.ipynb #4c7cd654
@@ -172,10 +172,13 @@ def check_tokens(
     tokenizer: Callable[[], Any],  # loads it
 ) -> None:
     "Refuse short texts without a block, and more likeliest pieces than there are."
-    masked = n_masked(config.max_length, config.task_settings.mask_share)
+    masked = n_masked(config.data.max_length, config.task_settings.mask_share)
     for split, rows in corpus.splits.items():
-        if sum(map(len, rows['text'])) < _ENOUGH * config.max_length:
+        if sum(map(len, rows['text'])) < _ENOUGH * config.data.max_length:
             pieces = tokenizer()
-            blocks_of(split, token_stream(pieces, rows['text'].tolist()), pieces, config.max_length, masked)
-    if config.top_k is not None and config.top_k > (n := len(tokenizer())):
-        raise CorpusError(f'top_k={config.top_k} is more than the {n} pieces of the tokenizer; use fewer')
+            blocks_of(
+                split, token_stream(pieces, rows['text'].tolist()), pieces, config.data.max_length, masked
+            )
+    top_k = value_of(config, 'top_k')
+    if top_k is not None and top_k > (n := len(tokenizer())):
+        raise CorpusError(f'top_k={top_k} is more than the {n} pieces of the tokenizer; use fewer')

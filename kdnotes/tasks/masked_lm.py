@@ -11,8 +11,7 @@ from typing import Any, Self, TYPE_CHECKING
 from fastcore.basics import patch
 import numpy as np
 import pandas as pd
-from ..core.arms import MODES
-from ..core.config import RunConfig
+from ..core.spec import RunConfig
 from . import base
 from .inference import Answer, InferenceError, Reader, Use
 from .base import Evaluation, Forward, SignalSpec, SoftTargets, Task, setting
@@ -47,9 +46,9 @@ class MaskedLM(Task):
     def made(cls, corpus: Corpus, config: RunConfig) -> Self:
         "The task a configuration names; masks are sampled with its seed."
         settings, soft = config.task_settings, base.soft_targets(config)
-        if not MODES[config.mode].kd:  # none are learnt, and the output layer is not needed elsewhere
+        if config.loss is None:  # none are learnt, and the output layer is not needed elsewhere
             settings, soft = settings.model_copy(update=dict(soft_on='masked')), SoftTargets()
-        task = cls(corpus, config.max_length, settings, soft, config.smoke)
+        task = cls(corpus, config.data.max_length, settings, soft, config.data.smoke)
         task.seed = config.seed
         return task
 

@@ -6,7 +6,8 @@
 from __future__ import annotations
 from dataclasses import replace
 import numpy as np
-from ..core.config import RunConfig, TaskSettings, parameter, truncate_repr
+from ..core.config import truncate_repr
+from ..core.spec import RunConfig, TaskSettings, parameter
 from . import base, labelled_texts
 from .inference import Use
 from .base import Evaluation, setting
@@ -39,9 +40,9 @@ class SentencePairsSettings(TaskSettings):
     "What sentence pairs read besides the settings of every task."
 
     # lowest score: the two sentences have nothing in common
-    score_low: float = parameter(0.0, shared=True)
+    score_low: float = parameter(0.0, group='data')
     # highest score: the two sentences mean the same
-    score_high: float = parameter(5.0, shared=True)
+    score_high: float = parameter(5.0, group='data')
 
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #cf20f30d
 def check(

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 import numpy as np
-from ..core.arms import MODES
 from ..core.cached import Writer, cached
 from ..core.columns import Columns, codes
-from ..core.config import ConfigError, RunConfig, pluralize, reads_scores, truncate_repr, task_info
+from ..core.config import ConfigError, pluralize, truncate_repr, task_info
+from ..core.spec import RunConfig, reads_scores, value_of
 from kdnotes.core.files import (
     cache_path,
     check_room,
@@ -335,7 +335,7 @@ def resolve_unlabelled(
     config: RunConfig,
 ) -> str:  # a file or a folder is absolute, since a run may be read from elsewhere
     "What the parameter unlabelled means on this machine."
-    name = config.unlabelled
+    name = value_of(config, 'unlabelled')
     if name in ('auto', 'none', 'rest'):
         return name
     if _is_file(name):
@@ -399,10 +399,10 @@ def corpus_of(
 ) -> Corpus:
     "The corpus that a run is trained and scored on."
     known = {} if known is None else known
-    name = resolve_corpus(config.task, config.corpus)
+    name = resolve_corpus(config.task, config.data.corpus)
     if name not in known:
         score_on = getattr(config.task_settings, 'score_on', ())
-        known[name] = load_corpus(config.task, name, config.columns, score_on)
+        known[name] = load_corpus(config.task, name, config.data.columns, score_on)
     return trained_on(known[name], config, known)
 
 # %% ../../nbs/tasks/04_sources.ipynb #ab4cafa6
@@ -572,32 +572,33 @@ def _columns_of_others(config: RunConfig) -> str | None:  # None: the usual ones
     if not reads_scores(config):
         return None
     names = task_info(config.task).corpora.names
-    if resolve_corpus(config.task, config.unlabelled) in ('embedded', *names):
+    if resolve_corpus(config.task, config.loss.unlabelled) in ('embedded', *names):
         raise CorpusError(
-            f"unlabelled={config.unlabelled} has no scores, and with teacher_mode='scores' every row that a "
-            'student learns from needs them; give a folder or a file with the columns that columns names'
+            f"unlabelled={config.loss.unlabelled} has no scores, and with teacher_mode='scores' every row "
+            "that a student learns from needs them; give a folder or a file with the columns that columns "
+            "names"
         )
-    return config.columns
+    return config.data.columns
 
 # %% ../../nbs/tasks/04_sources.ipynb #6a87f816
 def _with_others(corpus: Corpus, config: RunConfig) -> Corpus:
     "A corpus with rows without a label from elsewhere; those that are evaluated on are left out."
     info = task_info(config.task)
-    path = Path(config.unlabelled).expanduser()
-    if _is_file(config.unlabelled):
-        rows = read_split(path, UNLABELLED, info.corpora.schema, config.columns)
+    path = Path(config.loss.unlabelled).expanduser()
+    if _is_file(config.loss.unlabelled):
+        rows = read_split(path, UNLABELLED, info.corpora.schema, config.data.columns)
     else:
-        other = load_corpus(config.task, config.unlabelled, _columns_of_others(config))
+        other = load_corpus(config.task, config.loss.unlabelled, _columns_of_others(config))
         if other.sha256 == corpus.sha256:
             raise CorpusError(
-                f'unlabelled={truncate_repr(config.unlabelled)} is the corpus itself; leave it out for its '
-                'own rows without a label, or use labels=<n> and unlabelled=rest'
+                f'unlabelled={truncate_repr(config.loss.unlabelled)} is the corpus itself; leave it out '
+                'for its own rows without a label, or use labels=<n> and unlabelled=rest'
             )
         rows = Columns.joined([other.splits['train'], other.unlabelled])
     with_all = replace(corpus, splits=corpus.splits | {UNLABELLED: rows}, left_out=0)
     others = _without_scored(with_all, config.task)
     if not len(others.unlabelled):
-        raise _all_left_out(others, f'unlabelled={truncate_repr(config.unlabelled)}')
+        raise _all_left_out(others, f'unlabelled={truncate_repr(config.loss.unlabelled)}')
     return _with_rows(corpus, others.unlabelled, info.corpora.schema, others.left_out)
 
 # %% ../../nbs/tasks/04_sources.ipynb #1b8f2af0
@@ -608,35 +609,36 @@ def trained_on(
 ) -> Corpus:
     "A corpus with the labels that a run has, and with the rows without one that it learns from."
     info = task_info(config.task)
-    learns = MODES[config.mode].kd and config.unlabelled != 'none'
-    if learns and config.unlabelled not in ('auto', 'rest'):
-        key = f'{corpus.name} with {config.unlabelled}'
+    learns = config.loss is not None and config.loss.unlabelled != 'none'
+    if learns and config.loss.unlabelled not in ('auto', 'rest'):
+        key = f'{corpus.name} with {config.loss.unlabelled}'
         if key not in known:
             known[key] = _with_others(corpus, config)
         corpus = known[key]
-    elif learns and corpus.left_out and not len(corpus.unlabelled) and config.unlabelled == 'auto':
+    elif learns and corpus.left_out and not len(corpus.unlabelled) and config.loss.unlabelled == 'auto':
         raise _all_left_out(corpus, corpus.where)
-    if config.labels is None and (learns or not (len(corpus.unlabelled) or corpus.left_out)):
+    labels = value_of(config, 'labels')
+    if labels is None and (learns or not (len(corpus.unlabelled) or corpus.left_out)):
         return corpus
     splits = {split: rows for split, rows in corpus.splits.items() if learns or split != UNLABELLED}
-    if config.labels is not None:
+    if labels is not None:
         n = len(splits['train'])
-        if config.labels > n:
+        if labels > n:
             raise CorpusError(
-                f'labels={config.labels} is more than the {pluralize(n, "row")} of {corpus.name} train; '
+                f'labels={labels} is more than the {pluralize(n, "row")} of {corpus.name} train; '
                 'leave it out, or name fewer'
             )
         key = info.rows_of[1] if info.rows_of else None
-        seed = config.seed if config.labels_seed is None else config.labels_seed
-        splits['train'], rest = _sample(splits['train'], config.labels, key, stream(seed, 'labels'))
-        info.corpora.schema.check('train', splits['train'], f'{corpus.name}, labels={config.labels}')
+        seed = config.seed if config.train.labels_seed is None else config.train.labels_seed
+        splits['train'], rest = _sample(splits['train'], labels, key, stream(seed, 'labels'))
+        info.corpora.schema.check('train', splits['train'], f'{corpus.name}, labels={labels}')
     corpus = replace(
         corpus,
         splits=splits,
         unlabelled_id=corpus.unlabelled_id if learns else '',
         left_out=corpus.left_out if learns else 0,
     )
-    if learns and config.unlabelled == 'rest':
+    if learns and config.loss.unlabelled == 'rest':
         return _with_rows(corpus, rest, info.corpora.schema)
     return corpus
 

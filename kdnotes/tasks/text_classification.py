@@ -10,7 +10,7 @@ from typing import Any, Literal, TYPE_CHECKING
 from fastcore.basics import patch
 import numpy as np
 import pandas as pd
-from ..core.config import RunConfig, TaskSettings, parameter
+from ..core.spec import RunConfig, TaskSettings, parameter
 from ..core.render import Reason, reason
 from . import base
 from .inference import Answer, Reader, Use, cut_notes
@@ -44,7 +44,7 @@ class TextClassificationSettings(TaskSettings):
     "What text classification reads besides the settings of every task."
 
     # type of the labels: names of classes (classes), or numbers (number, for regression)
-    target: Literal['classes', 'number'] = parameter('classes', shared=True)
+    target: Literal['classes', 'number'] = parameter('classes', group='data')
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #c336c200
 DEFAULTS = {('*', '*'): setting(3, 5e-5), ('embedded', '*'): setting(5, 3e-4)}
@@ -56,9 +56,9 @@ def _check(config: RunConfig) -> None:
     "Refuse settings that a regression does not read."
     if config.task_settings.target == 'number':
         for name, usual in ONLY_CLASSES.items():
-            if getattr(config, name) != usual:
+            if config.loss is not None and getattr(config.loss, name) != usual:
                 raise ValueError(
-                    f'{name}={getattr(config, name)!r} belongs to soft targets over classes, and '
+                    f'{name}={getattr(config.loss, name)!r} belongs to soft targets over classes, and '
                     'target=number has none; leave it out'
                 )
 

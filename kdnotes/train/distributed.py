@@ -18,7 +18,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
-from ..core.config import KdnotesError, RunConfig
+from ..core.config import KdnotesError
+from ..core.spec import RunConfig
 from ..core.processes import STORE
 from ..core.resolve import cpu_has_bf16, resolve_precision
 from .emulated_bf16 import emulated_bf16_autocast
@@ -145,13 +146,13 @@ def wrap_ddp(
             device_ids=[runtime.device] if runtime.device.type == 'cuda' else None,
             gradient_as_bucket_view=True,
             broadcast_buffers=False,
-            bucket_cap_mb=config.bucket_mib,
+            bucket_cap_mb=config.train.bucket_mib,
         )
     del trainable._ddp_params_and_buffers_to_ignore  # only for this wrapper
-    if config.gradient_dtype in ('bf16', 'fp16'):
-        dtype = torch.bfloat16 if config.gradient_dtype == 'bf16' else torch.float16
+    if config.train.gradient_dtype in ('bf16', 'fp16'):
+        dtype = torch.bfloat16 if config.train.gradient_dtype == 'bf16' else torch.float16
         ddp_model.register_comm_hook(dtype, _rounded_all_reduce)
-    elif config.gradient_dtype == 'powersgd':
+    elif config.train.gradient_dtype == 'powersgd':
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=10)
         ddp_model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return ddp_model
@@ -335,9 +336,9 @@ def start(
     env = env or join()
     local_rank = int(os.environ.get('LOCAL_RANK', 0))
     local_ranks = int(os.environ.get('LOCAL_WORLD_SIZE', env.ranks))
-    device = _device(local_rank, config.threads_per_rank)
+    device = _device(local_rank, config.compute.threads_per_rank)
     cuda = device.type == 'cuda'
-    dtype = resolve_precision(config.precision, config.amp_dtype, device.type)[0]
+    dtype = resolve_precision(config.compute.precision, config.compute.amp_dtype, device.type)[0]
     backend = None
     if env.ranks > 1:
         backend = 'nccl' if cuda else 'gloo'

@@ -139,7 +139,7 @@ def out_of_memory(
     step: int,  # from 0
     examples: int,  # of the largest micro-batch
     length: int,  # its tokens an example
-    budget: int,  # config.micro_batch_tokens
+    budget: int,  # config.train.micro_batch_tokens
     where: str,  # 'cpu' | 'cuda:0'
 ) -> TrainingError:
     "The sentence for memory that ran out in a step."

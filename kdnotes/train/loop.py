@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ..core.arms import MODES
-from ..core.config import RunConfig, task_info
+from ..core.config import task_info
+from ..core.spec import RunConfig, value_of, with_values
 from ..core.processes import Stopped
 from ..core.streams import stream, torch_seed
 from ..distill.intermediate import open_student, uses_intermediate_layers
@@ -61,17 +61,17 @@ def schedule_steps(
     "All optimizer steps of a run, in order."
     lengths = task.lengths('train')
     groups = task.groups('train')
-    share = config.unlabelled_share
+    share = value_of(config, 'unlabelled_share')
 
     def of_epoch(epoch: int) -> list[np.ndarray]:
         rng = stream(config.seed, 'data', epoch)
         if share is None:
-            return epoch_steps(lengths, groups, config.batch_size, rng)
-        return mixed_steps(lengths, groups, task.unlabelled, config.batch_size, share, rng)
+            return epoch_steps(lengths, groups, config.train.batch_size, rng)
+        return mixed_steps(lengths, groups, task.unlabelled, config.train.batch_size, share, rng)
 
     first = of_epoch(0)
-    total = max(1, round(config.epochs * len(first)))
-    if config.smoke:
+    total = max(1, round(config.train.epochs * len(first)))
+    if config.data.smoke:
         total = min(total, smoke_steps)
 
     def steps() -> Iterator[Step]:
@@ -95,20 +95,23 @@ def with_steps(
     **changes,  # of other fields
 ) -> RunConfig:  # ends after so many optimizer steps: as much of an epoch as they are
     "A configuration for a short training."
-    config = config.model_copy(update=dict(smoke=False, keep='last', patience=None) | changes)
-    one_epoch = config.model_copy(update=dict(epochs=1.0))
+    config = with_values(config, **dict(smoke=False, keep='last', patience=None) | changes)
+    one_epoch = with_values(config, epochs=1.0)
     steps_an_epoch, _ = schedule_steps(task, one_epoch)
-    return config.model_copy(update=dict(epochs=steps / steps_an_epoch))
+    return with_values(config, epochs=steps / steps_an_epoch)
 
 # %% ../../nbs/train/10_loop.ipynb #55a10e9f
 def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
     "AdamW; weight decay on matrices only."
     matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
     vectors = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [dict(params=matrices, weight_decay=config.weight_decay), dict(params=vectors, weight_decay=0.0)]
-    betas = (config.adam_beta1, config.adam_beta2)
+    groups = [
+        dict(params=matrices, weight_decay=config.train.weight_decay),
+        dict(params=vectors, weight_decay=0.0),
+    ]
+    betas = (config.train.adam_beta1, config.train.adam_beta2)
     return torch.optim.AdamW(
-        groups, lr=config.learning_rate, betas=betas, eps=config.adam_epsilon, fused=True
+        groups, lr=config.train.learning_rate, betas=betas, eps=config.train.adam_epsilon, fused=True
     )
 
 # %% ../../nbs/train/10_loop.ipynb #cd5dbb25
@@ -134,14 +137,14 @@ def rank_micro_batches(
 ) -> list[np.ndarray]:  # examples of each micro-batch
     "A rank's micro-batches of a step."
     rank = runtime.rank if rank is None else rank
-    budget = config.micro_batch_tokens
+    budget = config.train.micro_batch_tokens
     return micro_batches(index, task.lengths('train'), budget, rank, runtime.ranks, task.groups('train'))
 
 
 def _passes(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime, n_parts: int) -> int:
     "The number of forwards and backwards of a rank with `n_parts` micro-batches in a step: at least one."
     # where each backward is synchronised, as often as the busiest rank
-    if config.gradient_sync == 'delayed' or runtime.ranks == 1:
+    if config.train.gradient_sync == 'delayed' or runtime.ranks == 1:
         return max(1, n_parts)
     counts = [len(rank_micro_batches(task, index, config, runtime, rank)) for rank in range(runtime.ranks)]
     return max(1, *counts)
@@ -174,7 +177,7 @@ def accumulate(
     tokens = 0
     cells = 0
     for i, part in enumerate(parts):
-        more = runtime.ranks > 1 and i < passes - 1 and config.gradient_sync == 'delayed'
+        more = runtime.ranks > 1 and i < passes - 1 and config.train.gradient_sync == 'delayed'
         with model.no_sync() if more else contextlib.nullcontext():
             batch = task.batch('train', part, epoch).to(runtime.device)
             with runtime.autocast():
@@ -200,16 +203,16 @@ def loss_weights(
     config: RunConfig,  # resolved
 ) -> dict[str, float]:  # loss term -> its weight
     "The task's own weights, and those of the losses on intermediate layers, which no task knows."
-    weights = task.loss_weights(MODES[config.mode].kd)
+    weights = task.loss_weights(config.loss is not None)
     for name in ('hidden', 'relation'):
-        if getattr(config, f'{name}_loss') != 'none':
-            weights[name] = getattr(config, f'{name}_weight')
+        if value_of(config, f'{name}_loss') != 'none':
+            weights[name] = value_of(config, f'{name}_weight')
     return weights
 
 # %% ../../nbs/train/10_loop.ipynb #f6c04989
 def _dropout_seed(config: RunConfig, runtime: Runtime) -> int:
     "A seed for a rank's dropout: of the run's seed and, where it is not the first, its draw."
-    draw = [config.dropout_draw] * (config.dropout_draw > 0)
+    draw = [config.train.dropout_draw] * (config.train.dropout_draw > 0)
     return torch_seed(config.seed, 'dropout', runtime.rank, *draw)
 
 
@@ -222,7 +225,7 @@ def log_interval(
 # %% ../../nbs/train/10_loop.ipynb #b9e558fc
 def _initial_best(task: Task, config: RunConfig, total_steps: int) -> dict | None:
     "The best evaluation before any, for a training that keeps its best model."
-    if config.keep != 'best':
+    if config.train.keep != 'best':
         return None
     names = dict(set=task.evaluation_sets[0], metric=task.primary.metric)
     return names | dict(step=None, epoch=None, value=None, since=0, planned=total_steps)
@@ -353,8 +356,8 @@ def _report_start(state: TrainingState) -> None:
 def _set_rate(state: TrainingState, step: Step) -> float:
     "The learning rate of a step."
     config = state.config
-    rate = config.learning_rate * rate_factor(
-        step.number, state.total_steps, config.warmup_fraction, config.warmup_steps
+    rate = config.train.learning_rate * rate_factor(
+        step.number, state.total_steps, config.train.warmup_fraction, config.train.warmup_steps
     )
     for group in state.optimizer.param_groups:
         group['lr'] = rate
@@ -378,7 +381,7 @@ def _forward_backward(state: TrainingState, step: Step) -> None:
             step.number,
             max(map(len, parts)),
             int(state.task.lengths('train')[step.index].max()),
-            state.config.micro_batch_tokens,
+            state.config.train.micro_batch_tokens,
             str(state.runtime.device),
         ) from None
     state.meter.add(step, losses, tokens, cells)
@@ -401,7 +404,7 @@ def _after_update(state: TrainingState, step: Step, norm: Tensor, rate: float) -
     before = state.loss_scale
     state.loss_scale = state.scaler.get_scale()  # a read of the device at every step, in fp16 only
     if state.loss_scale >= before:
-        state.fast_path.decayed(rate, state.config.weight_decay)
+        state.fast_path.decayed(rate, state.config.train.weight_decay)
         return
     state.result.overflow_steps = (state.result.overflow_steps or 0) + 1
     state.row('overflow', step=step.done, scale=before)
@@ -411,7 +414,7 @@ def _after_update(state: TrainingState, step: Step, norm: Tensor, rate: float) -
 # %% ../../nbs/train/10_loop.ipynb #9bcd94cc
 def _report_gradients(state: TrainingState, step: Step) -> None:
     "A `gradients` row, where one is due: what each layer's gradients would lose in 16 bits."
-    every = state.config.gradient_stats
+    every = state.config.where.gradient_stats
     if not every or step.done % every or not state.runtime.main:
         return
     scaled = state.scaler.is_enabled()
@@ -447,13 +450,13 @@ def _sets_due(state: TrainingState, step: Step) -> tuple[str, ...]:
     """All sets are evaluated every `score_every` steps, the first set every `score_epochs` epochs.
     The last step is evaluated by who has started the training; where the best is kept, it is looked at too.
     """
-    every = state.config.score_every
+    every = state.config.where.score_every
     last = step.done == state.total_steps
-    if last and state.config.keep == 'last':
+    if last and state.config.train.keep == 'last':
         return ()
     if every and step.done % every == 0:
         return state.task.evaluation_sets
-    end_of_epoch = step.last_of_epoch and (step.epoch + 1) % state.config.score_epochs == 0
+    end_of_epoch = step.last_of_epoch and (step.epoch + 1) % state.config.where.score_epochs == 0
     return state.task.evaluation_sets[:1] if end_of_epoch or last else ()
 
 
@@ -461,14 +464,16 @@ def _evaluate_on_the_way(state: TrainingState, step: Step, sets: tuple[str, ...]
     "An `eval` row and a point of the curve for each set; with keep=best the first set may choose the model."
     metric = state.task.primary.metric
     elapsed = state.meter.elapsed()
-    metrics = evaluate(state.student, state.task, sets, state.runtime, state.config.eval_batch_size).metrics
+    metrics = evaluate(
+        state.student, state.task, sets, state.runtime, state.config.where.eval_batch_size
+    ).metrics
     for name in sets:
         point = evaluation_point(state.config, name, metric, metrics[name], step.done, elapsed)
         state.result.curve.append(point)
         state.row(
             'eval', step=step.done, epoch=step.epoch, set=name, metrics=metrics[name], elapsed_s=elapsed
         )
-    if state.config.keep == 'best':
+    if state.config.train.keep == 'best':
         keep_if_best(state, step, metrics[sets[0]])
 
 # %% ../../nbs/train/10_loop.ipynb #8f6df648
@@ -507,7 +512,7 @@ def _checkpoint_due(state: TrainingState) -> bool:
     "Is it time for a checkpoint, by the main rank's clock?"
     if state.folder is None or not state.runtime.main:
         return False
-    return time.perf_counter() - state.saved_s > 60 * state.config.checkpoint_minutes
+    return time.perf_counter() - state.saved_s > 60 * state.config.where.checkpoint_minutes
 
 
 def _save_or_stop(
@@ -517,7 +522,7 @@ def _save_or_stop(
     due: bool,  # is a checkpoint due by the clock?
 ) -> None:
     "Between two steps: write a checkpoint if one is due, and leave if asked to."
-    every = state.config.checkpoint_steps
+    every = state.config.where.checkpoint_steps
     due = due or bool(every and done % every == 0)
     path = None
     if state.folder and (stop or due and done < state.total_steps):  # a finished training needs none
@@ -585,6 +590,6 @@ def _explain_non_finite(
     raise TrainingError(
         f'loss or gradients are not finite at step {step.done}; the first layer concerned: {place}, '
         f'with training examples {", ".join(map(str, examples[:40]))}; '
-        f'look at these, or lower learning_rate={state.config.learning_rate:g}{kept}',
+        f'look at these, or lower learning_rate={state.config.train.learning_rate:g}{kept}',
         cause='not finite',
     )

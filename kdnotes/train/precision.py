@@ -6,7 +6,7 @@
 from __future__ import annotations
 import torch
 from torch import Tensor, nn
-from ..core.config import RunConfig
+from ..core.spec import RunConfig
 
 # %% auto #0
 __all__ = ['LEAST_SCALE', 'set_matmul_precision', 'update_weights']
@@ -40,11 +40,11 @@ def update_weights(
     "Clip the gradients, update the weights, clear the gradients; a step that is not finite is not taken."
     if scaler.is_enabled():
         scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(trainable.parameters(), config.max_grad_norm)
+        norm = nn.utils.clip_grad_norm_(trainable.parameters(), config.train.max_grad_norm)
     else:
         norm = nn.utils.get_total_norm(gradients)
         # fused AdamW divides by it on its way: no pass over the gradients just to clip them
-        optimizer.grad_scale = (norm / config.max_grad_norm).clamp(min=1.0)
+        optimizer.grad_scale = (norm / config.train.max_grad_norm).clamp(min=1.0)
         # and leaves everything as it is when this is 1
         optimizer.found_inf = non_finite.logical_or_(~norm.isfinite()).float()
     scaler.step(optimizer)

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
-from ..core.config import RunConfig, task_info
+from ..core.config import task_info
+from ..core.spec import RunConfig
 from ..tasks.base import Task
 from ..tasks.batching import Batch
 from kdnotes.train.checkpoint import (
@@ -237,7 +238,11 @@ class TrainingState:
     def over(self) -> bool:
         "Has dev not improved for `patience` evaluations?"
         best = self.result.kept
-        return best is not None and self.config.patience is not None and best['since'] >= self.config.patience
+        return (
+            best is not None
+            and self.config.train.patience is not None
+            and best['since'] >= self.config.train.patience
+        )
 
     def row(self, kind: str, **values: Any) -> None:
         "Report a row, on the main rank only."
@@ -298,7 +303,7 @@ def save_training(
         tensors = training_tensors(state.trainable, state.optimizer, [states for states, _ in ranks])
         if state.best is not None:
             tensors['best'] = state.best
-        save_checkpoint(state.folder, done, tensors, values, state.key, state.config.keep_checkpoints)
+        save_checkpoint(state.folder, done, tensors, values, state.key, state.config.where.keep_checkpoints)
     state.row('checkpoint', step=done, path=path.name)
     state.runtime.barrier()
     state.saved_s = time.perf_counter()
