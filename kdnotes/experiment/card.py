@@ -61,8 +61,8 @@ def command(
         'corpus': config.data.corpus,
     } | values
     if teacher:
-        own = teacher_names(config.task)
-        given |= {theirs: teacher[name] for name, theirs in own.items() if teacher.get(name) is not None}
+        teacher_keys = teacher_names(config.task)
+        given |= {key: teacher[name] for name, key in teacher_keys.items() if teacher.get(name) is not None}
     # what a run does not read is null, and becomes so by itself
     typed = {name: _as_typed(name, value) for name, value in given.items() if value is not None}
     pairs = [f'-p {name} {shlex.quote(value)}' for name, value in typed.items()]
@@ -72,7 +72,7 @@ def command(
 def _as_typed(name: str, value: Any) -> str:
     "A value as papermill takes it."
     if isinstance(value, (list, tuple)):
-        return ','.join(_as_typed(name, of) for of in value)
+        return ','.join(_as_typed(name, element) for element in value)
     text = str(value)
     paths = ('corpus', 'transfer', 'teacher', 'teachers', 'student')
     return f'<folder of the {name}>' if name in paths and _no_path(text) != text else text
@@ -87,11 +87,13 @@ def unit_interval(
     "The interval of a run's score over the units of its evaluation set."
     task = task_info(record['task'])
     exp_of = task.exp_of
-    own = units[(units['split'] == where) & (units['metric'] == exp_of.get(metric, metric))]
-    if own.empty or own['value'].isna().any():
+    scored_units = units[(units['split'] == where) & (units['metric'] == exp_of.get(metric, metric))]
+    if scored_units.empty or scored_units['value'].isna().any():
         return None
-    found = cluster_interval(own['value'].to_numpy(), own['cluster'].to_numpy(), task.reach.get(metric))
-    return exp_interval(found) if metric in exp_of else found
+    interval = cluster_interval(
+        scored_units['value'].to_numpy(), scored_units['cluster'].to_numpy(), task.reach.get(metric)
+    )
+    return exp_interval(interval) if metric in exp_of else interval
 
 # %% ../../nbs/experiment/00_card.ipynb #2773b79f
 def snippet(
@@ -130,7 +132,7 @@ def _context(
         teachers = phrase('setting.jinja', 'teachers', teachers | dict(models=models), record['task'])
     is_given_teacher = record['settings'].get('teacher_mode') == 'given'
     floors = trivial_baselines([record], known_baselines(record['study'], [record]))
-    own = units.assign(run_id=record['run_id'])
+    run_units = units.assign(run_id=record['run_id'])
     scores = [
         (where, metric, value, None if value is None else unit_interval(record, units, where, metric))
         for where, metrics in record['metrics'].items()
@@ -158,7 +160,7 @@ def _context(
         kept=phrase('setting.jinja', 'kept', [record]),
         scores=scores,
         floors=floors,
-        above_baselines=bool(floors) and is_above(gain_interval([record], floors[0], own)),
+        above_baselines=bool(floors) and is_above(gain_interval([record], floors[0], run_units)),
         size_mib=size / 2**20,
         busy=is_busy(record.get('machine') or {}),
         snippet=snippet(record, 'FOLDER'),
@@ -207,10 +209,10 @@ def model_card(
     "The card of a run's model."
     from huggingface_hub import ModelCard
 
-    found = find_record(run_id)
-    if found is None or found[1] is None:
+    match = find_record(run_id)
+    if match is None or match[1] is None:
         raise CardError(f'there is no folder of a finished run {run_id} under runs/; make the run again')
-    record, folder = found
+    record, folder = match
     config = stored_config(folder.config()['config'])
     context = _context(record, config, folder.table('units'), folder.path / 'model')
     text = render('card.md.jinja', **context, more=more.strip())

@@ -56,8 +56,8 @@ def teachers_of(config: RunConfig, corpus: Corpus) -> tuple[RunConfig, dict]:  #
         return config, _scores(config, corpus)
     if not several_teachers(config):
         return config, {}
-    found = [str(find_run_model(name) or name) for name in config.teacher.sources]
-    changed = with_values(config, teachers=tuple(found))
+    folders = [str(find_run_model(name) or name) for name in config.teacher.sources]
+    changed = with_values(config, teachers=tuple(folders))
     known = dict(
         models=list(config.teacher.sources),
         mean=config.teacher.mean,
@@ -74,7 +74,7 @@ def teachers_sha256(
     from kdnotes.distill.weights import content_of
 
     named = [content_of(source, config.model.pretrained) for source in config.teacher.sources]
-    return sha256_text(*(json.dumps(of, sort_keys=True) for of in named))
+    return sha256_text(*(json.dumps(content, sort_keys=True) for content in named))
 
 
 def _check_tokens_of(source: str, config: RunConfig) -> None:
@@ -140,8 +140,8 @@ def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: no
         for row in islice((r for r in corpus.splits['train'] if str(r['label']) == label), each)
     ]
     texts = [[row[key] for key in info.texts if row[key]] for row, _ in rows]
-    second = [of[1] for of in texts] if len(texts[0]) > 1 else None
-    first = [of[0] for of in texts]
+    second = [text_pair[1] for text_pair in texts] if len(texts[0]) > 1 else None
+    first = [text_pair[0] for text_pair in texts]
     scores = answers_of_given(
         config.model.pretrained, task.auto_class, labels, first, second, config.data.max_length
     )
@@ -189,7 +189,7 @@ def _sampled_texts(
     task: str,  # of `config.TASKS`
 ) -> dict[str, tuple[tuple[str, ...], int]]:  # split -> texts, and of how many rows
     "Some texts of each split; of long ones parts, from other places in each."
-    found = {}
+    samples = {}
     for split, rows in corpus.splits.items():
         if not len(rows):
             continue
@@ -198,8 +198,8 @@ def _sampled_texts(
         pairs = zip(*(some[key] for key in task_info(task).texts))
         texts = [text for pair in pairs for text in pair if text]
         most = max(_FEWEST, _CHARACTERS // max(1, len(texts)))
-        found[split] = tuple(_part(text, most, k / len(texts)) for k, text in enumerate(texts)), len(index)
-    return found
+        samples[split] = tuple(_part(text, most, k / len(texts)) for k, text in enumerate(texts)), len(index)
+    return samples
 
 
 def _part(text: str, most: int, place: float) -> str:
@@ -230,14 +230,14 @@ def unknown_tokens(
     )
     if not many:
         return ()
-    found = reason('unknown_tokens', source=source, shares=many)
+    note = reason('unknown_tokens', source=source, shares=many)
     if max(share for *_, share in many) > _MOST_UNKNOWN:
         raise ModelError(
-            f'{found}; use a model for the language and the case of these texts, or save the tokenizer there '
+            f'{note}; use a model for the language and the case of these texts, or save the tokenizer there '
             'that the model was trained with (made from a vocabulary file, pass it as vocab=, because '
             'transformers 5 does not read vocab_file=)'
         )
-    return (found,)
+    return (note,)
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #958c600b
 def teacher_depth(config: RunConfig) -> int | None:

@@ -58,12 +58,12 @@ def _nearest(
     "Of the study's other runs of the same arm, corpus and seed, the one with the fewest other settings."
     alike = ('arm', 'seed', 'task', 'corpus_sha256', 'smoke')
     try:
-        found = records(record['study'])
+        runs = records(record['study'])
     except RecordError:
         return None
     others = [
         r
-        for r in found
+        for r in runs
         if r['run_id'] != record['run_id']
         and r['primary']['value'] is not None
         and metric_on(r['primary'], r['task']) == metric_on(record['primary'], record['task'])
@@ -116,10 +116,10 @@ def _models(
     metric = metric_on(record['primary'], record['task'])
     scores = {arm: '-' if use.value(arm) is None else unit.value(use.value(arm)) for arm in names}
     seconds = {arm: e.values[arm].get('train_s') for arm in names}
-    found = use_table(use).loc[list(names)]
-    found.insert(0, metric, [scores[arm] for arm in found.index])
-    found['training, s'] = ['-' if seconds[arm] is None else f'{seconds[arm]:.0f}' for arm in found.index]
-    return found.rename(names).T
+    table = use_table(use).loc[list(names)]
+    table.insert(0, metric, [scores[arm] for arm in table.index])
+    table['training, s'] = ['-' if seconds[arm] is None else f'{seconds[arm]:.0f}' for arm in table.index]
+    return table.rename(names).T
 
 # %% ../../nbs/experiment/15_display.ipynb #5d0c8bd7
 def make_here(

@@ -19,39 +19,39 @@ from ..results.store import find_run_model, records
 from ..telemetry.summary import environment
 
 # %% auto #0
-__all__ = ['to_make', 'finished_runs', 'Forecast', 'forecast', 'plan_table', 'time_left']
+__all__ = ['pending_runs', 'finished_runs', 'Forecast', 'forecast', 'plan_table', 'time_left']
 
 # %% ../../nbs/experiment/08_forecast.ipynb #9948e53b
-def to_make(
+def pending_runs(
     plans: Sequence[Plan],  # of one study
 ) -> list[Plan]:  # each once, what others stand on before them
     "The runs that are not there: those that are planned, and those that they stand on."
     done = {r['run_id'] for r in records(plans[0].config.where.study)}
-    found: dict[str, Plan] = {}
+    pending: dict[str, Plan] = {}
 
     def add(p: Plan) -> None:
-        if p.run_id in found or find_run_model(p.run_id) is not None:
+        if p.run_id in pending or find_run_model(p.run_id) is not None:
             return
         for first in (p.transfer, p.teacher):
             if first:
                 add(first)
-        found[p.run_id] = p
+        pending[p.run_id] = p
 
     for p in plans:
         if p.run_id not in done:
             add(p)
-    return list(found.values())
+    return list(pending.values())
 
 
 def finished_runs() -> list[dict]:  # records
     "The runs of all studies whose records can be read."
-    found = []
+    finished = []
     for folder in run_folders('record.json'):
         try:
-            found.append(folder.record())
+            finished.append(folder.record())
         except RecordError:
             pass  # whoever needs it is told
-    return [record for record in found if record]
+    return [record for record in finished if record]
 
 # %% ../../nbs/experiment/08_forecast.ipynb #26172761
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def forecast(
     plans: Sequence[Plan],  # of one study
 ) -> list[Forecast]:  # those that are there, then the others in the order they would be made
     "What would be made of a plan."
-    left = to_make(plans)
+    left = pending_runs(plans)
     missing = {p.run_id for p in left}
     planned = {p.run_id for p in plans}
     finished = finished_runs()
@@ -128,6 +128,6 @@ def time_left(
     plans: Sequence[Plan],  # of one study
 ) -> Estimate:
     "How long it will take to make what is not there."
-    works = [work_planned(p.config, p.corpus_sha256) for p in to_make(plans)]
+    works = [work_planned(p.config, p.corpus_sha256) for p in pending_runs(plans)]
     finished = finished_runs()
     return estimate(works, finished, environment() if finished else {})

@@ -27,7 +27,7 @@ from ..tasks.inference import INPUTS, Answer, InferenceError, Reader
 from ..tasks.base import TaskInfo
 
 # %% auto #0
-__all__ = ['PredictError', 'check_asked', 'listed', 'one_by_one', 'tasks_of', 'task_of', 'Prediction', 'Predictions',
+__all__ = ['PredictError', 'check_inputs', 'listed', 'split_inputs', 'tasks_of', 'task_of', 'Prediction', 'Predictions',
            'answers_of', 'load_reader', 'predict']
 
 # %% ../../nbs/experiment/13_predict.ipynb #95c2ab46
@@ -35,26 +35,26 @@ class PredictError(KdnotesError):
     "A model that cannot be asked, or a question that is none."
 
 # %% ../../nbs/experiment/13_predict.ipynb #30b741ce
-def check_asked(
-    asked: dict[str, Any],  # by the names of `tasks.inference.INPUTS`
+def check_inputs(
+    inputs: dict[str, Any],  # by the names of `tasks.inference.INPUTS`
 ) -> dict[str, Any]:  # without what is None
     "Refuse what nobody can answer."
-    asked = {name: value for name, value in asked.items() if value is not None}
-    for name, value in asked.items():
+    inputs = {name: value for name, value in inputs.items() if value is not None}
+    for name, value in inputs.items():
         _check_input(name, value)
-    if not asked:
+    if not inputs:
         raise PredictError(f'nothing is asked; give what the model takes, of {", ".join(INPUTS)}')
-    return asked
+    return inputs
 
 
-_SEVERAL = 'candidates'  # of `INPUTS`, what is a list of texts
+_LIST_INPUT = 'candidates'  # of `INPUTS`, what is a list of texts
 
 
 def _check_input(name: str, value: Any) -> None:
     "Refuse one input, asked once."
     if name not in INPUTS:
         raise PredictError(f'a model is not asked with {name}; the inputs are {", ".join(INPUTS)}')
-    texts = listed(value) if name == _SEVERAL else [value]
+    texts = listed(value) if name == _LIST_INPUT else [value]
     if texts is None:
         raise PredictError(f'{name} is {truncate_repr(value)}; give a list of texts')
     what = name.removesuffix('s')
@@ -83,20 +83,23 @@ def listed(
     return list(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else None
 
 
-def one_by_one(
-    asked: dict[str, Any],  # by the names of `tasks.inference.INPUTS`
-) -> list[dict[str, Any]] | None:  # of `check_asked`; None: it is asked once
+def split_inputs(
+    inputs: dict[str, Any],  # by the names of `tasks.inference.INPUTS`
+) -> list[dict[str, Any]] | None:  # of `check_inputs`; None: it is asked once
     "What is asked several times: a list of texts where a text would do, a list of lists of candidates."
-    asked = {name: value for name, value in asked.items() if value is not None}
-    several = {name: texts for name, value in asked.items() if (texts := _several(name, value)) is not None}
+    inputs = {name: value for name, value in inputs.items() if value is not None}
+    several = {
+        name: texts for name, value in inputs.items() if (texts := _elements_of(name, value)) is not None
+    }
     if not several:
         return None
     first, n = next((name, len(texts)) for name, texts in several.items())
-    for name in asked:
+    for name in inputs:
         if name not in several:
-            of = 'a list of candidates for each' if name == _SEVERAL else 'as many'
+            advice = 'a list of candidates for each' if name == _LIST_INPUT else 'as many'
             raise PredictError(
-                f'{first} is a list of {n} and {name} is given once; give {of}, as a list of the same length'
+                f'{first} is a list of {n} and {name} is given once; give {advice}, as a list of the '
+                'same length'
             )
         if len(several[name]) != n:
             raise PredictError(
@@ -104,29 +107,29 @@ def one_by_one(
             )
     if not n:
         raise PredictError(f'{first} is an empty list; give at least one text')
-    found = []
+    questions = []
     for i, texts in enumerate(zip(*several.values(), strict=True)):
-        found.append(dict(zip(several, texts)))
+        questions.append(dict(zip(several, texts)))
         try:
-            for name, text in found[i].items():
+            for name, text in questions[i].items():
                 _check_input(name, text)
         except PredictError as e:
             raise PredictError(f'number {i} of {n}, counted from 0: {e}') from None
-    return found
+    return questions
 
 
-def _several(name: str, value: Any) -> list | None:
+def _elements_of(name: str, value: Any) -> list | None:
     "The elements of an input that is given several times."
     texts = listed(value)
-    once = name == _SEVERAL and texts is not None and all(listed(text) is None for text in texts)
+    once = name == _LIST_INPUT and texts is not None and all(listed(text) is None for text in texts)
     return None if once else texts
 
 
-def _misfit(info: TaskInfo, asked: dict[str, Any]) -> str:
+def _input_mismatch(info: TaskInfo, inputs: dict[str, Any]) -> str:
     "What is wrong with what is asked; '': nothing."
     use = info.use
-    extra = [name for name in asked if name not in (*use.takes, *use.may_take)]
-    missing = [name for name in use.takes if name not in asked]
+    extra = [name for name in inputs if name not in (*use.takes, *use.may_take)]
+    missing = [name for name in use.takes if name not in inputs]
     if not (extra or missing):
         return ''
     more = f', and may be given {" and ".join(use.may_take)}' if use.may_take else ''
@@ -156,14 +159,14 @@ def tasks_of(
 
 def task_of(
     source: Source,
-    asked: dict[str, Any],  # of `check_asked`
+    inputs: dict[str, Any],  # of `check_inputs`
 ) -> TaskInfo:
     "The task that a model answers."
     fitting = tasks_of(source)
-    misfits = [_misfit(info, asked) for info in fitting]
-    if '' in misfits:
-        return fitting[misfits.index('')]
-    raise PredictError('; or '.join(misfits))
+    mismatches = [_input_mismatch(info, inputs) for info in fitting]
+    if '' in mismatches:
+        return fitting[mismatches.index('')]
+    raise PredictError('; or '.join(mismatches))
 
 # %% ../../nbs/experiment/13_predict.ipynb #cdaa5977
 @dataclass(frozen=True)
@@ -221,33 +224,33 @@ class Predictions:
         "The same as columns."
         cells = [task_info(self.task).use.cells(answer.values) for answer in self.answers]
         numbers = np.repeat(np.arange(len(cells)), list(map(len, cells)))
-        return pd.DataFrame([row for of in cells for row in of], index=pd.Index(numbers, name='number'))
+        return pd.DataFrame([row for group in cells for row in group], index=pd.Index(numbers, name='number'))
 
     def __str__(self) -> str:
-        return escape_control_chars(render('predictions.txt.jinja', found=self, most=_SHOWN).rstrip())
+        return escape_control_chars(render('predictions.txt.jinja', found=self, most=_MOST_SHOWN).rstrip())
 
     __repr__ = __str__
 
 
-_SHOWN = 5  # answers
-_AT_ONCE = 1000  # texts that are tokenised and sorted by length together
+_MOST_SHOWN = 5  # answers
+_CHUNK = 1000  # texts that are tokenised and sorted by length together
 
 
 def answers_of(
     reader: Reader,
     info: TaskInfo,
-    asked: Sequence[dict[str, Any]],  # of `check_asked`
+    inputs: Sequence[dict[str, Any]],  # of `check_inputs`
 ) -> Iterator[Answer]:
     "An answer to each, in batches of texts of like length; it reports how far it is."
-    with stage('predicting', len(asked), 'texts') as advance:
-        for start in range(0, len(asked), _AT_ONCE):
-            part = asked[start : start + _AT_ONCE]
+    with stage('predicting', len(inputs), 'texts') as advance:
+        for start in range(0, len(inputs), _CHUNK):
+            part = inputs[start : start + _CHUNK]
             try:
-                found = info.use.answers(reader, part)
+                answers = info.use.answers(reader, part)
             except InferenceError as e:
                 raise InferenceError(str(e), at=start + e.at) from None
             advance(len(part))
-            yield from found
+            yield from answers
 
 
 def load_reader(
@@ -278,26 +281,26 @@ def load_reader(
 _LONGEST = 512  # tokens, where neither model nor tokenizer knows a limit
 
 
-def _predicted(sources: Sequence[Source], info: TaskInfo, asked: dict[str, Any]) -> list[Prediction]:
+def _predict_timed(sources: Sequence[Source], info: TaskInfo, inputs: dict[str, Any]) -> list[Prediction]:
     "The answers of some models, and how long they take in turns."
     from kdnotes.train.latency import turns_ms
 
     loaded = [load_reader(source, info) for source in sources]
 
     def caller(reader: Reader):
-        return lambda: info.use.answer(reader, asked)
+        return lambda: info.use.answer(reader, inputs)
 
     calls = [caller(reader) for reader, _ in loaded]
     answers = [call() for call in calls]
     times = turns_ms(calls, loaded[0][0].device)
-    found = [
+    predictions = [
         _prediction(source, info, *one, answer, float(np.median(ms)))
         for source, one, answer, ms in zip(sources, loaded, answers, times.T)
     ]
-    if len(found) == 1:
-        return found
+    if len(predictions) == 1:
+        return predictions
     middle, low, high = np.quantile(times[:, 1] / times[:, 0], [0.5, 0.25, 0.75])
-    return [replace(found[0], times_as_long=(float(middle), float(low), float(high))), *found[1:]]
+    return [replace(predictions[0], times_as_long=(float(middle), float(low), float(high))), *predictions[1:]]
 
 
 def _prediction(
@@ -326,37 +329,37 @@ def predict(
     # 'none': no other
     beside: str | None = None,
     # by the names of `tasks.inference.INPUTS`, a text each, candidates a list of them; or lists of these
-    **asked: Any,
+    **inputs: Any,
 ) -> Prediction | Predictions:  # several where lists are given
     "Ask a model."
-    if (several := one_by_one(asked)) is not None:
+    if (several := split_inputs(inputs)) is not None:
         return _predict_several(model, beside, several)
-    asked = check_asked(asked)
+    inputs = check_inputs(inputs)
     source = find_source(model)
-    info = task_of(source, asked)
-    other, why = _beside(source, beside)
-    if other is not None and task_of(other, asked).name != info.name:
+    info = task_of(source, inputs)
+    other, why = _second_source(source, beside)
+    if other is not None and task_of(other, inputs).name != info.name:
         raise PredictError(
             f'{model} answers task={info.name!r} and {beside} another one; give two models of one task'
         )
-    found, *second = _predicted([source] if other is None else [source, other], info, asked)
-    return replace(found, beside=second[0] if second else None, alone=why)
+    prediction, *second = _predict_timed([source] if other is None else [source, other], info, inputs)
+    return replace(prediction, beside=second[0] if second else None, alone=why)
 
 
-def _predict_several(model: str, beside: str | None, asked: list[dict[str, Any]]) -> Predictions:
+def _predict_several(model: str, other: str | None, inputs: list[dict[str, Any]]) -> Predictions:
     "Ask a model several times."
     from kdnotes.distill.architectures import weights_sha256
 
-    if beside not in (None, 'none'):
+    if other not in (None, 'none'):
         raise PredictError('beside is for one text; ask the other model for its own list of answers')
     source = find_source(model)
-    info = task_of(source, asked[0])
+    info = task_of(source, inputs[0])
     reader, network = load_reader(source, info)
     begin = time.perf_counter()
     try:
-        answers = list(answers_of(reader, info, asked))
+        answers = list(answers_of(reader, info, inputs))
     except InferenceError as e:
-        raise PredictError(f'number {e.at} of {len(asked)}, counted from 0: {e}') from None
+        raise PredictError(f'number {e.at} of {len(inputs)}, counted from 0: {e}') from None
     seconds = time.perf_counter() - begin
     return Predictions(
         model=model,
@@ -369,12 +372,12 @@ def _predict_several(model: str, beside: str | None, asked: list[dict[str, Any]]
     )
 
 
-def _beside(source: Source, beside: str | None) -> tuple[Source | None, str]:  # and why there is none
+def _second_source(source: Source, name: str | None) -> tuple[Source | None, str]:  # and why there is none
     "The model that stands beside another."
-    if beside == 'none':
+    if name == 'none':
         return None, ''
-    if beside is not None:
-        return find_source(beside), ''
+    if name is not None:
+        return find_source(name), ''
     teacher = (source.record or {}).get('teacher_run_id')
     if teacher is None:
         return None, ''

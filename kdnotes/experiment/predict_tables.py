@@ -51,14 +51,14 @@ __all__ = ['checked_texts', 'questions_of', 'predict_table', 'check_out', 'read_
            'predict_file']
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #e4ec1d13
-def _own_schema(
+def _input_schema(
     info: TaskInfo,
 ) -> Schema:
     "What a row needs that is asked about: the texts that a model of the task takes, and no label."
     use = info.use
     needed = {use.keys[name] for name in use.takes}
     optional = {use.keys[name] for name in use.may_take}
-    if _candidates(info):
+    if _asks_about_groups(info):
         optional.add(info.rows_of[1])
     schema = info.corpora.schema
     columns = {
@@ -69,7 +69,7 @@ def _own_schema(
     return Schema(columns, content=(), unique=(), longest=schema.longest)
 
 
-def _candidates(info: TaskInfo) -> bool:
+def _asks_about_groups(info: TaskInfo) -> bool:
     "Are several rows asked about together?"
     return 'candidates' in info.use.takes
 
@@ -82,11 +82,13 @@ def checked_texts(
     known: Mapping[str, str] | None = None,  # what the columns were called where the model was trained
 ) -> Rows:
     "The texts of a table, each of them checked."
-    schema = _own_schema(info)
+    schema = _input_schema(info)
     usual = column_names(columns, schema.names)
     named = {key for key, name in usual.items() if name != schema.names[key]}
     if columns is None:
-        usual |= {key: of for key, of in (known or {}).items() if key in usual and of in table.names}
+        usual |= {
+            key: column for key, column in (known or {}).items() if key in usual and column in table.names
+        }
     names = check_layout(table, schema, usual, named)
     if not len(table.numbers):
         raise CorpusError(f'{table.where} has no row; give one at least')
@@ -105,23 +107,23 @@ def questions_of(
 ) -> tuple[list[dict[str, Any]], list[list[int]]]:  # what is asked; which rows each of it is about
     "What is asked of a model: a row each, or all candidates of a question."
     keys = info.use.keys
-    if not _candidates(info):
+    if not _asks_about_groups(info):
         there = {name: rows[key] for name, key in keys.items() if key in rows.columns}
         return [dict(zip(there, texts)) for texts in zip(*there.values())], [[i] for i in range(len(rows))]
     groups: dict[tuple[str | None, str], list[int]] = {}
     names = rows.columns.get(info.rows_of[1], [None] * len(rows))
-    for i, of in enumerate(zip(names, rows[keys['question']])):
-        groups.setdefault(of, []).append(i)
+    for i, group in enumerate(zip(names, rows[keys['question']])):
+        groups.setdefault(group, []).append(i)
     candidates = rows[keys['candidates']].tolist()
-    asked = [
+    questions = [
         dict(question=question, candidates=[candidates[i] for i in index])
         for (_, question), index in groups.items()
     ]
-    return asked, list(groups.values())
+    return questions, list(groups.values())
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #75f575b8
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     "A model, and a table that it is asked about."
 
     source: Source
@@ -131,12 +133,12 @@ class _Asked:
     rows: list[list[int]]  # which rows of the table each is about
 
 
-def _asked(model: str, table: Table, columns: Mapping[str, str] | str | None) -> _Asked:
+def _request(model: str, table: Table, columns: Mapping[str, str] | str | None) -> _Request:
     "What a model is asked, before it is loaded."
     source = find_source(model)
     info = _task(source, table, columns)
     rows = checked_texts(table, info, columns, _trained_columns(source, info))
-    return _Asked(source, info, table, *questions_of(rows, info))
+    return _Request(source, info, table, *questions_of(rows, info))
 
 
 def _task(source: Source, table: Table, columns: Mapping[str, str] | str | None) -> TaskInfo:
@@ -145,7 +147,7 @@ def _task(source: Source, table: Table, columns: Mapping[str, str] | str | None)
     if len(possible) == 1:
         return possible[0]
     for info in possible:
-        schema = _own_schema(info)
+        schema = _input_schema(info)
         with contextlib.suppress(ConfigError, CorpusError):  # it lacks a column, or the map is another task's
             check_layout(table, schema, column_names(columns, schema.names), set())
             return info
@@ -168,28 +170,28 @@ def _trained_columns(source: Source, info: TaskInfo) -> dict[str, str]:
     return column_names(columns, schema.names, schema.scored) if columns else {}
 
 
-def _answered(
-    asked: _Asked,
+def _answer_rows(
+    request: _Request,
 ) -> tuple[dict[str, list], float]:  # column -> a cell for each row of the table; seconds
     "What a model says of each row."
-    reader, _ = load_reader(asked.source, asked.info)
-    n = sum(map(len, asked.rows))
+    reader, _ = load_reader(request.source, request.info)
+    n = sum(map(len, request.rows))
     columns: dict[str, list] = {}
-    notes = _column(columns, 'note', asked.table, n)
+    notes = _new_column(columns, 'note', request.table, n)
     begin = time.perf_counter()
     try:
-        for index, answer in zip(asked.rows, answers_of(reader, asked.info, asked.questions)):
-            for i, cells in zip(index, asked.info.use.cells(answer.values), strict=True):
+        for index, answer in zip(request.rows, answers_of(reader, request.info, request.questions)):
+            for i, cells in zip(index, request.info.use.cells(answer.values), strict=True):
                 notes[i] = '; '.join(map(str, answer.notes))
                 for name, cell in cells.items():
-                    _column(columns, name, asked.table, n)[i] = cell
+                    _new_column(columns, name, request.table, n)[i] = cell
     except InferenceError as e:
-        raise PredictError(f'{asked.table.place(asked.rows[e.at][0])}: {e}') from None
+        raise PredictError(f'{request.table.place(request.rows[e.at][0])}: {e}') from None
     columns['note'] = columns.pop('note')  # the last one
     return columns, time.perf_counter() - begin
 
 
-def _column(columns: dict[str, list], name: str, table: Table, n: int) -> list:
+def _new_column(columns: dict[str, list], name: str, table: Table, n: int) -> list:
     "A column that is added; one that is there already is not replaced."
     if name in table.names:
         raise PredictError(
@@ -211,9 +213,9 @@ def predict_table(
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f'two columns of the table are called {truncate_repr(twice)}; rename one of them')
     cells = {name: table.iloc[:, i].tolist() for i, name in enumerate(names)}
-    asked = _asked(model, Table('the table', names, cells, list(table.index)), columns)
-    found, _ = _answered(asked)
-    return pd.concat([table, pd.DataFrame(found, index=table.index)], axis=1)
+    request = _request(model, Table('the table', names, cells, list(table.index)), columns)
+    answers, _ = _answer_rows(request)
+    return pd.concat([table, pd.DataFrame(answers, index=table.index)], axis=1)
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #092f4063
 def check_out(
@@ -339,19 +341,19 @@ def predict_file(
     path, target = (Path(os.path.expanduser(name)) for name in (file, out))
     table, rows = read_file(path)
     check_out(path, target, overwrite)
-    asked = _asked(model, table, columns)
+    request = _request(model, table, columns)
     as_file(rows, table.names, target, path)  # may refuse, before hours are spent
-    found, seconds = _answered(asked)
-    filled = [row | dict(zip(found, cells)) for row, cells in zip(rows, zip(*found.values()))]
-    atomic_write(target, as_file(filled, [*table.names, *found], target, path))
+    answers, seconds = _answer_rows(request)
+    filled = [row | dict(zip(answers, cells)) for row, cells in zip(rows, zip(*answers.values()))]
+    atomic_write(target, as_file(filled, [*table.names, *answers], target, path))
     return FilePrediction(
         model=model,
-        run_id=(asked.source.record or {}).get('run_id'),
-        task=asked.info.name,
+        run_id=(request.source.record or {}).get('run_id'),
+        task=request.info.name,
         file=str(path),
         out=str(target),
         rows=len(rows),
-        columns=list(found),
-        noted=sum(map(bool, found['note'])),
+        columns=list(answers),
+        noted=sum(map(bool, answers['note'])),
         seconds=seconds,
     )

@@ -80,11 +80,11 @@ def _operations(config: RunConfig, task, model, result) -> dict:
     return dict(
         model_flops_per_example=of_model,
         executed_flops_per_example=executed,
-        executed_flops_per_s=_times(executed, result.examples_per_s),
+        executed_flops_per_s=_rate(executed, result.examples_per_s),
     )
 
 
-def _times(flops: float | None, examples_per_s: float | None) -> float | None:
+def _rate(flops: float | None, examples_per_s: float | None) -> float | None:
     "A rate, where both are known."
     return flops * examples_per_s if flops and examples_per_s else None
 
@@ -94,7 +94,7 @@ def _throughput(result, operations: dict) -> dict:
     return dict(
         examples_per_s=result.examples_per_s,
         tokens_per_s=result.tokens_per_s,
-        useful_flops_per_s=_times(operations['model_flops_per_example'], result.examples_per_s),
+        useful_flops_per_s=_rate(operations['model_flops_per_example'], result.examples_per_s),
     )
 
 
@@ -111,7 +111,7 @@ def _reasons(config: RunConfig, record: dict, reasons: dict, uncut: str) -> dict
     if reads_scores(config):
         signal = "the teacher's scores were made outside kdnotes"
     energy = reasons.get('energy.device_j', 'no reading')
-    by_place = {
+    by_key = {
         'primary.value': f'{primary["metric"]} is not defined on what {primary["set"]} holds',
         'time.teacher_s': signal,
         'time.teacher_train_s': 'no fine-tuned teacher in this run',
@@ -123,25 +123,25 @@ def _reasons(config: RunConfig, record: dict, reasons: dict, uncut: str) -> dict
         'tokenisation.cut': str(reason(uncut or 'slow_tokenizer')),
         'tokenisation.empty': str(reason('slow_tokenizer')),
     }
-    by_place |= {f'amp.{name}': f'no loss scaling in {record["precision"]}' for name in record['amp']}
-    by_place |= {f'operations.{name}': uncounted for name in record['operations']}
-    for name in (kept := record.get('kept', {})):
-        by_place[f'kept.{name}'] = (
-            f'{kept["metric"]} is not defined on what {kept["set"]} holds: the last step is kept'
+    by_key |= {f'amp.{name}': f'no loss scaling in {record["precision"]}' for name in record['amp']}
+    by_key |= {f'operations.{name}': uncounted for name in record['operations']}
+    for name in (best := record.get('kept', {})):
+        by_key[f'kept.{name}'] = (
+            f'{best["metric"]} is not defined on what {best["set"]} holds: the last step is kept'
         )
-    return reasons | {place: why for place, why in by_place.items() if _is_null(record, place)}
+    return reasons | {place: why for place, why in by_key.items() if _is_null(record, place)}
 
 
 def _tokenisation(task) -> dict:
     "What the tokenizer made of the corpus, as the task read it."
     counts = task.token_counts()
-    found: dict[str, dict[str, int] | None] = {}
+    totals: dict[str, dict[str, int] | None] = {}
     for name in ('rows', 'tokens', 'unknown', 'cut', 'empty'):
-        of_splits = {split: getattr(known, name) for split, known in counts.items()}
-        found[name] = None if None in of_splits.values() else of_splits
+        by_split = {split: getattr(known, name) for split, known in counts.items()}
+        totals[name] = None if None in by_split.values() else by_split
     train = task.token_rows('train')
     overlap = {split: rows_in(task.token_rows(split), train) for split in counts if split != 'train'}
-    return found | dict(overlap=overlap)
+    return totals | dict(overlap=overlap)
 
 
 def _is_null(record: dict, place: str) -> bool:
@@ -202,13 +202,13 @@ def _adaptation(model) -> dict:
 _NCCL = ('NCCL_ALGO', 'NCCL_MIN_NCHANNELS', 'NCCL_MAX_NCHANNELS', 'NCCL_PROTO')
 
 
-def _places(runtime) -> str:  # 'cpu', 'cuda, 2 machines, NCCL_ALGO=Ring'
+def _hardware(runtime) -> str:  # 'cpu', 'cuda, 2 machines, NCCL_ALGO=Ring'
     "What the ranks are on."
     machines = [f'{runtime.machines} machines'] if runtime.machines > 1 else []
-    told = [
+    nccl_settings = [
         f'{name}={os.environ[name]}' for name in _NCCL if runtime.backend == 'nccl' and name in os.environ
     ]
-    return ', '.join([runtime.device.type, *machines, *told])
+    return ', '.join([runtime.device.type, *machines, *nccl_settings])
 
 
 def _parallel(config: RunConfig, runtime) -> dict:
@@ -222,11 +222,11 @@ def _parallel(config: RunConfig, runtime) -> dict:
         graphs=None,
         reason='the mode has one rank'
         if alone
-        else f'{pluralize(runtime.ranks, "rank")} on {_places(runtime)}',
+        else f'{pluralize(runtime.ranks, "rank")} on {_hardware(runtime)}',
     )
 
 # %% ../../nbs/experiment/05_record.ipynb #a083b52a
-def _used(rank: Rank, outcome: Outcome) -> dict:
+def _usage(rank: Rank, outcome: Outcome) -> dict:
     "What the run used of the machine, over all ranks."
     used = together(outcome.telemetry, rank.runtime.device.type)
     if not outcome.result.resumed_at:
@@ -247,7 +247,7 @@ def record_of(
     from kdnotes.train.latency import forward_latency
 
     result = outcome.result
-    used = _used(rank, outcome)
+    used = _usage(rank, outcome)
     rows = rank.folder.rows()
     where, metric, higher = task.primary
     value = outcome.evaluation.metrics[where][metric]
@@ -257,7 +257,7 @@ def record_of(
     record = _identity(rank, outcome.start_sha256, model) | dict(
         schema=SCHEMA,
         params_total=count_parameters(model),
-        **_of_shape(model),
+        **_architecture_keys(model),
         model_sha256=weights_sha256(whole_model(model)),
         primary=dict(set=where, metric=metric, higher_is_better=higher, value=value),
         metrics=outcome.evaluation.metrics,
@@ -287,18 +287,18 @@ def record_of(
     return record | dict(reasons=reasons | _lost_rows(rows, result))
 
 
-def _of_shape(model) -> dict:
+def _architecture_keys(model) -> dict:
     "What a record says of a model that has a shape of its own, or parameters that are not trained."
     from kdnotes.distill.heads import is_pruned
     from kdnotes.distill.architectures import count_parameters
 
-    found = {}
+    keys = {}
     if is_pruned(model):
-        found['kept_heads'] = model.config.kept_heads
+        keys['kept_heads'] = model.config.kept_heads
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if trainable != count_parameters(model):
-        found['params_trainable'] = trainable
-    return found
+        keys['params_trainable'] = trainable
+    return keys
 
 
 def _lost_rows(rows: list[dict], result) -> dict[str, str]:

@@ -103,8 +103,8 @@ def find_source(
     path = Path(os.path.expanduser(name))
     if not os.path.isdir(path):
         return Source(name, name)
-    if found := saved_model(path):
-        model, record = found
+    if saved := saved_model(path):
+        model, record = saved
         return Source(name, str(model), record if model.name == 'model' else None)
     if (path / 'rows.jsonl').is_file() or (path / 'state.json').is_file():
         raise ScoreError(f'{name} is the folder of a run that is not done; make the run first')
@@ -254,8 +254,8 @@ class Score:
     @property
     def perplexities(self) -> list[tuple[str, Interval, Interval]]:
         "Each score that is known: its key, its perplexity per word piece, and per word."
-        known = [(key, of) for key in ('pseudo_nll', 'nll', 'nll_all') if (of := getattr(self, key))]
-        return [(key, exp_interval(of), exp_interval(scaled(of, self.pieces_a_word))) for key, of in known]
+        known = [(key, nll) for key in ('pseudo_nll', 'nll', 'nll_all') if (nll := getattr(self, key))]
+        return [(key, exp_interval(nll), exp_interval(scaled(nll, self.pieces_a_word))) for key, nll in known]
 
     def __str__(self) -> str:
         return escape_control_chars(render('score.txt.jinja', found=self).rstrip())
@@ -277,27 +277,27 @@ class Score:
         return plain
 
 
-def _hidden(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
+def _block_scores(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
     "Nats per masked token of each block, and of all its tokens."
-    its = text_set('text', text.rows, text.documents)
+    blocks = text_set('text', text.rows, text.documents)
     mask_id = scorer.tokenizer.mask_token_id
-    found = hidden_scores(
-        forward, its, lambda index: scored_batch(its, index, Masking().share, mask_id), budget
+    scores = hidden_scores(
+        forward, blocks, lambda index: scored_batch(blocks, index, Masking().share, mask_id), budget
     )
-    return found.nll.mean(1), found.nll_all
+    return scores.nll.mean(1), scores.nll_all
 
 
-def _pseudo(
-    forward: Any, scorer: Scorer, rows: Rows, asked: Positions, key: str, budget: int, say: Callable
+def _token_scores(
+    forward: Any, scorer: Scorer, rows: Rows, positions: Positions, key: str, budget: int, log: Callable
 ) -> np.ndarray:
     "Nats of each token that is hidden by itself, one call at a time."
     folder = cache_path() / 'scores' / key
     mask_id = scorer.tokenizer.mask_token_id
-    told = _progress(say, len(asked.rows))
-    return resumable_nll(forward, rows, asked, mask_id, folder, budget, told)
+    on_part = _progress(log, len(positions.rows))
+    return resumable_nll(forward, rows, positions, mask_id, folder, budget, on_part)
 
 
-def _progress(say: Callable[[str], None], total: int) -> Callable[[int], None]:
+def _progress(log: Callable[[str], None], total: int) -> Callable[[int], None]:
     "Tells how far a call is, at most every ten seconds."
     begin = time.monotonic()
     first = None
@@ -309,11 +309,11 @@ def _progress(say: Callable[[str], None], total: int) -> Callable[[int], None]:
         if first is None:
             first = done
             if done and done < total:
-                say(f'{done:,} of {total:,} tokens were scored by an earlier call')
+                log(f'{done:,} of {total:,} tokens were scored by an earlier call')
         elif done < total and now > last + 10:
             rate = (done - first) / (now - begin)
             left = (total - done) / rate
-            say(f'{done / total:4.0%}: {done:,} of {total:,} tokens, {rate:.0f} a second, {left:.0f} s left')
+            log(f'{done / total:4.0%}: {done:,} of {total:,} tokens, {rate:.0f} a second, {left:.0f} s left')
             last = now
 
     return on_part
@@ -340,7 +340,7 @@ def score(
         raise ScoreError(
             f'{text} has no word that the tokenizer of {model} knows; give another text or model'
         )
-    asked = every if sample is None else drawn_tokens(encoded.rows, sample, stream(0, 'sample'))
+    positions = every if sample is None else drawn_tokens(encoded.rows, sample, stream(0, 'sample'))
     text_sha256 = sha256_text(*(row['text'] for row in documents))
     key = sha256_text(
         'score-2',
@@ -354,19 +354,21 @@ def score(
     )
     forward = ModelForward(scorer.model, scorer.runtime)
     with scorer.runtime.autocast():
-        nll = _pseudo(forward, scorer, encoded.rows, asked, key[:32], budget, say)
+        nll = _token_scores(forward, scorer, encoded.rows, positions, key[:32], budget, say)
     if not np.isfinite(nll).all():
         raise ScoreError(
             f'{model} gives numbers that are not finite for {int((~np.isfinite(nll)).sum()):,} of '
             f'{len(nll):,} tokens; its weights are too large or damaged: give another model'
         )
-    of_rows, of_tokens, clusters = _clusters(encoded, asked)
+    row_clusters, token_clusters, clusters = _clusters(encoded, positions)
     at_once = (None, None)
     if by == 'block':
         with scorer.runtime.autocast():
-            at_once = [cluster_interval(x, of_rows) for x in _hidden(forward, scorer, encoded, budget)]
+            at_once = [
+                cluster_interval(x, row_clusters) for x in _block_scores(forward, scorer, encoded, budget)
+            ]
     hidden, hidden_all = at_once
-    found = Score(
+    text_score = Score(
         model=model,
         model_sha256=scorer.sha256,
         text=text,
@@ -381,13 +383,13 @@ def score(
         device=str(scorer.runtime.device),
         tokens=len(nll),
         of_tokens=len(every.rows),
-        pseudo_nll=cluster_interval(nll, of_tokens),
+        pseudo_nll=cluster_interval(nll, token_clusters),
         nll=hidden,
         nll_all=hidden_all,
         clusters=clusters,
         trained_on=_trained_on(model, documents),
     )
-    return found, _table(scorer, encoded, asked, nll)
+    return text_score, _token_table(scorer, encoded, positions, nll)
 
 
 def _trained_on(model: str, documents: list[dict]) -> int | None:
@@ -403,22 +405,22 @@ def _trained_on(model: str, documents: list[dict]) -> int | None:
     return sum(row['text'] in known for row in documents)
 
 
-def _clusters(text: Text, asked: Positions) -> tuple[np.ndarray, np.ndarray, str]:
+def _clusters(text: Text, positions: Positions) -> tuple[np.ndarray, np.ndarray, str]:
     "What rows and tokens are alike in, and what that is called: documents, or a single document's rows."
-    of_tokens = text.clusters[text.rows.documents_of(asked)]
-    if len(np.unique(of_tokens)) == 1:  # nothing can be said about other documents
-        return np.arange(len(text.rows)), asked.rows, 'rows'
-    return text.clusters[text.rows.documents], of_tokens, 'documents'
+    token_clusters = text.clusters[text.rows.documents_of(positions)]
+    if len(np.unique(token_clusters)) == 1:  # nothing can be said about other documents
+        return np.arange(len(text.rows)), positions.rows, 'rows'
+    return text.clusters[text.rows.documents], token_clusters, 'documents'
 
 
-def _table(scorer: Scorer, text: Text, asked: Positions, nll: np.ndarray) -> pd.DataFrame:
+def _token_table(scorer: Scorer, text: Text, positions: Positions, nll: np.ndarray) -> pd.DataFrame:
     "A line for each token that was hidden by itself."
     documents = np.array(text.documents, dtype=object)
-    tokens = scorer.tokenizer.convert_ids_to_tokens(text.rows.tokens_at(asked).tolist())
+    tokens = scorer.tokenizer.convert_ids_to_tokens(text.rows.tokens_at(positions).tolist())
     columns = dict(
-        document=documents[text.rows.documents_of(asked)],
-        row=asked.rows,
-        position=asked.positions,
+        document=documents[text.rows.documents_of(positions)],
+        row=positions.rows,
+        position=positions.positions,
         token=tokens,
         nll=nll,
     )

@@ -20,7 +20,7 @@ from ..core.spec import flat
 from ..core.files import atomic_write, figures_path, file_errors, runs_path
 from ..core.render import phrase
 from .cluster import Cluster
-from .forecast import time_left, to_make
+from .forecast import time_left, pending_runs
 from .launch import Follow, execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
 from .describe import TEMPLATE
@@ -88,19 +88,19 @@ def run_study(
     planned = {p.run_id for p in plans}
     turn = Lock()
 
-    def make(p: Plan, beside: int) -> None:
+    def make(p: Plan, n_jobs: int) -> None:
         # several runs at a time would talk over each other
-        shown = follow(say) if beside == 1 else lambda row: None
+        shown = follow(say) if n_jobs == 1 else lambda row: None
 
         def on_each(row: dict) -> None:
             shown(row)
             with turn:
                 on_row(row)
 
-        (cluster.execute if cluster else execute)(p, on_each, say, beside)
+        (cluster.execute if cluster else execute)(p, on_each, say, n_jobs)
         if p.run_id in planned:
             after_run(p)
-        if beside == 1 and (time := phrase(TEMPLATE, 'time', time_left(plans))):
+        if n_jobs == 1 and (time := phrase(TEMPLATE, 'time', time_left(plans))):
             say(f'   left: {time}')
 
     ray_address = ray_address or next(
@@ -108,7 +108,7 @@ def run_study(
     )
     with ExitStack() as stack:
         cluster = None
-        if ray_address and to_make(plans):
+        if ray_address and pending_runs(plans):
             machines = max(p.config.where.nodes for p in plans)
             cluster = stack.enter_context(closing(Cluster(ray_address, machines)))
         if jobs is None:
@@ -120,22 +120,22 @@ def run_study(
     return _compared(plans, failed)
 
 
-def _score_baselines(plans: Sequence[Plan], say: Callable[[str], None]) -> None:
+def _score_baselines(plans: Sequence[Plan], log: Callable[[str], None]) -> None:
     "Have the trivial baselines of all runs of a study; says which cannot be had."
     for line in dict.fromkeys(line for p in plans for line in have_floors(p.config, p.corpus_sha256)):
-        say(line)
+        log(line)
 
 
 def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
     "The comparison of the runs that were made, kept as a table and figures."
     study = plans[0].config.where.study
-    made = [p.run_id for p in plans if p.run_id not in failed]
+    run_ids = [p.run_id for p in plans if p.run_id not in failed]
     # a teacher that was made or measured for this study stands beside its students
     teachers = [p.teacher.run_id for p in plans if p.teacher is not None and p.run_id not in failed]
-    own = [run_id for run_id in teachers if RunFolder(study, run_id).done]
-    found = evidence(study, list(dict.fromkeys([*made, *own])))
-    figures = draw_evidence(found, figures_path(study))
-    compared = report_of(found, {figure.name: figure.path for figure in figures if figure.path})
+    teacher_ids = [run_id for run_id in teachers if RunFolder(study, run_id).done]
+    study_evidence = evidence(study, list(dict.fromkeys([*run_ids, *teacher_ids])))
+    figures = draw_evidence(study_evidence, figures_path(study))
+    compared = report_of(study_evidence, {figure.name: figure.path for figure in figures if figure.path})
     folder = runs_path() / study
     table = atomic_write(folder / 'table.txt', f'{compared}\n')
     numbers = atomic_write(folder / 'comparisons.csv', compared.numbers.to_csv(index=False))
