@@ -46,7 +46,7 @@ def check_inputs(
         raise PredictError(f'nothing is asked; give what the model takes, of {", ".join(INPUTS)}')
     return inputs
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #11c500d7
 _LIST_INPUT = 'candidates'  # of `INPUTS`, what is a list of texts
 
 
@@ -63,7 +63,7 @@ def _check_input(name: str, value: Any) -> None:
     for text in texts:
         _check_text(what, text)
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #ca104102
 def _check_text(what: str, text: Any) -> None:
     "Refuse what is no text, or an empty one."
     if not isinstance(text, str):
@@ -82,7 +82,7 @@ def listed(
         return value.tolist()
     return list(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else None
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #6b958e56
 def split_inputs(
     inputs: dict[str, Any],  # by the names of `tasks.inference.INPUTS`
 ) -> list[dict[str, Any]] | None:  # of `check_inputs`; None: it is asked once
@@ -117,14 +117,14 @@ def split_inputs(
             raise PredictError(f'number {i} of {n}, counted from 0: {e}') from None
     return questions
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #367e06ac
 def _elements_of(name: str, value: Any) -> list | None:
     "The elements of an input that is given several times."
     texts = listed(value)
     once = name == _LIST_INPUT and texts is not None and all(listed(text) is None for text in texts)
     return None if once else texts
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #c7a36eb2
 def _input_mismatch(info: TaskInfo, inputs: dict[str, Any]) -> str:
     "What is wrong with what is asked; '': nothing."
     use = info.use
@@ -137,7 +137,7 @@ def _input_mismatch(info: TaskInfo, inputs: dict[str, Any]) -> str:
     wrong = f'{" and ".join(extra)} {verb} not read' if extra else f'{" and ".join(missing)} {verb} missing'
     return f'a model of task={info.name!r} is asked with {" and ".join(use.takes)}{more}; {wrong}'
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #eefb0601
 def tasks_of(
     source: Source,
 ) -> list[TaskInfo]:  # one at least
@@ -156,7 +156,7 @@ def tasks_of(
         )
     return fitting
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #cc11db9a
 def task_of(
     source: Source,
     inputs: dict[str, Any],  # of `check_inputs`
@@ -197,7 +197,7 @@ class Prediction:
         plain = vars(self) | dict(answer=self.answer.values, notes=list(map(str, self.answer.notes)))
         return plain | dict(beside=self.beside and self.beside.data())
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #90f43c52
 @dataclass(frozen=True)
 class Predictions:
     "What a model says of several texts: an `Answer` to each, in the order they were given."
@@ -231,7 +231,7 @@ class Predictions:
 
     __repr__ = __str__
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #2173229e
 _MOST_SHOWN = 5  # answers
 _CHUNK = 1000  # texts that are tokenised and sorted by length together
 
@@ -252,7 +252,7 @@ def answers_of(
             advance(len(part))
             yield from answers
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #2b12df3c
 def load_reader(
     source: Source,
     info: TaskInfo,
@@ -277,7 +277,7 @@ def load_reader(
     )
     return reader, model
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #bf746d01
 _LONGEST = 512  # tokens, where neither model nor tokenizer knows a limit
 
 
@@ -302,7 +302,7 @@ def _predict_timed(sources: Sequence[Source], info: TaskInfo, inputs: dict[str, 
     middle, low, high = np.quantile(times[:, 1] / times[:, 0], [0.5, 0.25, 0.75])
     return [replace(predictions[0], times_as_long=(float(middle), float(low), float(high))), *predictions[1:]]
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #2bd73d5c
 def _prediction(
     source: Source, info: TaskInfo, reader: Reader, model: Any, answer: Answer, latency_ms: float
 ) -> Prediction:
@@ -322,7 +322,7 @@ def _prediction(
         answer=answer,
     )
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #274ba8a1
 def predict(
     model: str,  # as for `find_source`
     # another model that answers the same; None: the teacher of the run, where its weights are at hand;
@@ -345,7 +345,7 @@ def predict(
     prediction, *second = _predict_timed([source] if other is None else [source, other], info, inputs)
     return replace(prediction, beside=second[0] if second else None, alone=why)
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #b7ea1f2b
 def _predict_several(model: str, other: str | None, inputs: list[dict[str, Any]]) -> Predictions:
     "Ask a model several times."
     from kdnotes.distill.architectures import weights_sha256
@@ -371,7 +371,7 @@ def _predict_several(model: str, other: str | None, inputs: list[dict[str, Any]]
         answers=answers,
     )
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #c1e5ac54
 def _second_source(source: Source, name: str | None) -> tuple[Source | None, str]:  # and why there is none
     "The model that stands beside another."
     if name == 'none':

@@ -66,7 +66,7 @@ def check_run_id(
     if _MEANT_AS_RUN_ID.fullmatch(name) and not os.path.isdir(name):
         find_run(name)
 
-
+# %% ../../nbs/experiment/11_score.ipynb #73584116
 class Scorer(NamedTuple):
     "What scores a text."
 
@@ -86,7 +86,7 @@ class Source:
     folder: str  # a folder or a hub id
     record: dict | None = None  # of the run that made it; None: no run is known
 
-
+# %% ../../nbs/experiment/11_score.ipynb #19abc38e
 def find_source(
     name: str,  # the run_id or the folder of a finished run, a folder of a saved model, or a hub id
 ) -> Source:
@@ -110,7 +110,7 @@ def find_source(
         raise ScoreError(f'{name} is the folder of a run that is not done; make the run first')
     return Source(name, name)
 
-
+# %% ../../nbs/experiment/11_score.ipynb #b16b11fb
 def load_source(
     source: Source,
     auto_class: str,  # its transformers head
@@ -129,7 +129,7 @@ def load_source(
         )
     return model, sha256
 
-
+# %% ../../nbs/experiment/11_score.ipynb #5d1347f5
 def load_scorer(
     name: str,  # as for `find_source`
     dtype: str,  # fp32, bf16 or fp16
@@ -178,7 +178,7 @@ def read_text_to_score(
         'give a .txt file or a folder of them'
     )
 
-
+# %% ../../nbs/experiment/11_score.ipynb #a119110d
 def _document(path: Path) -> dict:
     "A file as a document."
     if not is_unicode(path.name):
@@ -196,7 +196,7 @@ class Text(NamedTuple):
     unknown_words: int
     pieces: int  # word pieces of the whole text, unknown words left out
 
-
+# %% ../../nbs/experiment/11_score.ipynb #045cb2f0
 def encode(
     documents: list[dict],  # rows of `tasks.documents`
     tokenizer,  # the model's, of transformers
@@ -219,6 +219,11 @@ def encode(
     words = int(tokens.words.sum())
     unknown = sum(len(row['text'].split()) for row in documents) - words
     return Text(ids, clusters, rows, words, unknown, int(tokens.pieces.sum()))
+
+# %% ../../nbs/experiment/11_score.ipynb #e5651796
+def _finite(value: float) -> float | None:
+    "A number as JSON has it; None: it is too large for one."
+    return value if math.isfinite(value) else None
 
 # %% ../../nbs/experiment/11_score.ipynb #cfb91932
 @dataclass(frozen=True)
@@ -276,7 +281,7 @@ class Score:
                 plain[key]['reason'] = plain[key]['reason'] and str(getattr(self, key).reason)
         return plain
 
-
+# %% ../../nbs/experiment/11_score.ipynb #c4a56557
 def _block_scores(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
     "Nats per masked token of each block, and of all its tokens."
     blocks = text_set('text', text.rows, text.documents)
@@ -286,7 +291,7 @@ def _block_scores(forward: Any, scorer: Scorer, text: Text, budget: int) -> tupl
     )
     return scores.nll.mean(1), scores.nll_all
 
-
+# %% ../../nbs/experiment/11_score.ipynb #69b1d2c8
 def _token_scores(
     forward: Any, scorer: Scorer, rows: Rows, positions: Positions, key: str, budget: int, log: Callable
 ) -> np.ndarray:
@@ -296,7 +301,7 @@ def _token_scores(
     on_part = _progress(log, len(positions.rows))
     return resumable_nll(forward, rows, positions, mask_id, folder, budget, on_part)
 
-
+# %% ../../nbs/experiment/11_score.ipynb #6b2d4bce
 def _progress(log: Callable[[str], None], total: int) -> Callable[[int], None]:
     "Tells how far a call is, at most every ten seconds."
     begin = time.monotonic()
@@ -318,7 +323,7 @@ def _progress(log: Callable[[str], None], total: int) -> Callable[[int], None]:
 
     return on_part
 
-
+# %% ../../nbs/experiment/11_score.ipynb #10391523
 def score(
     model: str,  # a folder, a hub id, or the run_id of a finished run
     text: str,  # as for `read_text_to_score`
@@ -391,7 +396,7 @@ def score(
     )
     return text_score, _token_table(scorer, encoded, positions, nll)
 
-
+# %% ../../nbs/experiment/11_score.ipynb #89f130ec
 def _trained_on(model: str, documents: list[dict]) -> int | None:
     "How many documents stand in the training text of a run."
     if not RUN_ID.fullmatch(model):
@@ -404,7 +409,7 @@ def _trained_on(model: str, documents: list[dict]) -> int | None:
         return None
     return sum(row['text'] in known for row in documents)
 
-
+# %% ../../nbs/experiment/11_score.ipynb #0d4e3dbb
 def _clusters(text: Text, positions: Positions) -> tuple[np.ndarray, np.ndarray, str]:
     "What rows and tokens are alike in, and what that is called: documents, or a single document's rows."
     token_clusters = text.clusters[text.rows.documents_of(positions)]
@@ -412,7 +417,7 @@ def _clusters(text: Text, positions: Positions) -> tuple[np.ndarray, np.ndarray,
         return np.arange(len(text.rows)), positions.rows, 'rows'
     return text.clusters[text.rows.documents], token_clusters, 'documents'
 
-
+# %% ../../nbs/experiment/11_score.ipynb #ef029a92
 def _token_table(scorer: Scorer, text: Text, positions: Positions, nll: np.ndarray) -> pd.DataFrame:
     "A line for each token that was hidden by itself."
     documents = np.array(text.documents, dtype=object)
@@ -425,8 +430,3 @@ def _token_table(scorer: Scorer, text: Text, positions: Positions, nll: np.ndarr
         nll=nll,
     )
     return pd.DataFrame(columns)
-
-# %% ../../nbs/experiment/11_score.ipynb #e5651796
-def _finite(value: float) -> float | None:
-    "A number as JSON has it; None: it is too large for one."
-    return value if math.isfinite(value) else None
