@@ -30,8 +30,8 @@ from ..tasks.schema import score_columns
 from ..tasks.sources import Corpus
 
 # %% auto #0
-__all__ = ['make_task', 'source_of', 'teachers_of', 'teachers_sha256', 'check_given_teacher', 'label_order', 'check_reading',
-           'unknown_tokens', 'teacher_depth', 'depth_of', 'check_student', 'checked_models']
+__all__ = ['make_task', 'source_of', 'teachers_of', 'teachers_sha256', 'label_order', 'check_reading', 'unknown_tokens',
+           'teacher_depth', 'depth_of', 'check_student', 'checked_models']
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #fd07477b
 def make_task(
@@ -45,7 +45,7 @@ def make_task(
 def source_of(
     config: RunConfig,  # resolved
 ) -> str:  # a folder or a hub id
-    "The model whose files a run's network is made of, directly or by way of the runs that it stands on."
+    "The model whose files a run's network is made of, directly or through the runs it depends on."
     from_hub = starts_from(config, 'hub')
     return config.model.student.source if from_hub else config.model.pretrained
 
@@ -66,7 +66,7 @@ def teachers_of(config: RunConfig, corpus: Corpus) -> tuple[RunConfig, dict]:  #
     )
     return changed, known
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #5d2070a6
 def teachers_sha256(
     config: RunConfig,  # with the folders of several teachers
 ) -> str:  # 64 hex digits
@@ -76,7 +76,7 @@ def teachers_sha256(
     named = [content_of(source, config.model.pretrained) for source in config.teacher.sources]
     return sha256_text(*(json.dumps(content, sort_keys=True) for content in named))
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #8b9ca396
 def _check_tokens_of(source: str, config: RunConfig) -> None:
     "Refuse one of several teachers that reads token ids in another way than they are made."
     from kdnotes.distill.tokenizers import same_tokenizer, same_vocabulary
@@ -90,7 +90,7 @@ def _check_tokens_of(source: str, config: RunConfig) -> None:
         f'token ids that all read; choose models of one {"vocabulary" if vocabularies else "tokenizer"}'
     )
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #f2f1096a
 def _scores(config: RunConfig, corpus: Corpus) -> dict:  # as of a `Plan`
     "The scores that a run learns from, read and measured."
     from kdnotes.distill.scores import measured, read_scores
@@ -106,15 +106,6 @@ def _scores(config: RunConfig, corpus: Corpus) -> dict:  # as of a `Plan`
         sha256=scores.sha256,
         metrics=measured(task, scores),
     )
-
-
-def check_given_teacher(config: RunConfig, corpus: Corpus) -> None:
-    "Refuse a given teacher that does not fit its task."
-    from kdnotes.distill.models import check_given
-
-    task = make_task(config, corpus)
-    ranks = task_info(config.task).use.ranks_pairs
-    check_given(config.model.pretrained, task.auto_class, task.head_labels, ranks)
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #1c6731c4
 _SCORED = 60  # rows, by which the order of a head's outputs is judged
@@ -174,7 +165,7 @@ def check_reading(config: RunConfig) -> None:
         check_batches(config.model.student.source, config.data.max_length, needed)
         _check_vocabularies(config)
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #9462b503
 # rows and characters of a split by which a tokenizer is judged, and the fewest characters of a text
 _READ = 500
 _CHARACTERS = 100_000
@@ -201,7 +192,7 @@ def _sampled_texts(
         samples[split] = tuple(_part(text, most, k / len(texts)) for k, text in enumerate(texts)), len(index)
     return samples
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #935458c5
 def _part(text: str, most: int, place: float) -> str:
     "Whole words of a text, from some place in it."
     if len(text) <= most:
@@ -210,7 +201,7 @@ def _part(text: str, most: int, place: float) -> str:
     part = text[start : start + most]
     return part.partition(' ')[2].rpartition(' ')[0] or part
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #80d5815c
 def unknown_tokens(
     config: RunConfig,
     corpus: Corpus,
@@ -250,7 +241,7 @@ def teacher_depth(config: RunConfig) -> int | None:
         return None
     return depth_of(config.model.pretrained)
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #53c0338e
 def depth_of(
     source: str,  # a folder or a hub id
 ) -> int:
@@ -261,7 +252,7 @@ def depth_of(
 
     return depth(load_config(source))
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #f5471bcc
 def check_student(config: RunConfig) -> tuple[str, ...]:  # weights of the teacher's that it leaves out
     """Refuse a student that does not fit its teacher or could not be saved,
     before a teacher is trained for it.
@@ -273,7 +264,7 @@ def check_student(config: RunConfig) -> tuple[str, ...]:  # weights of the teach
     _check_intermediate(config, student.config, load_config(config.model.pretrained))
     return tuple(left_out)
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #56ed47d8
 def _check_vocabularies(config: RunConfig) -> None:
     "Refuse a student with other tokens than its teacher where the two are compared token by token."
     from kdnotes.distill.tokenizers import same_vocabulary
@@ -287,7 +278,7 @@ def _check_vocabularies(config: RunConfig) -> None:
             'token by token; choose two with one vocabulary, or what compares one output a text'
         )
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #35b14a01
 def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transformers configs
     "Refuse losses on intermediate layers that these architectures cannot have."
     from kdnotes.distill.intermediate_losses import value_projections
@@ -334,9 +325,9 @@ def checked_models(
     info = task_info(config.task)
     student = is_student(config)
     info.check_tokens(corpus, config, lambda: load_tokenizer(reads_as(config)))
-    if is_given(config):
-        check_given_teacher(config, corpus)
     task = make_task(config, corpus)
+    if is_given(config):
+        check_given(config.model.pretrained, task.auto_class, task.head_labels, info.use.ranks_pairs)
     for source in several_teachers(config):
         check_given(source, task.auto_class, task.head_labels, info.use.ranks_pairs)
         _check_tokens_of(source, config)

@@ -92,7 +92,7 @@ def _job(source: Source, run: RunFolder, log: Callable[[str], None]) -> _Job:
     threads = alone('fp32').threads or torch.get_num_threads()
     return _Job(source, task, Runtime(_CPU, 'fp32', threads=threads), log)
 
-
+# %% ../../nbs/experiment/14_export.ipynb #9a23dea4
 def _save_plain(source: Source, folder: Path) -> nn.Module:  # the model, in eval mode
     "Write what transformers loads."
     from kdnotes.distill.models import save_model
@@ -108,7 +108,7 @@ def _save_plain(source: Source, folder: Path) -> nn.Module:  # the model, in eva
         _save_reranker(model, folder / 'cross-encoder', tokenizer, max_length)
     return model
 
-
+# %% ../../nbs/experiment/14_export.ipynb #f03b17e5
 def _save_reranker(model: nn.Module, folder: Path, tokenizer, max_length: int) -> None:
     "Write a model of two outputs with their difference as its only one, for `sentence_transformers`."
     from kdnotes.distill.models import one_output, save_model
@@ -120,7 +120,7 @@ def _save_reranker(model: nn.Module, folder: Path, tokenizer, max_length: int) -
     ranker.config.sentence_transformers = dict(activation_fn='torch.nn.modules.linear.Identity')
     save_model(ranker, folder, tokenizer, max_length)
 
-
+# %% ../../nbs/experiment/14_export.ipynb #eddfad11
 def _as_onnx(job: _Job, model: nn.Module, saved: Path, folder: Path) -> tuple[OnnxModel, float]:
     "Write a saved model as ONNX, and how far its outputs are from the model's."
     job.log('writing ONNX, and comparing its outputs')
@@ -135,7 +135,7 @@ def _as_onnx(job: _Job, model: nn.Module, saved: Path, folder: Path) -> tuple[On
         )
     return exported, difference
 
-
+# %% ../../nbs/experiment/14_export.ipynb #e56e1849
 def _evaluated(job: _Job, model: nn.Module, what: str) -> Evaluation:
     "All evaluation sets by a model, which takes minutes on a real corpus."
     from kdnotes.train.evaluation import evaluate
@@ -145,7 +145,7 @@ def _evaluated(job: _Job, model: nn.Module, what: str) -> Evaluation:
     job.log(f'scoring {" and ".join(sets)} {what}, {pluralize(n, "example")}')
     return evaluate(model, job.task, sets, job.runtime)
 
-
+# %% ../../nbs/experiment/14_export.ipynb #895266eb
 def _measure_onnx(job: _Job, model: nn.Module, saved: Path, folder: Path, int8: bool) -> dict:
     "ONNX files of a model in a folder, what they lose, and how fast they are."
     from kdnotes.train.latency import forward_latency
@@ -170,15 +170,7 @@ def _measure_onnx(job: _Job, model: nn.Module, saved: Path, folder: Path, int8: 
     latency = {name: forward_latency(model, job.task, _CPU)[0] for name, model in models.items()}
     return measurements | dict(load_average=load, latency=latency)
 
-# %% ../../nbs/experiment/14_export.ipynb #5c60950c
-def _teacher_measurements(job: _Job, run_id: str, int8: bool) -> dict:
-    "The same of the model's teacher; its files are not kept."
-    source = find_source(run_id)
-    model, _ = load_source(source, job.task.auto_class)
-    with tempfile.TemporaryDirectory() as scratch:
-        return dict(run_id=run_id) | _measure_onnx(job, model, Path(source.folder), Path(scratch), int8)
-
-
+# %% ../../nbs/experiment/14_export.ipynb #08e1422c
 def _versions() -> dict[str, str]:
     "The versions that what is measured depends on."
     versions = {'python': platform.python_version()}
@@ -190,7 +182,7 @@ def _versions() -> dict[str, str]:
 
 _FILE_OF_FORMAT = dict(fp32_torch='model.safetensors', fp32_onnx='model.onnx', int8_onnx='model_int8.onnx')
 
-
+# %% ../../nbs/experiment/14_export.ipynb #c51c939e
 def _int8_changes(exported: dict) -> dict[str, Interval]:  # evaluation set -> what 8 bits change
     "The intervals of an export.json."
     return {
@@ -223,7 +215,15 @@ def export_text(
         texts=', '.join(repr(column) for column in texts if column != [None]),
     ).strip()
 
+# %% ../../nbs/experiment/14_export.ipynb #5c60950c
+def _teacher_measurements(job: _Job, run_id: str, int8: bool) -> dict:
+    "The same of the model's teacher; its files are not kept."
+    source = find_source(run_id)
+    model, _ = load_source(source, job.task.auto_class)
+    with tempfile.TemporaryDirectory() as scratch:
+        return dict(run_id=run_id) | _measure_onnx(job, model, Path(source.folder), Path(scratch), int8)
 
+# %% ../../nbs/experiment/14_export.ipynb #717ec550
 def _onnx_measurements(
     source: Source, run: RunFolder, model: nn.Module, staging: Path, int8: bool, teacher: bool, log
 ) -> dict:
@@ -252,7 +252,7 @@ def _onnx_measurements(
         )
     return measurements | dict(teacher=teacher_measurements, threads=job.runtime.threads)
 
-
+# %% ../../nbs/experiment/14_export.ipynb #3d6246cc
 def _remove_abandoned(folder: Path) -> None:
     "Remove what exports that were killed have left beside a folder; one that is alive keeps its own."
     for left in folder.parent.glob(f'.{glob.escape(folder.name)}-*-*'):
@@ -260,7 +260,7 @@ def _remove_abandoned(folder: Path) -> None:
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
 
-
+# %% ../../nbs/experiment/14_export.ipynb #a2ad07a2
 def _finished_run(run: str) -> tuple[Source, RunFolder]:
     "What is exported, and the folder of its run."
     source = find_source(run)
@@ -271,7 +271,7 @@ def _finished_run(run: str) -> tuple[Source, RunFolder]:
         raise ExportError(f'the folder of {source.record["run_id"]} is not under runs/; put it there')
     return source, known[1]
 
-
+# %% ../../nbs/experiment/14_export.ipynb #b65c1ce8
 @file_errors()
 def export_model(
     run: str,  # run_id or folder of a finished run

@@ -80,7 +80,7 @@ class OnnxModel(nn.Module):
         values = self.session.run(self.outputs, {name: given[name].numpy() for name in self.names})
         return SimpleNamespace(**dict(zip(self.outputs, map(torch.from_numpy, values))))
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #1fe8e58c
 @contextlib.contextmanager
 def _quiet(logger: str) -> Iterator[None]:
     "torch's exporter and the quantiser warn of what is not there and not needed."
@@ -94,7 +94,7 @@ def _quiet(logger: str) -> Iterator[None]:
     finally:
         log.setLevel(level)
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #5132799d
 @contextlib.contextmanager
 def _uniform_precision() -> Iterator[None]:
     "torch's exporter asks for the number format of all of cuDNN, where a training sets that of convolutions."
@@ -112,7 +112,7 @@ def _uniform_precision() -> Iterator[None]:
         if differ:
             cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #65620dc0
 def as_transformers(folder: Path, auto_class: str) -> nn.Module:  # in eval mode, on the CPU
     "A saved model as everybody loads it: a language model's output layer is not left open."
     import transformers
@@ -121,7 +121,7 @@ def as_transformers(folder: Path, auto_class: str) -> nn.Module:  # in eval mode
     with quiet_loading():
         return getattr(transformers, auto_class).from_pretrained(folder, local_files_only=True).eval()
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #f3afb31d
 def write_onnx(
     folder: Path,  # of a saved model
     auto_class: str,  # its transformers head
@@ -165,7 +165,7 @@ def write_onnx(
             'leave onnx and int8 out'
         ) from e
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #2e9ebcd5
 def _disk_error(error: BaseException | None) -> OSError | None:
     "The error of the file system behind another: a full disk is no matter of the architecture."
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -173,7 +173,7 @@ def _disk_error(error: BaseException | None) -> OSError | None:
         error = error.__cause__ or error.__context__
     return error
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #625fe761
 @torch.inference_mode()
 def largest_difference(
     task: Task,  # encoded
@@ -200,7 +200,7 @@ def largest_difference(
             most = max(most, float((first - second).abs().max()) / scale)
     return most
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #3ab2adee
 def quantise(
     path: Path,  # of an ONNX file in float32
     to: Path,  # the file to write

@@ -73,7 +73,7 @@ def _asks_about_groups(info: TaskInfo) -> bool:
     "Are several rows asked about together?"
     return 'candidates' in info.use.takes
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #9173bb64
 def checked_texts(
     table: Table,
     info: TaskInfo,
@@ -100,7 +100,7 @@ def checked_texts(
     check_together(rows, table.place, schema, names)
     return rows
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #7464e1a7
 def questions_of(
     rows: Rows,  # of `checked_texts`
     info: TaskInfo,
@@ -132,7 +132,7 @@ class _Request:
     questions: list[dict[str, Any]]  # of `questions_of`
     rows: list[list[int]]  # which rows of the table each is about
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #08e146a3
 def _request(model: str, table: Table, columns: Mapping[str, str] | str | None) -> _Request:
     "What a model is asked, before it is loaded."
     source = find_source(model)
@@ -140,7 +140,7 @@ def _request(model: str, table: Table, columns: Mapping[str, str] | str | None) 
     rows = checked_texts(table, info, columns, _trained_columns(source, info))
     return _Request(source, info, table, *questions_of(rows, info))
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #b4a3e69c
 def _task(source: Source, table: Table, columns: Mapping[str, str] | str | None) -> TaskInfo:
     "The task that a model answers: of those that its head is for, the first whose columns are there."
     possible = tasks_of(source)
@@ -159,7 +159,7 @@ def _task(source: Source, table: Table, columns: Mapping[str, str] | str | None)
         f'can be asked with {keys}; rename a column, or say which it is: columns=\'<key>=<your column>\''
     )
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #3f5a4ccd
 def _trained_columns(source: Source, info: TaskInfo) -> dict[str, str]:
     "What the columns were called where a run has read them; {}: as its task calls them."
     config = Path(source.folder).parent / 'config.json'
@@ -169,7 +169,7 @@ def _trained_columns(source: Source, info: TaskInfo) -> dict[str, str]:
     schema = info.corpora.schema
     return column_names(columns, schema.names, schema.scored) if columns else {}
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #4da2ed64
 def _answer_rows(
     request: _Request,
 ) -> tuple[dict[str, list], float]:  # column -> a cell for each row of the table; seconds
@@ -190,7 +190,7 @@ def _answer_rows(
     columns['note'] = columns.pop('note')  # the last one
     return columns, time.perf_counter() - begin
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #d05f14c9
 def _new_column(columns: dict[str, list], name: str, table: Table, n: int) -> list:
     "A column that is added; one that is there already is not replaced."
     if name in table.names:
@@ -200,7 +200,7 @@ def _new_column(columns: dict[str, list], name: str, table: Table, n: int) -> li
         )
     return columns.setdefault(name, [None] * n)
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #28173cdc
 def predict_table(
     model: str,  # as for `experiment.score.find_source`
     table: pd.DataFrame,  # with the columns of the task, but the label
@@ -243,7 +243,7 @@ def check_out(
             f'out {truncate_repr(str(out))} cannot be written; name a file in a folder that exists'
         ) from None
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #b27db3d4
 def read_file(
     path: Path,
 ) -> tuple[Table, list[dict]]:  # cells as they are checked; and rows as they are written again
@@ -260,7 +260,7 @@ def read_file(
         *_, table = read_table(path, names)
         return table, rows or [dict(zip(names, row)) for row in zip(*table.cells.values())]
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #dbfa2701
 def as_file(
     rows: Sequence[Mapping[str, Any]],
     names: Sequence[str],  # of the columns
@@ -292,7 +292,7 @@ def as_file(
             f'{path} cannot hold these rows ({reason(e)}); name a file of another format'
         ) from None
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #4aababd3
 def _cell(cell: Any) -> str:
     if cell is None or cell != cell:  # NaN
         return ''
@@ -329,7 +329,7 @@ class FilePrediction:
     def __str__(self) -> str:
         return escape_control_chars(render('predicted_file.txt.jinja', found=self).rstrip())
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #88f144e6
 def predict_file(
     model: str,  # as for `experiment.score.find_source`
     file: str | Path,  # a table

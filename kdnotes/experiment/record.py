@@ -35,7 +35,7 @@ class Rank:
     corpus: Corpus
     runtime: Any  # a `train.distributed.Runtime`
 
-
+# %% ../../nbs/experiment/05_record.ipynb #f654d196
 @dataclass(frozen=True)
 class Outcome:
     "What a rank has when the training and the evaluation are over."
@@ -61,7 +61,7 @@ def _time(rank: Rank, outcome: Outcome) -> dict:
         transfer_s=before['transfer_s'],
     )
 
-
+# %% ../../nbs/experiment/05_record.ipynb #e5a95290
 def _operations(config: RunConfig, task, model, result) -> dict:
     """Operations of the matmuls, padding not counted: those of the model's plain forward and backward,
     and those that were executed.
@@ -83,7 +83,7 @@ def _operations(config: RunConfig, task, model, result) -> dict:
         executed_flops_per_s=_rate(executed, result.examples_per_s),
     )
 
-
+# %% ../../nbs/experiment/05_record.ipynb #ad7c7858
 def _rate(flops: float | None, examples_per_s: float | None) -> float | None:
     "A rate, where both are known."
     return flops * examples_per_s if flops and examples_per_s else None
@@ -97,7 +97,7 @@ def _throughput(result, operations: dict) -> dict:
         useful_flops_per_s=_rate(operations['model_flops_per_example'], result.examples_per_s),
     )
 
-
+# %% ../../nbs/experiment/05_record.ipynb #06b98131
 def _reasons(config: RunConfig, record: dict, reasons: dict, uncut: str) -> dict:
     "Why each null of a record is null."
     untrained = 'a given teacher is not trained' if is_given(config) else 'the run was too short'
@@ -132,6 +132,11 @@ def _reasons(config: RunConfig, record: dict, reasons: dict, uncut: str) -> dict
     return reasons | {place: why for place, why in by_key.items() if _is_null(record, place)}
 
 
+def _is_null(record: dict, place: str) -> bool:
+    part, name = place.split('.')
+    return record[part].get(name, '') is None
+
+# %% ../../nbs/experiment/05_record.ipynb #39a96c2f
 def _tokenisation(task) -> dict:
     "What the tokenizer made of the corpus, as the task read it."
     counts = task.token_counts()
@@ -142,11 +147,6 @@ def _tokenisation(task) -> dict:
     train = task.token_rows('train')
     overlap = {split: rows_in(task.token_rows(split), train) for split in counts if split != 'train'}
     return totals | dict(overlap=overlap)
-
-
-def _is_null(record: dict, place: str) -> bool:
-    part, name = place.split('.')
-    return record[part].get(name, '') is None
 
 # %% ../../nbs/experiment/05_record.ipynb #eda0e051
 def _identity(rank: Rank, start_sha256: str, model) -> dict:
@@ -191,14 +191,14 @@ def _identity(rank: Rank, start_sha256: str, model) -> dict:
         ),
     )
 
-
+# %% ../../nbs/experiment/05_record.ipynb #5cae8fa4
 def _adaptation(model) -> dict:
     "The parameters that the pretrained weights did not have, such as a new head."
     new = getattr(model, 'new_parameters', [])
     return dict(adaptation=new) if new else {}
 
 
-# how the user has told NCCL to send: its rings are channels
+# variables that decide how NCCL sends; its rings are channels
 _NCCL = ('NCCL_ALGO', 'NCCL_MIN_NCHANNELS', 'NCCL_MAX_NCHANNELS', 'NCCL_PROTO')
 
 
@@ -234,7 +234,7 @@ def _usage(rank: Rank, outcome: Outcome) -> dict:
     step = outcome.result.resumed_at[-1]
     return without_sums(used, f'the run went on from step {step}, and only its last session was measured')
 
-
+# %% ../../nbs/experiment/05_record.ipynb #dccdcf97
 def record_of(
     rank: Rank,  # the main one
     task,  # a `tasks.base.Task`
@@ -286,7 +286,7 @@ def record_of(
     reasons = _reasons(rank.config, record, used['reasons'] | unmeasured, task.uncut)
     return record | dict(reasons=reasons | _lost_rows(rows, result))
 
-
+# %% ../../nbs/experiment/05_record.ipynb #a22f80b4
 def _architecture_keys(model) -> dict:
     "What a record says of a model that has a shape of its own, or parameters that are not trained."
     from kdnotes.distill.heads import is_pruned
@@ -300,7 +300,7 @@ def _architecture_keys(model) -> dict:
         keys['params_trainable'] = trainable
     return keys
 
-
+# %% ../../nbs/experiment/05_record.ipynb #f8c5f593
 def _lost_rows(rows: list[dict], result) -> dict[str, str]:
     "Why the timeline of a resumed run begins late: `rows.jsonl` was lost before it went on."
     from kdnotes.train.loop import log_interval

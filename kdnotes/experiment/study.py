@@ -60,7 +60,7 @@ class StudyResult:
             [*(f'<p>{escape(line)}</p>' for line in sentences), *(t.to_html() for t in tables if len(t))]
         )
 
-
+# %% ../../nbs/experiment/18_study.ipynb #5472a2f6
 @file_errors()
 def run_study(
     seeds: int = 3,  # seeds 0 .. seeds - 1
@@ -116,16 +116,11 @@ def run_study(
         say(explain_study(plans, phrase(TEMPLATE, 'time', time_left(plans), jobs)))
         on_plans(plans)
         failed = make_runs(plans, make, say, jobs)
-    _score_baselines(plans, say)
+    for line in dict.fromkeys(line for p in plans for line in have_floors(p.config, p.corpus_sha256)):
+        say(line)  # which trivial baselines cannot be scored
     return _compared(plans, failed)
 
-
-def _score_baselines(plans: Sequence[Plan], log: Callable[[str], None]) -> None:
-    "Have the trivial baselines of all runs of a study; says which cannot be had."
-    for line in dict.fromkeys(line for p in plans for line in have_floors(p.config, p.corpus_sha256)):
-        log(line)
-
-
+# %% ../../nbs/experiment/18_study.ipynb #9afc7e8c
 def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
     "The comparison of the runs that were made, kept as a table and figures."
     study = plans[0].config.where.study
@@ -143,7 +138,7 @@ def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
     differences = atomic_write(folder / 'differences.csv', all_differences(compared).to_csv(index=False))
     return StudyResult(plans, failed, compared, figures, table, numbers, results, differences)
 
-
+# %% ../../nbs/experiment/18_study.ipynb #e35f0c87
 def all_differences(
     compared: Report,
 ) -> pd.DataFrame:  # comparison, setting, a, b, part of
