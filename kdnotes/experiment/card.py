@@ -44,7 +44,7 @@ def _no_path(
     local = Path(name).expanduser().is_absolute() or name.startswith('.')
     return 'a local folder' if local or ('/' in name and os.path.isdir(name)) else name
 
-
+# %% ../../nbs/experiment/00_card.ipynb #0a03641e
 def command(
     config: RunConfig,  # resolved
     teacher: dict[str, Any] | None = None,  # the flat settings of its teacher's run
@@ -68,7 +68,7 @@ def command(
     pairs = [f'-p {name} {shlex.quote(value)}' for name, value in typed.items()]
     return ' '.join(['papermill nbs/run.ipynb out.ipynb', *pairs])
 
-
+# %% ../../nbs/experiment/00_card.ipynb #a882cbf9
 def _as_typed(name: str, value: Any) -> str:
     "A value as papermill takes it."
     if isinstance(value, (list, tuple)):
@@ -107,12 +107,12 @@ def snippet(
     known = dict(settings=record['settings'], metrics=defaultdict(float, metrics))
     return task_info(record['task']).use.snippet.format(folder=folder, **known)
 
-
+# %% ../../nbs/experiment/00_card.ipynb #cb1c0a4e
 def _base_of(record: dict) -> str:
     "The model whose weights a run's network comes from: a student's own files, or its teacher's."
     return record['models'].get('student') or record['models']['teacher']
 
-
+# %% ../../nbs/experiment/00_card.ipynb #c395c7db
 def _context(
     record: dict,
     config: RunConfig,  # resolved
@@ -201,7 +201,7 @@ def _metadata(record: dict):  # a `huggingface_hub.ModelCardData`
         tags=['kdnotes', *(['knowledge-distillation'] if kd else [])],
     )
 
-
+# %% ../../nbs/experiment/00_card.ipynb #cef314dd
 def model_card(
     run_id: str,  # of a finished run with its folder
     more: str = '',  # Markdown that follows the scores
@@ -218,7 +218,7 @@ def model_card(
     text = render('card.md.jinja', **context, more=more.strip())
     return ModelCard(f'---\n{_metadata(record).to_yaml()}\n---\n\n{text}')
 
-
+# %% ../../nbs/experiment/00_card.ipynb #2b7cdeb2
 def write_card(
     folder: RunFolder,  # of a finished run
 ) -> Path:  # README.md

@@ -27,7 +27,7 @@ class Leftover:
     size: int  # bytes
 
 
-# kinds that are made of texts alone, and folders of `cache_path` that hold them
+# kinds that are computed from texts alone, and folders of `cache_path` that hold them
 _TEXT_CACHES = ('tokens', 'embeddings', 'corpora')
 
 
@@ -39,11 +39,11 @@ def _is_real_folder(path: Path) -> bool:
     "A folder itself: what a link leads to lies elsewhere on purpose, and stays."
     return path.is_dir() and not path.is_symlink()
 
-
+# %% ../../nbs/experiment/16_clean.ipynb #acc8714b
 def _unfinished_corpora(
     folders: Sequence[RunFolder],
-) -> set[str] | None:  # None: nobody knows which corpora they read
-    "The sha256 of the corpora on which runs are begun and not done."
+) -> set[str] | None:  # None: it is unknown which corpora they read
+    "The sha256 of the corpora of unfinished runs."
     corpora = set()
     for folder in folders:
         if folder.done or not (folder.path / 'config.json').exists():
@@ -54,9 +54,9 @@ def _unfinished_corpora(
             return None
     return corpora
 
-
+# %% ../../nbs/experiment/16_clean.ipynb #af97fe21
 def _unused_signals(unfinished: set[str]) -> Iterator[Path]:
-    "The stored outputs of teachers that no begun run waits for."
+    "The stored outputs of teachers that no unfinished run needs."
     for folder in filter(_is_real_folder, sorted((cache_path() / 'signals').glob('*'))):
         try:
             corpus = read_json(folder / 'meta.json')['key_parts']['corpus_sha256']
@@ -65,13 +65,13 @@ def _unused_signals(unfinished: set[str]) -> Iterator[Path]:
         if corpus not in unfinished if corpus else not unfinished:
             yield folder
 
-
+# %% ../../nbs/experiment/16_clean.ipynb #a6ff4dd9
 def stale() -> list[Leftover]:
     "Columns of files that have changed since, to which no name leads any more."
     corpora = sorted((cache_path() / 'corpora').glob('*.corpus'))
     return [Leftover('corpora', path, _size(path)) for path in corpora if _has_changed(path)]
 
-
+# %% ../../nbs/experiment/16_clean.ipynb #5a7a6ceb
 def _has_changed(corpus: Path) -> bool:
     "Were columns made of files that are others now?"
     if not (corpus / MANIFEST).exists():  # half made, or columns of an earlier version, which no key leads to
@@ -86,7 +86,7 @@ def _has_changed(corpus: Path) -> bool:
     except (OSError, KeyError, TypeError, ValueError):
         return True  # a file that is gone
 
-
+# %% ../../nbs/experiment/16_clean.ipynb #d5c7c723
 def leftovers() -> list[Leftover]:
     "What finished runs no longer need."
     folders = run_folders('*.json')
@@ -114,9 +114,9 @@ def clean(
     "Remove what no run needs, but what is in use by now."
     return [leftover for leftover in removable if _remove(leftover)]
 
-
+# %% ../../nbs/experiment/16_clean.ipynb #5850fefd
 def _remove(leftover: Leftover) -> bool:
-    "Remove one, unless somebody has it."
+    "Remove one, unless another process holds it."
     path = leftover.path
     if leftover.kind == 'checkpoints':
         held = lock_run(RunFolder(path.parent.parent.name, path.parent.name))

@@ -24,8 +24,8 @@ __all__ = ['pending_runs', 'finished_runs', 'Forecast', 'forecast', 'plan_table'
 # %% ../../nbs/experiment/08_forecast.ipynb #9948e53b
 def pending_runs(
     plans: Sequence[Plan],  # of one study
-) -> list[Plan]:  # each once, what others stand on before them
-    "The runs that are not there: those that are planned, and those that they stand on."
+) -> list[Plan]:  # each once, dependencies first
+    "The runs that are not there: those that are planned, and those they depend on."
     done = {r['run_id'] for r in records(plans[0].config.where.study)}
     pending: dict[str, Plan] = {}
 
@@ -42,7 +42,7 @@ def pending_runs(
             add(p)
     return list(pending.values())
 
-
+# %% ../../nbs/experiment/08_forecast.ipynb #aa704c0e
 def finished_runs() -> list[dict]:  # records
     "The runs of all studies whose records can be read."
     finished = []
@@ -50,13 +50,13 @@ def finished_runs() -> list[dict]:  # records
         try:
             finished.append(folder.record())
         except RecordError:
-            pass  # whoever needs it is told
+            pass  # whoever needs this run gets the error
     return [record for record in finished if record]
 
 # %% ../../nbs/experiment/08_forecast.ipynb #26172761
 @dataclass(frozen=True)
 class Forecast:
-    "One run of a plan, or one that it stands on."
+    "One run of a plan, or one that it depends on."
 
     run_id: str
     mode: str
@@ -71,11 +71,11 @@ class Forecast:
     planned: bool  # False: a planned run needs it first
     is_given: bool  # a model that is measured and not trained
 
-
+# %% ../../nbs/experiment/08_forecast.ipynb #f986d588
 def forecast(
     plans: Sequence[Plan],  # of one study
-) -> list[Forecast]:  # those that are there, then the others in the order they would be made
-    "What would be made of a plan."
+) -> list[Forecast]:  # finished runs, then the others in the order of execution
+    "What would be executed for a plan."
     left = pending_runs(plans)
     missing = {p.run_id for p in left}
     planned = {p.run_id for p in plans}
@@ -104,10 +104,10 @@ def forecast(
 
     return [line(p) for p in [*(p for p in plans if p.run_id not in missing), *left]]
 
-
+# %% ../../nbs/experiment/08_forecast.ipynb #c5aeef5d
 def plan_table(
     plans: Sequence[Plan],  # of one study
-) -> pd.DataFrame:  # a row a run, text
+) -> pd.DataFrame:  # text, one row per run
     "The same as a table."
     rows = [
         dict(
@@ -127,7 +127,7 @@ def plan_table(
 def time_left(
     plans: Sequence[Plan],  # of one study
 ) -> Estimate:
-    "How long it will take to make what is not there."
+    "How long the pending runs will take."
     works = [work_planned(p.config, p.corpus_sha256) for p in pending_runs(plans)]
     finished = finished_runs()
     return estimate(works, finished, environment() if finished else {})

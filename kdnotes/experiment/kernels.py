@@ -38,12 +38,12 @@ class _Kernel:
         self.manager.client = client
 
     def disconnect(self) -> None:
-        "End the connections: who executes a notebook leaves them open."
+        "End the connections, which papermill leaves open."
         while self.clients:
             self.clients.pop().stop_channels()
 
     def end(self) -> None:
-        "Shut it down, whatever became of it."
+        "Shut it down, in whatever state it is."
         from jupyter_core.utils import run_sync
 
         with contextlib.suppress(RuntimeError, OSError):
@@ -97,6 +97,6 @@ class Kernels:
         self.idle.append(kernel)
 
     def close(self) -> None:
-        "End the kernels that wait."
+        "End the idle kernels."
         while self.idle:
             self.idle.pop().end()
