@@ -36,7 +36,7 @@ class CardError(KdnotesError):
 
     exit_code = 1
 
-
+# %% ../../nbs/experiment/00_card.ipynb #a5e8ad84
 def _no_path(
     name: str,  # a hub id, a corpus' name or a folder
 ) -> str:
@@ -225,7 +225,7 @@ def write_card(
     "Write a run's card beside its model."
     return atomic_write(folder.path / 'model' / 'README.md', model_card(folder.run_id).content.encode())
 
-
+# %% ../../nbs/experiment/00_card.ipynb #de7f7916
 def leave_card(
     folder: RunFolder,  # of a finished run
 ) -> None:

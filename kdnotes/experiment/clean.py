@@ -26,7 +26,7 @@ class Leftover:
     path: Path
     size: int  # bytes
 
-
+# %% ../../nbs/experiment/16_clean.ipynb #02533f35
 # kinds that are computed from texts alone, and folders of `cache_path` that hold them
 _TEXT_CACHES = ('tokens', 'embeddings', 'corpora')
 
@@ -139,7 +139,7 @@ class Verified:
     path: Path
     problem: str  # why it is not what was written; '': it is
 
-
+# %% ../../nbs/experiment/16_clean.ipynb #c7162afe
 def verify() -> Iterator[Verified]:
     "Read every cached folder, and all files of every finished run."
     for manifest in sorted(cache_path().glob(f'**/{MANIFEST}')):

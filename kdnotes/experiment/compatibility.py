@@ -41,7 +41,7 @@ def make_task(
     "The task a configuration names."
     return task_info(config.task).make(corpus, config)
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #a46725f6
 def source_of(
     config: RunConfig,  # resolved
 ) -> str:  # a folder or a hub id
@@ -111,6 +111,16 @@ def _scores(config: RunConfig, corpus: Corpus) -> dict:  # as of a `Plan`
 _SCORED = 60  # rows, by which the order of a head's outputs is judged
 
 
+def _labelled_rows(corpus: Corpus, labels: list[str]) -> list[tuple[dict, int]]:  # and the index of its label
+    "The first rows of each label in the training split."
+    each = max(1, _SCORED // len(labels))
+    return [
+        (row, place)
+        for place, label in enumerate(labels)
+        for row in islice((r for r in corpus.splits['train'] if str(r['label']) == label), each)
+    ]
+
+# %% ../../nbs/experiment/01_compatibility.ipynb #5589155b
 def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: nothing is to be said
     "How a given head's outputs stand beside labels of other names, and what a sample says of their order."
     from scipy.optimize import linear_sum_assignment
@@ -124,12 +134,7 @@ def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: no
     names = class_names(network, labels, unnamed=True)
     if not names:
         return None
-    each = max(1, _SCORED // len(labels))
-    rows = [
-        (row, place)
-        for place, label in enumerate(labels)
-        for row in islice((r for r in corpus.splits['train'] if str(r['label']) == label), each)
-    ]
+    rows = _labelled_rows(corpus, labels)
     texts = [[row[key] for key in info.texts if row[key]] for row, _ in rows]
     second = [text_pair[1] for text_pair in texts] if len(texts[0]) > 1 else None
     first = [text_pair[0] for text_pair in texts]
@@ -174,7 +179,7 @@ _FEWEST = 200
 _SOME_UNKNOWN = 0.05
 _MOST_UNKNOWN = 0.5
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #c6733194
 def _sampled_texts(
     corpus: Corpus,
     task: str,  # of `config.TASKS`

@@ -51,7 +51,7 @@ class Box:
 # %% ../../nbs/experiment/15_display.ipynb #e41a7f90
 MOST_NAMED = 4  # settings that a sentence names
 
-
+# %% ../../nbs/experiment/15_display.ipynb #adc322f6
 def _nearest(
     record: dict,  # of a finished run
 ) -> dict | None:  # a record; None: the study has no other run of this arm, corpus and seed
@@ -155,7 +155,7 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / 'nbs' if '__file__' in globals
 
 OUTPUT = 'KDNOTES_OUTPUT'  # in a kernel's environment: the file that a notebook is written to
 
-
+# %% ../../nbs/experiment/15_display.ipynb #7e2aed92
 def notebook_link(
     name: str,  # of a notebook of the project, say 'losses/01_targets'
     text: str,  # of the link
@@ -183,7 +183,7 @@ def show_table(
     with pd.option_context('display.max_colwidth', None):
         display(HTML(table.to_html(index=index)))
 
-
+# %% ../../nbs/experiment/15_display.ipynb #a7daa057
 def show_figure(
     path: Path,  # of an SVG file
     name: str,

@@ -73,7 +73,7 @@ class _Job:
     runtime: Runtime  # on the CPU, with all its threads
     log: Callable[[str], None]
 
-
+# %% ../../nbs/experiment/14_export.ipynb #a2e10711
 def _job(source: Source, run: RunFolder, log: Callable[[str], None]) -> _Job:
     "The task that a run was scored on."
     from kdnotes.distill.tokenizers import load_tokenizer
@@ -192,7 +192,7 @@ def _int8_changes(exported: dict) -> dict[str, Interval]:  # evaluation set -> w
         for where, change in exported.get('int8', {}).items()
     }
 
-
+# %% ../../nbs/experiment/14_export.ipynb #c82a577b
 def export_text(
     exported: dict,  # of export.json
     usage: bool = False,  # with the code that reads the ONNX files
@@ -309,6 +309,26 @@ def export_model(
         shutil.move(staging, folder)
     return exported
 
+# %% ../../nbs/experiment/14_export.ipynb #0126c363
+def _send(folder: Path, repo: str, public: bool, message: str) -> str:  # the address of the commit
+    "Send a folder to the hub as one commit."
+    import huggingface_hub
+
+    api = huggingface_hub.HfApi()
+    try:
+        api.create_repo(repo, private=not public, exist_ok=True)
+        return api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message).commit_url
+    except Exception as e:  # of many kinds: the network's, the hub's, of an answer that is none
+        reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
+        status = getattr(getattr(e, 'response', None), 'status_code', None)
+        raise ExportError(
+            f'{repo} could not be written ({reason}); log in with `hf auth login` to an account that '
+            'may write there'
+            if status in (401, 403, 404)
+            else f'{repo} could not be written ({reason}); all files are one commit, so it holds all of '
+            'them or none: start the same command again'
+        ) from e
+
 # %% ../../nbs/experiment/14_export.ipynb #56995bc6
 def push_model(
     run: str,  # run_id or folder of a finished run
@@ -340,18 +360,4 @@ def push_model(
         folder = Path(scratch) / 'model'
         export_model(run, str(folder), int8=int8, say=say)
         say(f'sending it to {repo}')
-        api = huggingface_hub.HfApi()
-        try:
-            api.create_repo(repo, private=not public, exist_ok=True)
-            sent = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=f'{run}, by kdnotes')
-        except Exception as e:  # of many kinds: the network's, the hub's, of an answer that is none
-            reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
-            status = getattr(getattr(e, 'response', None), 'status_code', None)
-            raise ExportError(
-                f'{repo} could not be written ({reason}); log in with `hf auth login` to an account that '
-                'may write there'
-                if status in (401, 403, 404)
-                else f'{repo} could not be written ({reason}); all files are one commit, so it holds all of '
-                'them or none: start the same command again'
-            ) from e
-    return sent.commit_url
+        return _send(folder, repo, public, f'{run}, by kdnotes')

@@ -58,7 +58,7 @@ __import__('os').environ.update({environment!r})
 __import__('os').chdir({folder!r})
 """
 
-
+# %% ../../nbs/experiment/17_kernels.ipynb #decd3ad6
 def _reset(kernel: _Kernel, environment: dict[str, str]) -> None:
     "Make a kernel forget what its notebook defined, and set variables of its environment."
     from nbclient import NotebookClient

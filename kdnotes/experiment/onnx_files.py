@@ -28,7 +28,7 @@ __all__ = ['TOLERANCE', 'ExportError', 'check_installed', 'OnnxModel', 'as_trans
 class ExportError(KdnotesError):
     "A model that cannot be exported as it was asked for."
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #71d9f481
 _NEEDED = ('onnx', 'onnxscript', 'onnxruntime')
 
 
@@ -46,7 +46,7 @@ _OUTPUTS = ('logits', 'start_logits', 'end_logits')
 _INPUTS = ('input_ids', 'attention_mask', 'token_type_ids')
 TOLERANCE = 1e-4  # of outputs, relative to the largest where that is more than 1
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #2ce63c23
 class OnnxModel(nn.Module):
     "An ONNX file as a module that gives what transformers' models give."
 

@@ -73,7 +73,7 @@ def _check_text(what: str, text: Any) -> None:
     if not is_unicode(text):
         raise PredictError(f'the {what} {truncate_repr(text)} is not written in UTF-8; write it so')
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #3d2aebcf
 def listed(
     value: Any,
 ) -> list | None:  # None: it is no list
@@ -235,7 +235,7 @@ class Predictions:
 _MOST_SHOWN = 5  # answers
 _CHUNK = 1000  # texts that are tokenised and sorted by length together
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #20b9c898
 def answers_of(
     reader: Reader,
     info: TaskInfo,
@@ -280,7 +280,7 @@ def load_reader(
 # %% ../../nbs/experiment/13_predict.ipynb #bf746d01
 _LONGEST = 512  # tokens, where neither model nor tokenizer knows a limit
 
-
+# %% ../../nbs/experiment/13_predict.ipynb #eb32485f
 def _predict_timed(sources: Sequence[Source], info: TaskInfo, inputs: dict[str, Any]) -> list[Prediction]:
     "The answers of some models, and how long they take in turns."
     from kdnotes.train.latency import turns_ms

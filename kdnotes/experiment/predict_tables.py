@@ -68,7 +68,7 @@ def _input_schema(
     }
     return Schema(columns, content=(), unique=(), longest=schema.longest)
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #d7dc4e52
 def _asks_about_groups(info: TaskInfo) -> bool:
     "Are several rows asked about together?"
     return 'candidates' in info.use.takes
@@ -299,7 +299,7 @@ def _cell(cell: Any) -> str:
     listed = isinstance(cell, (dict, list))
     return json.dumps(cell, ensure_ascii=False, default=str) if listed else str(cell)
 
-
+# %% ../../nbs/experiment/19_predict_tables.ipynb #98cdacd6
 def _as_parquet(rows: Sequence[Mapping[str, Any]], names: Sequence[str], like: Path | None) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq

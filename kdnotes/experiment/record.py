@@ -88,7 +88,7 @@ def _rate(flops: float | None, examples_per_s: float | None) -> float | None:
     "A rate, where both are known."
     return flops * examples_per_s if flops and examples_per_s else None
 
-
+# %% ../../nbs/experiment/05_record.ipynb #ac57836b
 def _throughput(result, operations: dict) -> dict:
     "Rates; useful are the operations of the model, executed or left out: MFU is computed of them."
     return dict(
@@ -131,7 +131,7 @@ def _reasons(config: RunConfig, record: dict, reasons: dict, uncut: str) -> dict
         )
     return reasons | {place: why for place, why in by_key.items() if _is_null(record, place)}
 
-
+# %% ../../nbs/experiment/05_record.ipynb #56db80b0
 def _is_null(record: dict, place: str) -> bool:
     part, name = place.split('.')
     return record[part].get(name, '') is None
@@ -197,7 +197,7 @@ def _adaptation(model) -> dict:
     new = getattr(model, 'new_parameters', [])
     return dict(adaptation=new) if new else {}
 
-
+# %% ../../nbs/experiment/05_record.ipynb #0442f16a
 # variables that decide how NCCL sends; its rings are channels
 _NCCL = ('NCCL_ALGO', 'NCCL_MIN_NCHANNELS', 'NCCL_MAX_NCHANNELS', 'NCCL_PROTO')
 
@@ -210,7 +210,7 @@ def _hardware(runtime) -> str:  # 'cpu', 'cuda, 2 machines, NCCL_ALGO=Ring'
     ]
     return ', '.join([runtime.device.type, *machines, *nccl_settings])
 
-
+# %% ../../nbs/experiment/05_record.ipynb #fec52621
 def _parallel(config: RunConfig, runtime) -> dict:
     "The processes of a run, and why so many."
     alone = MODES[config.where.mode].ranks == '1'

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from ..stats.intervals import Interval, cluster_interval, exp_interval, scaled
@@ -55,10 +56,12 @@ class ScoreError(KdnotesError):
 
 
 _AUTO_CLASS = 'AutoModelForMaskedLM'
+
+# %% ../../nbs/experiment/11_score.ipynb #d31f7dda
 RUN_ID = re.compile(r'[\w.]+-s\d+-[0-9a-f]{12}')
 _MEANT_AS_RUN_ID = re.compile(r'[\w.]+-s\d+(-\w*)?')
 
-
+# %% ../../nbs/experiment/11_score.ipynb #f06bd90f
 def check_run_id(
     name: str,  # whatever names a model
 ) -> None:
@@ -77,7 +80,7 @@ class Scorer(NamedTuple):
     sha256: str  # of its weights
     config_sha256: str  # of its config.json, which says how the weights are to be read
 
-
+# %% ../../nbs/experiment/11_score.ipynb #701401c1
 @dataclass(frozen=True)
 class Source:
     "What a model's name stands for."
@@ -185,7 +188,7 @@ def _document(path: Path) -> dict:
         raise ScoreError(f'the name {truncate_repr(path.name)} is not written in UTF-8; rename the file')
     return document(path.stem, read_document(path))
 
-
+# %% ../../nbs/experiment/11_score.ipynb #21c3671d
 class Text(NamedTuple):
     "A text as a model reads it."
 
@@ -256,30 +259,33 @@ class Score:
         "Word pieces of a word that the tokenizer knows, on average."
         return self.pieces / max(1, self.words)
 
-    @property
-    def perplexities(self) -> list[tuple[str, Interval, Interval]]:
-        "Each score that is known: its key, its perplexity per word piece, and per word."
-        known = [(key, nll) for key in ('pseudo_nll', 'nll', 'nll_all') if (nll := getattr(self, key))]
-        return [(key, exp_interval(nll), exp_interval(scaled(nll, self.pieces_a_word))) for key, nll in known]
-
     def __str__(self) -> str:
         return escape_control_chars(render('score.txt.jinja', found=self).rstrip())
 
     __repr__ = __str__
 
-    def data(self) -> dict:  # JSON-able
-        "The score for programs: intervals in nats per word piece, and the perplexities."
-        plain = asdict(self) | dict(pieces_a_word=self.pieces_a_word)
-        for key in ('pseudo_nll', 'nll', 'nll_all'):
-            name = key.replace('nll', 'perplexity')
-            plain |= {name: None, f'{name}_word': None}
-        for key, per_piece, per_word in self.perplexities:
-            name = key.replace('nll', 'perplexity')
-            plain |= {name: _finite(per_piece.estimate), f'{name}_word': _finite(per_word.estimate)}
-        for key in ('pseudo_nll', 'nll', 'nll_all'):
-            if plain[key]:
-                plain[key]['reason'] = plain[key]['reason'] and str(getattr(self, key).reason)
-        return plain
+# %% ../../nbs/experiment/11_score.ipynb #9dee40f2
+@patch(as_prop=True)
+def perplexities(self: Score) -> list[tuple[str, Interval, Interval]]:
+    "Each score that is known: its key, its perplexity per word piece, and per word."
+    known = [(key, nll) for key in ('pseudo_nll', 'nll', 'nll_all') if (nll := getattr(self, key))]
+    return [(key, exp_interval(nll), exp_interval(scaled(nll, self.pieces_a_word))) for key, nll in known]
+
+# %% ../../nbs/experiment/11_score.ipynb #0c658501
+@patch
+def data(self: Score) -> dict:  # JSON-able
+    "The score for programs: intervals in nats per word piece, and the perplexities."
+    plain = asdict(self) | dict(pieces_a_word=self.pieces_a_word)
+    for key in ('pseudo_nll', 'nll', 'nll_all'):
+        name = key.replace('nll', 'perplexity')
+        plain |= {name: None, f'{name}_word': None}
+    for key, per_piece, per_word in self.perplexities:
+        name = key.replace('nll', 'perplexity')
+        plain |= {name: _finite(per_piece.estimate), f'{name}_word': _finite(per_word.estimate)}
+    for key in ('pseudo_nll', 'nll', 'nll_all'):
+        if plain[key]:
+            plain[key]['reason'] = plain[key]['reason'] and str(getattr(self, key).reason)
+    return plain
 
 # %% ../../nbs/experiment/11_score.ipynb #c4a56557
 def _block_scores(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
@@ -323,6 +329,23 @@ def _progress(log: Callable[[str], None], total: int) -> Callable[[int], None]:
 
     return on_part
 
+# %% ../../nbs/experiment/11_score.ipynb #b128403e
+def _stored_key(
+    scorer: Scorer, text_sha256: str, by: str, length: int, sample: int | None, dtype: str
+) -> str:  # 32 hex digits
+    "What names the scores of tokens that are stored."
+    key = sha256_text(
+        'score-2',
+        scorer.sha256,
+        tokenizer_rules(scorer.tokenizer),
+        str(token_roles(scorer.tokenizer)),
+        str(scorer.tokenizer.mask_token_id),
+        scorer.config_sha256,
+        text_sha256,
+        *map(str, (by, length, sample, dtype, scorer.runtime.device.type)),
+    )
+    return key[:32]
+
 # %% ../../nbs/experiment/11_score.ipynb #10391523
 def score(
     model: str,  # a folder, a hub id, or the run_id of a finished run
@@ -347,19 +370,10 @@ def score(
         )
     positions = every if sample is None else drawn_tokens(encoded.rows, sample, stream(0, 'sample'))
     text_sha256 = sha256_text(*(row['text'] for row in documents))
-    key = sha256_text(
-        'score-2',
-        scorer.sha256,
-        tokenizer_rules(scorer.tokenizer),
-        str(token_roles(scorer.tokenizer)),
-        str(scorer.tokenizer.mask_token_id),
-        scorer.config_sha256,
-        text_sha256,
-        *map(str, (by, length, sample, dtype, scorer.runtime.device.type)),
-    )
+    key = _stored_key(scorer, text_sha256, by, length, sample, dtype)
     forward = ModelForward(scorer.model, scorer.runtime)
     with scorer.runtime.autocast():
-        nll = _token_scores(forward, scorer, encoded.rows, positions, key[:32], budget, say)
+        nll = _token_scores(forward, scorer, encoded.rows, positions, key, budget, say)
     if not np.isfinite(nll).all():
         raise ScoreError(
             f'{model} gives numbers that are not finite for {int((~np.isfinite(nll)).sum()):,} of '
