@@ -73,8 +73,10 @@ def stale() -> list[Leftover]:
 
 # %% ../../nbs/experiment/16_clean.ipynb #5a7a6ceb
 def _has_changed(corpus: Path) -> bool:
-    "Were columns made of files that are others now?"
-    if not (corpus / MANIFEST).exists():  # half made, or columns of an earlier version, which no key leads to
+    "Were columns read from files that have changed since?"
+    if not (
+        corpus / MANIFEST
+    ).exists():  # incomplete, or columns of an earlier version, which no key leads to
         return (corpus / 'meta.json').exists()
     try:
         read = read_json(corpus / MANIFEST)['state']['read']
@@ -82,7 +84,7 @@ def _has_changed(corpus: Path) -> bool:
             not Path(path).is_file() or sha256_big_file(path) != sha256 for path, sha256 in read.values()
         )
     except FileError:
-        return False  # half made
+        return False  # incomplete
     except (OSError, KeyError, TypeError, ValueError):
         return True  # a file that is gone
 

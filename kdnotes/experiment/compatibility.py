@@ -70,7 +70,7 @@ def teachers_of(config: RunConfig, corpus: Corpus) -> tuple[RunConfig, dict]:  #
 def teachers_sha256(
     config: RunConfig,  # with the folders of several teachers
 ) -> str:  # 64 hex digits
-    "What names several teachers: all that is read of each, and the tokenizer that makes the ids for them."
+    "The identity of several teachers: the content of each, and the tokenizer that makes their token ids."
     from kdnotes.distill.weights import content_of
 
     named = [content_of(source, config.model.pretrained) for source in config.teacher.sources]
@@ -78,7 +78,7 @@ def teachers_sha256(
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #8b9ca396
 def _check_tokens_of(source: str, config: RunConfig) -> None:
-    "Refuse one of several teachers that reads token ids in another way than they are made."
+    "Refuse one of several teachers whose token ids differ from those of the tokenizer in use."
     from kdnotes.distill.tokenizers import same_tokenizer, same_vocabulary
 
     if same_tokenizer(source, config.model.pretrained):
@@ -121,8 +121,8 @@ def _labelled_rows(corpus: Corpus, labels: list[str]) -> list[tuple[dict, int]]:
     ]
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #5589155b
-def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: nothing is to be said
-    "How a given head's outputs stand beside labels of other names, and what a sample says of their order."
+def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: nothing to report
+    "How a given head's outputs are matched with labels of other names, and whether a sample confirms it."
     from scipy.optimize import linear_sum_assignment
     from kdnotes.distill.architectures import load_config
     from kdnotes.distill.models import answers_of_given, class_names
@@ -250,7 +250,7 @@ def teacher_depth(config: RunConfig) -> int | None:
 def depth_of(
     source: str,  # a folder or a hub id
 ) -> int:
-    "How many layers a model has; transformers is asked only where config.json does not say it."
+    "How many layers a model has; transformers is loaded only where config.json does not say it."
     if (stated := stated_depth(source)) is not None:
         return stated
     from kdnotes.distill.architectures import depth, load_config

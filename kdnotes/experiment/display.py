@@ -188,7 +188,7 @@ def show_figure(
     path: Path,  # of an SVG file
     name: str,
 ) -> None:
-    "A drawing in a notebook; an SVG of its own would be cut off in a narrow window."
+    "A figure in a notebook; a plain SVG would be cut off in a narrow window."
     from IPython.display import HTML, display
 
     drawn = b64encode(path.read_bytes()).decode()

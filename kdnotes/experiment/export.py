@@ -164,7 +164,7 @@ def _measure_onnx(job: _Job, model: nn.Module, saved: Path, folder: Path, int8: 
         measurements['int8'] = losses_of(before, after, job.task.primary.metric)
     files = [*saved.glob('model.safetensors'), *sorted(folder.glob('*.onnx'))]
     measurements['bytes'] = {path.name: path.stat().st_size for path in files}
-    # before the times are taken, since it says whether others took the cores, too
+    # before the times are taken, since it shows whether other processes used the cores
     load = os.getloadavg()[0]
     job.log('measuring how long a forward takes')
     latency = {name: forward_latency(model, job.task, _CPU)[0] for name, model in models.items()}
@@ -197,7 +197,7 @@ def export_text(
     exported: dict,  # of export.json
     usage: bool = False,  # with the code that reads the ONNX files
 ) -> str:  # Markdown
-    "What an export says in the card and on the terminal."
+    "The text on an export in the card and on the terminal."
     use = task_info(exported['task']).use if usage else None
     example = use.example if use else {}
     first = example.get('question') or example.get('text')
@@ -254,7 +254,7 @@ def _onnx_measurements(
 
 # %% ../../nbs/experiment/14_export.ipynb #3d6246cc
 def _remove_abandoned(folder: Path) -> None:
-    "Remove what exports that were killed have left beside a folder; one that is alive keeps its own."
+    "Remove the scratch folders of exports that were killed; those of running ones stay."
     for left in folder.parent.glob(f'.{glob.escape(folder.name)}-*-*'):
         pid = left.name.removeprefix(f'.{folder.name}-').partition('-')[0]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
@@ -277,9 +277,9 @@ def export_model(
     run: str,  # run_id or folder of a finished run
     to: str,  # the folder to write, which must be new or empty
     onnx: bool = False,  # also as ONNX
-    int8: bool = False,  # also as ONNX with weights in 8 bits; says onnx
-    say: Callable[[str], None] = lambda line: None,  # told what is being done
-    teacher: bool = True,  # is its teacher measured beside it, where ONNX is written?
+    int8: bool = False,  # also as ONNX with weights in 8 bits; implies onnx
+    say: Callable[[str], None] = lambda line: None,  # called with sentences on the progress
+    teacher: bool = True,  # is its teacher measured too, where ONNX is written?
 ) -> dict:  # what export.json holds
     "Write a run's model for use elsewhere."
     folder = _free_folder(to)
@@ -332,8 +332,8 @@ def _send(folder: Path, repo: str, public: bool, message: str) -> str:  # the ad
 # %% ../../nbs/experiment/14_export.ipynb #56995bc6
 def push_model(
     run: str,  # run_id or folder of a finished run
-    repo: str,  # 'user/name' on the hub; made where it is not there
-    sure: bool = False,  # False: nothing is sent, and why is said
+    repo: str,  # 'user/name' on the hub; created where it does not exist
+    sure: bool = False,  # False: nothing is sent, and an error explains what would be
     public: bool = False,  # may others see it?
     int8: bool = False,  # with ONNX in float32 and in 8 bits
     say: Callable[[str], None] = lambda line: None,
@@ -350,7 +350,7 @@ def push_model(
             f'nothing was sent: weights, card and scores of {run} would be seen by {seen} as {repo} on '
             f'{huggingface_hub.constants.ENDPOINT}; add --yes (in Python sure=True) to send them'
         )
-    find_source(run)  # what is no run is refused before the hub is asked
+    find_source(run)  # fails early where there is no such run
     if not hub_answers():
         raise ExportError(
             f'the hub {huggingface_hub.constants.ENDPOINT} does not answer (or HF_HUB_OFFLINE is set), so '

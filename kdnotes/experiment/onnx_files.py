@@ -26,7 +26,7 @@ __all__ = ['TOLERANCE', 'ExportError', 'check_installed', 'OnnxModel', 'as_trans
 
 # %% ../../nbs/experiment/12_onnx_files.ipynb #35a03193
 class ExportError(KdnotesError):
-    "A model that cannot be exported as it was asked for."
+    "A model that cannot be exported as requested."
 
 # %% ../../nbs/experiment/12_onnx_files.ipynb #71d9f481
 _NEEDED = ('onnx', 'onnxscript', 'onnxruntime')
@@ -114,7 +114,7 @@ def _uniform_precision() -> Iterator[None]:
 
 # %% ../../nbs/experiment/12_onnx_files.ipynb #65620dc0
 def as_transformers(folder: Path, auto_class: str) -> nn.Module:  # in eval mode, on the CPU
-    "A saved model as everybody loads it: a language model's output layer is not left open."
+    "A saved model as transformers loads it, with the output layer of a language model complete."
     import transformers
     from kdnotes.distill.weights import quiet_loading
 
@@ -194,7 +194,7 @@ def largest_difference(
         real = batch.inputs['attention_mask'].bool()
         for name in other.outputs:
             first, second = (as_tensor(getattr(output, name)) for output in (one, two))
-            if first.shape[:2] == real.shape:  # a row a token: what is said of padding is never read
+            if first.shape[:2] == real.shape:  # one row per token: outputs at padding are never read
                 first, second = first[real], second[real]
             scale = max(1.0, float(first.abs().max()))
             most = max(most, float((first - second).abs().max()) / scale)

@@ -65,7 +65,7 @@ _MEANT_AS_RUN_ID = re.compile(r'[\w.]+-s\d+(-\w*)?')
 def check_run_id(
     name: str,  # whatever names a model
 ) -> None:
-    "Refuse what was meant as a run_id and is none, before it is taken for a model of the hub."
+    "Refuse a string that was meant as a run_id and is not one, before it is looked up on the hub."
     if _MEANT_AS_RUN_ID.fullmatch(name) and not os.path.isdir(name):
         find_run(name)
 
@@ -78,7 +78,7 @@ class Scorer(NamedTuple):
     runtime: Any  # a `train.distributed.Runtime`
     name: str  # as it was given
     sha256: str  # of its weights
-    config_sha256: str  # of its config.json, which says how the weights are to be read
+    config_sha256: str  # of its config.json, which defines how the weights are read
 
 # %% ../../nbs/experiment/11_score.ipynb #701401c1
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ class Source:
 
     name: str  # as it was given
     folder: str  # a folder or a hub id
-    record: dict | None = None  # of the run that made it; None: no run is known
+    record: dict | None = None  # of the run that trained it; None: no run is known
 
 # %% ../../nbs/experiment/11_score.ipynb #19abc38e
 def find_source(
     name: str,  # the run_id or the folder of a finished run, a folder of a saved model, or a hub id
 ) -> Source:
-    "Where a model is, and the run that made it."
+    "Where a model is, and the run that trained it."
     check_run_id(name)
     if RUN_ID.fullmatch(name):
         folder = checked_run_model(name)
@@ -251,7 +251,7 @@ class Score:
     nll: Interval | None  # the same with 15 % of a block hidden at once; None: lines have no blocks
     nll_all: Interval | None  # with the visible tokens counted, too
     clusters: str  # what the intervals rest on: 'documents' or 'rows'
-    # documents that stand in the training text of the run that made the model; None: no run, or not known
+    # documents that are in the training text of the model's run; None: no run, or not known
     trained_on: int | None
 
     @property
@@ -301,7 +301,7 @@ def _block_scores(forward: Any, scorer: Scorer, text: Text, budget: int) -> tupl
 def _token_scores(
     forward: Any, scorer: Scorer, rows: Rows, positions: Positions, key: str, budget: int, log: Callable
 ) -> np.ndarray:
-    "Nats of each token that is hidden by itself, one call at a time."
+    "Nats of each token that is masked by itself, resumable."
     folder = cache_path() / 'scores' / key
     mask_id = scorer.tokenizer.mask_token_id
     on_part = _progress(log, len(positions.rows))
@@ -309,7 +309,7 @@ def _token_scores(
 
 # %% ../../nbs/experiment/11_score.ipynb #6b2d4bce
 def _progress(log: Callable[[str], None], total: int) -> Callable[[int], None]:
-    "Tells how far a call is, at most every ten seconds."
+    "Log the progress of a call, at most every ten seconds."
     begin = time.monotonic()
     first = None
     last = begin
@@ -355,7 +355,7 @@ def score(
     sample: int | None = None,  # tokens that are drawn; None: all of them
     dtype: str = 'fp32',  # fp32, bf16 or fp16: the format of matmuls
     budget: int = 8192,  # most tokens of a batch, padding included
-    say: Callable[[str], None] = lambda line: None,  # told how far the work is
+    say: Callable[[str], None] = lambda line: None,  # called with sentences on the progress
 ) -> tuple[Score, pd.DataFrame]:  # and the tokens: document, row, position, token, nll
     "Score a text; an interrupted call goes on where it was."
     from kdnotes.train.evaluation import ModelForward
@@ -427,13 +427,13 @@ def _trained_on(model: str, documents: list[dict]) -> int | None:
 def _clusters(text: Text, positions: Positions) -> tuple[np.ndarray, np.ndarray, str]:
     "What rows and tokens are alike in, and what that is called: documents, or a single document's rows."
     token_clusters = text.clusters[text.rows.documents_of(positions)]
-    if len(np.unique(token_clusters)) == 1:  # nothing can be said about other documents
+    if len(np.unique(token_clusters)) == 1:  # a single document allows no conclusion about others
         return np.arange(len(text.rows)), positions.rows, 'rows'
     return text.clusters[text.rows.documents], token_clusters, 'documents'
 
 # %% ../../nbs/experiment/11_score.ipynb #ef029a92
 def _token_table(scorer: Scorer, text: Text, positions: Positions, nll: np.ndarray) -> pd.DataFrame:
-    "A line for each token that was hidden by itself."
+    "One row for each token that was masked by itself."
     documents = np.array(text.documents, dtype=object)
     tokens = scorer.tokenizer.convert_ids_to_tokens(text.rows.tokens_at(positions).tolist())
     columns = dict(

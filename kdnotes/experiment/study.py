@@ -38,7 +38,7 @@ class StudyResult:
     plans: Sequence[Plan]
     failed: dict[str, str]  # run_id -> why; the report is about the others
     report: Report
-    figures: Sequence[FigureFile]  # each made, or with a reason
+    figures: Sequence[FigureFile]  # each drawn, or with a reason
     table: Path  # the report as text
     numbers: Path  # its comparisons as numbers, a CSV file with one row each
     results: Path  # metrics and costs of its runs, a CSV file with one row per run, set and metric
@@ -70,15 +70,15 @@ def run_study(
     jobs: int | None = None,
     # called with a sentence when something worth knowing happens
     say: Callable[[str], None] = lambda text: None,
-    # called with the runs of the study before the first of them is made
+    # called with the runs of the study before the first of them starts
     on_plans: Callable[[Sequence[Plan]], None] = lambda plans: None,
-    # called with each run of the study that has just been made, and not with what it stands on
+    # called with each finished run of the study, and not with its dependencies
     after_run: Callable[[Plan], None] = lambda plan: None,
-    # called with each row that a run of the study, or what it stands on, writes, as of `launch.run`; by one
+    # called with each row that a run of the study or a dependency writes, as of `launch.run`; by one
     # thread at a time, whatever `jobs`
     on_row: Callable[[dict], None] = lambda row: None,
-    follow: Follow = milestones,  # of runs that are made one after the other
-    ray_address: str = '',  # of a Ray cluster that makes the runs, as for `cluster.Cluster`; '': this machine
+    follow: Follow = milestones,  # of runs that are executed one after the other
+    ray_address: str = '',  # of a Ray cluster for the runs, as for `cluster.Cluster`; '': this machine
     # values that arms have one each of, as of `core.grid.read_grid`; None: all arms have one setting
     grid: str | Sequence[str] | Mapping[str, Any] | None = None,
     **common,  # fields of RunConfig that all arms share, and the study's name
@@ -122,10 +122,10 @@ def run_study(
 
 # %% ../../nbs/experiment/18_study.ipynb #9afc7e8c
 def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
-    "The comparison of the runs that were made, kept as a table and figures."
+    "The comparison of the finished runs, written as a table and figures."
     study = plans[0].config.where.study
     run_ids = [p.run_id for p in plans if p.run_id not in failed]
-    # a teacher that was made or measured for this study stands beside its students
+    # a teacher that was trained or measured for this study is compared with its students
     teachers = [p.teacher.run_id for p in plans if p.teacher is not None and p.run_id not in failed]
     teacher_ids = [run_id for run_id in teachers if RunFolder(study, run_id).done]
     study_evidence = evidence(study, list(dict.fromkeys([*run_ids, *teacher_ids])))
