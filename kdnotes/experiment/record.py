@@ -155,6 +155,9 @@ def _identity(rank: Rank, start_sha256: str, model) -> dict:
     job = rank.job
     corpus = rank.corpus
     runtime = rank.runtime
+    initial = job['initial'] | dict(start_sha256=start_sha256)
+    if new := getattr(model, 'new_parameters', []):  # those that the pretrained weights lack, such as a head
+        initial |= dict(adaptation=new)
     return dict(
         run_id=job['run_id'],
         study=config.where.study,
@@ -179,7 +182,7 @@ def _identity(rank: Rank, start_sha256: str, model) -> dict:
         environment=environment(),
         smoke=config.data.smoke,
         tuning_id=value_of(config, 'tuning_id'),
-        initial=job['initial'] | dict(start_sha256=start_sha256) | _adaptation(model),
+        initial=initial,
         models=dict(
             profile=config.model.profile,
             teacher=config.model.pretrained,
@@ -190,12 +193,6 @@ def _identity(rank: Rank, start_sha256: str, model) -> dict:
             reading_sha256=job.get('reading_sha256'),
         ),
     )
-
-# %% ../../nbs/experiment/05_record.ipynb #5cae8fa4
-def _adaptation(model) -> dict:
-    "The parameters that the pretrained weights did not have, such as a new head."
-    new = getattr(model, 'new_parameters', [])
-    return dict(adaptation=new) if new else {}
 
 # %% ../../nbs/experiment/05_record.ipynb #0442f16a
 # variables that decide how NCCL sends; its rings are channels
