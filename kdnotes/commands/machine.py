@@ -193,15 +193,18 @@ def hardware(
     if run and not wanted:
         why = '; '.join(map(str, left)) or 'it has no finished run'
         raise ConfigError(f'{run} does not show how long a training takes: {why}')
-    asked = h.Workload(epochs, trials or 0, workers)
-    found = h.choices(wanted, h.read_devices(prices), asked, among, device)
-    notes = sentences('hardware.jinja', 'remarks', found, left)
+    workload = h.Workload(epochs, trials or 0, workers)
+    estimates = h.choices(wanted, h.read_devices(prices), workload, among, device)
+    notes = sentences('hardware.jinja', 'remarks', estimates, left)
     if as_json:
-        texts = ({k: str(why) for k, why in c.reasons.items()} for c in found)
-        devices = [asdict(c) | dict(reasons=of, notes=[*map(str, c.notes)]) for c, of in zip(found, texts)]
+        texts = ({k: str(why) for k, why in c.reasons.items()} for c in estimates)
+        devices = [
+            asdict(c) | dict(reasons=reasons, notes=[*map(str, c.notes)])
+            for c, reasons in zip(estimates, texts)
+        ]
         print_json(dict(devices=devices, notes=notes))
     else:
-        print_table(table('hardware.jinja', 'table', found))
+        print_table(table('hardware.jinja', 'table', estimates))
         say('', *notes)
     return 0
 

@@ -79,11 +79,11 @@ def predict(
     if file is not None:
         if out is None:
             raise BadParameter('the output table of --file is missing', param_hint='--out')
-        found = predict_file(model, file, out, columns, overwrite)
-        print_json(asdict(found)) if as_json else say(found)
+        prediction = predict_file(model, file, out, columns, overwrite)
+        print_json(asdict(prediction)) if as_json else say(prediction)
         return 0
     several = [*candidate, *(_lines_of(candidates) if candidates is not None else [])]
-    found = predict_texts(
+    prediction = predict_texts(
         model,
         beside,
         question=question,
@@ -92,7 +92,7 @@ def predict(
         text=text,
         pair=pair,
     )
-    print_json(found.data()) if as_json else say(found)
+    print_json(prediction.data()) if as_json else say(prediction)
     return 0
 
 
@@ -151,10 +151,10 @@ def score(
     from kdnotes.results.runs import write_csv
 
     file = None if out is None else _file_to_write(out)
-    found, tokens = score_text(
+    scores, tokens = score_text(
         model, text, by=by, length=length, sample=sample, dtype=dtype, budget=budget, say=tell
     )
-    print_json(found.data()) if as_json else say(found)
+    print_json(scores.data()) if as_json else say(scores)
     if file is not None:
         write_csv(file, tokens, digits=9)
     return 0
@@ -192,12 +192,12 @@ def export(
     sets, which takes minutes on a real corpus."""
     from kdnotes.experiment.export import export_model, export_text
 
-    found = export_model(run_id, to, onnx=onnx, int8=int8, say=tell, teacher=teacher)
+    exported = export_model(run_id, to, onnx=onnx, int8=int8, say=tell, teacher=teacher)
     if as_json:
-        print_json(dict(found, folder=str(Path(os.path.expanduser(to)).resolve())))
+        print_json(dict(exported, folder=str(Path(os.path.expanduser(to)).resolve())))
         return 0
-    say(f"{found['run_id']} is in {to}: {', '.join(found['files'])}, export.json")
-    say(export_text(found).partition('\n\n')[2])
+    say(f"{exported['run_id']} is in {to}: {', '.join(exported['files'])}, export.json")
+    say(export_text(exported).partition('\n\n')[2])
     return 0
 
 

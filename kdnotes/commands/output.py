@@ -134,7 +134,7 @@ def following() -> Iterator[Callable]:  # a `launch.Follow`
         yield partial(_bar, bars.progress)
 
 
-def _bar(progress: Any, say: Callable[[str], None]) -> Callable[[dict], None]:  # called with every row
+def _bar(progress: Any, log: Callable[[str], None]) -> Callable[[dict], None]:  # called with every row
     "A bar for a run and, before it, for its teacher."
     bar = None
 
@@ -169,7 +169,7 @@ def saved(
     n_done = sum(RunFolder(p.config.where.study, p.run_id).done for p in plans)
     every = {p.run_id: p for p in [*(first for p in plans for first in p.foundations), *plans]}
     folders = [RunFolder(p.config.where.study, p.run_id) for p in every.values()]
-    steps = {of.run_id: saved_step(of) for of in folders if not of.done}
+    steps = {folder.run_id: saved_step(folder) for folder in folders if not folder.done}
     steps = {run_id: step for run_id, step in steps.items() if step is not None}
     return phrase('plan.txt.jinja', 'saved', len(plans), n_done, steps)
 

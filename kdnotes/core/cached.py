@@ -64,11 +64,11 @@ class Writer:
         try:
             known = _read(self.folder / _LEDGER)
             hashes = {}
-            for name, of in known['files'].items():
-                os.truncate(self.folder / name, of['bytes'])
+            for name, file in known['files'].items():
+                os.truncate(self.folder / name, file['bytes'])
                 with open(self.folder / name, 'rb') as f:
                     hashes[name] = hashlib.file_digest(f, 'sha256')
-                if hashes[name].hexdigest() != of.pop('sha256'):
+                if hashes[name].hexdigest() != file.pop('sha256'):
                     return False
             for path in self.folder.iterdir():
                 if path.name not in (_LEDGER, *hashes):
@@ -109,8 +109,10 @@ class Writer:
 
     def rows(self, name: str) -> int:
         "How many rows an array has so far."
-        of = self._files.get(name)
-        return of['bytes'] // (np.dtype(of['dtype']).itemsize * int(np.prod(of['shape']))) if of else 0
+        file = self._files.get(name)
+        return (
+            file['bytes'] // (np.dtype(file['dtype']).itemsize * int(np.prod(file['shape']))) if file else 0
+        )
 
     def so_far(self) -> Cached:
         "What is written."
@@ -146,7 +148,9 @@ class Writer:
         return self.so_far()
 
     def _described(self) -> dict[str, Any]:
-        files = {name: of | dict(sha256=self._hashes[name].hexdigest()) for name, of in self._files.items()}
+        files = {
+            name: file | dict(sha256=self._hashes[name].hexdigest()) for name, file in self._files.items()
+        }
         known = dict(folder=self.folder.name, parts=self.parts, files=files, state=self.state)
         return copy.deepcopy(known)
 
@@ -162,12 +166,12 @@ def _read(path: Path) -> dict[str, Any]:
 def _mapped(folder: Path, files: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
     "The arrays of a folder."
     arrays = {}
-    for name, of in files.items():
-        flat = np.zeros(0, of['dtype'])  # an empty file cannot be mapped
-        if of['bytes']:
-            flat = np.memmap(folder / name, of['dtype'], 'r', shape=of['bytes'] // flat.itemsize)
+    for name, file in files.items():
+        flat = np.zeros(0, file['dtype'])  # an empty file cannot be mapped
+        if file['bytes']:
+            flat = np.memmap(folder / name, file['dtype'], 'r', shape=file['bytes'] // flat.itemsize)
         # a plain array over the map: each look into a `np.memmap` would make another one
-        arrays[name] = np.asarray(flat).reshape(-1, *of['shape'])
+        arrays[name] = np.asarray(flat).reshape(-1, *file['shape'])
     return arrays
 
 # %% ../../nbs/core/08_cached.ipynb #c7d10a51
@@ -186,7 +190,7 @@ def open_cached(
         known = _read(folder / MANIFEST)
         states = [file_state(folder / name) for name in known['files']]
         if _verified.get(folder) != states:
-            if any(sha256_file(folder / name) != of['sha256'] for name, of in known['files'].items()):
+            if any(sha256_file(folder / name) != file['sha256'] for name, file in known['files'].items()):
                 return None
             if all(changed_ns < time.time_ns() - _SETTLED_NS for _, _, changed_ns, _ in states):
                 _verified[folder] = states
@@ -202,11 +206,11 @@ def cached(
 ) -> Cached:
     "The arrays of a folder, made now unless they are there: by one process, while the others wait."
     folder = Path(folder)
-    if found := open_cached(folder):
-        return found
+    if existing := open_cached(folder):
+        return existing
     with lock(folder.with_suffix('.lock')):
-        if found := open_cached(folder):
-            return found
+        if existing := open_cached(folder):
+            return existing
         writer = Writer(folder)
         try:
             make(writer)

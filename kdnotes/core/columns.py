@@ -31,7 +31,7 @@ class Strings(Sequence):
         self.data = data
 
     @classmethod
-    def of(cls, texts: Iterable[str]) -> Self:
+    def from_cells(cls, texts: Iterable[str]) -> Self:
         "Texts as a column."
         encoded = [text.encode() for text in texts]
         sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
@@ -112,9 +112,9 @@ class Chained(Sequence):
 
     def __getitem__(self, i: int | slice | np.ndarray) -> Any:
         if isinstance(i, np.ndarray):
-            of = np.searchsorted(self.begins, i, 'right') - 1
-            chosen = [part[i[of == k] - self.begins[k]] for k, part in enumerate(self.parts)]
-            return type(chosen[0]).joined(chosen)[np.argsort(np.argsort(of, kind='stable'))]
+            part_of = np.searchsorted(self.begins, i, 'right') - 1
+            chosen = [part[i[part_of == k] - self.begins[k]] for k, part in enumerate(self.parts)]
+            return type(chosen[0]).joined(chosen)[np.argsort(np.argsort(part_of, kind='stable'))]
         if isinstance(i, slice):
             start, stop, step = i.indices(len(self))
             if step != 1:
@@ -138,9 +138,9 @@ class Json(Strings):
     "A column of what is neither a text nor a number, such as the places of answers: each cell as its JSON."
 
     @classmethod
-    def of(cls, cells: Iterable[Any]) -> Self:
+    def from_cells(cls, cells: Iterable[Any]) -> Self:
         "Cells as a column."
-        return super().of(map(json.dumps, cells))
+        return super().from_cells(map(json.dumps, cells))
 
     def tolist(self) -> list[Any]:
         "All cells; what was a tuple is a list."
@@ -162,12 +162,12 @@ class Columns(Sequence):
         self.columns = dict(columns)
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]]) -> Columns:
+    def from_rows(cls, rows: Sequence[Mapping[str, Any]]) -> Columns:
         "Rows that have the same keys as columns; columns as they are."
         if isinstance(rows, cls):
             return rows
         cells = {name: [row[name] for row in rows] for name in (rows[0] if len(rows) else ())}
-        return cls({name: _column(of) for name, of in cells.items()})
+        return cls({name: _column(column_cells) for name, column_cells in cells.items()})
 
     @classmethod
     def joined(
@@ -181,10 +181,10 @@ class Columns(Sequence):
             return parts[0] if parts else cls({})
         names = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
 
-        def joined(of: list) -> np.ndarray | Strings | Chained:
-            if isinstance(of[0], np.ndarray):
-                return np.concatenate(of)
-            return type(of[0]).joined(of) if copied else Chained(of)
+        def joined(columns: list) -> np.ndarray | Strings | Chained:
+            if isinstance(columns[0], np.ndarray):
+                return np.concatenate(columns)
+            return type(columns[0]).joined(columns) if copied else Chained(columns)
 
         return cls({name: joined([part[name] for part in parts]) for name in names})
 
@@ -239,18 +239,18 @@ class Columns(Sequence):
     @classmethod
     def stored(
         cls,
-        found: Cached,
+        cached: Cached,
         table: str,  # of its folder
     ) -> Columns:  # memory-mapped; without rows where nothing was written
         "The rows of a table."
 
         def column(kind: str, prefix: str) -> np.ndarray | Strings:
             if kind == 'ndarray':
-                return found.arrays[f'{prefix}.numbers']
+                return cached.arrays[f'{prefix}.numbers']
             of_kind = Json if kind == 'Json' else Strings
-            return of_kind(found.arrays[f'{prefix}.offsets'], found.arrays[f'{prefix}.bytes'])
+            return of_kind(cached.arrays[f'{prefix}.offsets'], cached.arrays[f'{prefix}.bytes'])
 
-        kinds = found.state.get('tables', {}).get(table, ())
+        kinds = cached.state.get('tables', {}).get(table, ())
         return cls({name: column(kind, f'{table}.{i}') for i, (name, kind) in enumerate(kinds)})
 
     def filled(
@@ -266,7 +266,7 @@ def _column(cells: list) -> np.ndarray | Strings:
     "Cells of one kind as a column."
     if type(cells[0]) is int:
         return np.array(cells, dtype=np.int64)
-    return (Strings if isinstance(cells[0], str) else Json).of(cells)
+    return (Strings if isinstance(cells[0], str) else Json).from_cells(cells)
 
 
 class Joined(Sequence):
@@ -296,25 +296,25 @@ def codes(
 ) -> tuple[np.ndarray, list[str]]:  # (n,) int64, the place of each text in the list of them
     "Texts as numbers: they are counted in the order in which they first occur."
     place: dict[str, int] = {}
-    of = np.fromiter((place.setdefault(text, len(place)) for text in texts), np.int64, len(texts))
-    return of, list(place)
+    numbers = np.fromiter((place.setdefault(text, len(place)) for text in texts), np.int64, len(texts))
+    return numbers, list(place)
 
 
 def hashes(
     *columns: Strings,
-    of: Callable[[str], Any] = str,  # what of a text counts
+    text_key: Callable[[str], Any] = str,  # what of a text counts
 ) -> np.ndarray:  # (n,) int64
     "What these columns say, as a number: of ten million rows two would be alike by chance once in 300,000."
     texts = map('\0'.join, zip(*columns))
-    return np.fromiter((hash(of(text)) for text in texts), np.int64, len(columns[0]))
+    return np.fromiter((hash(text_key(text)) for text in texts), np.int64, len(columns[0]))
 
 
 def earliest(
-    found: np.ndarray,  # (n,) of `hashes`
+    row_hashes: np.ndarray,  # (n,) of `hashes`
 ) -> np.ndarray:  # (n,) int64
     "For each row the first that is like it."
-    _, place, of = np.unique(found, return_index=True, return_inverse=True)
-    return place[of]
+    _, place, group = np.unique(row_hashes, return_index=True, return_inverse=True)
+    return place[group]
 
 
 def ranks(
@@ -322,8 +322,8 @@ def ranks(
     second: Strings,
 ) -> np.ndarray:  # (n,) int64
     "The place of each row when all are sorted by two texts, which together no two rows share."
-    of, names = codes(first)
-    group = _inverse(_order(names))[of]
+    first_codes, names = codes(first)
+    group = _inverse(_order(names))[first_codes]
     order = np.argsort(group, kind='stable')
     ends = np.flatnonzero(np.diff(group[order])) + 1
     parts = np.split(order, ends[:: _AT_ONCE // 20])  # whole groups, so that few texts are in memory

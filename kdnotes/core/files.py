@@ -30,8 +30,8 @@ from .config import KdnotesError, is_unicode, truncate_repr
 __all__ = ['MORE_MEMORY', 'CACHE', 'FileError', 'BusyError', 'lacks_memory', 'file_errors', 'atomic_write', 'sync', 'sync_tree',
            'check_room', 'free_memory', 'sha256_file', 'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json',
            'read_json', 'write_signed', 'read_signed', 'lock', 'is_named', 'root', 'checkout', 'runs_path',
-           'cache_path', 'figures_path', 'evidence_path', 'OwnFolder', 'own_folder', 'at_home', 'cached_at',
-           'with_evidence', 'own_home', 'own_disk', 'file_state', 'sha256_big_file', 'without_password']
+           'cache_path', 'figures_path', 'evidence_path', 'PrivateFolder', 'private_folder', 'at_home', 'cached_at',
+           'with_evidence', 'own_home', 'local_disk_folder', 'file_state', 'sha256_big_file', 'without_password']
 
 # %% ../../nbs/core/05_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -185,14 +185,14 @@ def _groups(
 ) -> Iterator[tuple[Path, tuple[str, str, str]]]:  # folders, and what their files are called
     "The cgroups that limit this process: its own and those around it, as far as they can be seen."
     lines = proc.read_text().splitlines() if proc.is_file() else []
-    for _, controllers, own in (line.split(':', 2) for line in lines):
+    for _, controllers, group_path in (line.split(':', 2) for line in lines):
         version = 1 if 'memory' in controllers.split(',') else 2
         if version == 2 and controllers:
             continue
         # beside version 1, version 2 is elsewhere
         for top in (mounted / 'memory',) if version == 1 else (mounted, mounted / 'unified'):
             # a container may see its own group as the top, whatever it is called outside
-            parts = own.strip('/').split('/')
+            parts = group_path.strip('/').split('/')
             for n in range(len(parts) + 1):
                 yield top.joinpath(*parts[:n]), _GROUP_FILES[version]
 
@@ -373,8 +373,8 @@ CACHE = 'KDNOTES_CACHE'  # names the folder that `cached_at` says, for the ranks
 
 def cache_path() -> Path:
     "The folder of what is made of a content and can be made again."
-    own = os.environ.get(CACHE)
-    return Path(own) if own else runs_path() / '.cache'
+    folder = os.environ.get(CACHE)
+    return Path(folder) if folder else runs_path() / '.cache'
 
 
 def figures_path(study: str) -> Path:
@@ -392,7 +392,7 @@ _DAY_S = 86_400
 
 
 @dataclass(frozen=True)
-class OwnFolder:
+class PrivateFolder:
     "A temporary folder, and the lock that says it is in use."
 
     path: Path
@@ -405,9 +405,9 @@ class OwnFolder:
             os.close(self.descriptor)
 
 
-def own_folder(
+def private_folder(
     what: str,  # it is for, as 'ranks'
-) -> OwnFolder:
+) -> PrivateFolder:
     "A new temporary folder; those whose owners have died are removed."
     _remove_abandoned(Path(tempfile.gettempdir()))
     while True:
@@ -416,7 +416,7 @@ def own_folder(
         with suppress(OSError):  # a file system without locks: nobody can take it, either
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if is_named(descriptor, path / _OWNER):  # another may have found it before it was locked
-            return OwnFolder(path, descriptor)
+            return PrivateFolder(path, descriptor)
         os.close(descriptor)
 
 
@@ -499,7 +499,7 @@ _places: dict[int, Path] = {}  # by process: a fork has one of its own
 
 def own_home() -> Path:  # without runs; beside it the evidence of the checkout
     "A new home, and until this process ends a data folder and caches of its own."
-    place = _own_place()
+    place = _process_folder()
     home = Path(tempfile.mkdtemp(prefix='home-', dir=place))
     if here := checkout():
         with_evidence(home, here)
@@ -511,10 +511,10 @@ def own_home() -> Path:  # without runs; beside it the evidence of the checkout
     return home
 
 
-def _own_place() -> Path:
+def _process_folder() -> Path:
     "The folder of this process, which goes with it."
     if os.getpid() not in _places:
-        folder = own_folder('lessons')
+        folder = private_folder('lessons')
         (folder.path / 'data').mkdir()
         # at the end of a worker, too
         Finalize(None, shutil.rmtree, (folder.path,), dict(ignore_errors=True), exitpriority=0)
@@ -522,7 +522,7 @@ def _own_place() -> Path:
     return _places[os.getpid()]
 
 # %% ../../nbs/core/05_files.ipynb #52505c63
-def own_disk(
+def local_disk_folder(
     name: str,  # tells it from the folders of other homes
 ) -> Path:  # made when missing
     "A folder of this user's on this machine's own disk, which stays."

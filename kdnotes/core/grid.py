@@ -35,18 +35,18 @@ def read_grid(
         raise ConfigError(
             f'grid={truncate_repr(grid)} is no grid; write grid={{\'temperature\': [2, 4]}}, say'
         )
-    found: dict[str, list] = {}
+    parsed: dict[str, list] = {}
     for name, values in pairs:
         _check_name(name)
-        if name in found:
+        if name in parsed:
             raise ConfigError(f'the grid names {name} twice; name it once, with all its values')
-        found[name] = _values(name, values)
-    if (n := prod(map(len, found.values()))) > MOST_CELLS:
+        parsed[name] = _values(name, values)
+    if (n := prod(map(len, parsed.values()))) > MOST_CELLS:
         raise ConfigError(
             f'the grid has {n:,} combinations, and a study takes at most {MOST_CELLS:,}; leave values out, '
             'or search for a setting with kdnotes search'
         )
-    return found
+    return parsed
 
 
 def _words(grid: str | Sequence[str]) -> Sequence[str]:

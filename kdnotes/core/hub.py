@@ -103,4 +103,6 @@ def dataset_classes(
 ) -> dict[str, list[str]]:  # column -> names of its classes
     "Which of a table's numbers are classes with names."
     features = getattr(table, 'features', None) or {}
-    return {name: list(of.names) for name, of in features.items() if getattr(of, 'names', None)}
+    return {
+        name: list(feature.names) for name, feature in features.items() if getattr(feature, 'names', None)
+    }

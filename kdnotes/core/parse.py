@@ -104,10 +104,10 @@ def check_names(
 ) -> None:
     "Refuse a name that is no parameter, or that another task reads."
     for name in names:
-        own = name.removeprefix('teacher.')
-        if own in parameters(task):
+        base_name = name.removeprefix('teacher.')
+        if base_name in parameters(task):
             continue
-        readers = [t for t in TASKS if own in task_info(t).settings.model_fields]
+        readers = [t for t in TASKS if base_name in task_info(t).settings.model_fields]
         if readers:
             raise ConfigError(
                 f"{name} is a setting of task={' and '.join(map(repr, readers))}, "
@@ -122,32 +122,34 @@ def flat_names(
 ) -> dict[str, Any]:  # by flat names
     "A nested spec by the flat names of its fields; what is no group is left as it is."
     names = {path: name for name, path in PATHS.items()}
-    found: dict[str, Any] = {}
+    flat_values: dict[str, Any] = {}
     for key, value in nested.items():
         if key == 'teacher' and isinstance(value, Mapping):
-            found |= _flat_teacher(value)
+            flat_values |= _flat_teacher(value)
         elif key == 'task_settings' and isinstance(value, Mapping):
-            found |= {f'{prefix}{name}': of for name, of in value.items()}
+            flat_values |= {f'{prefix}{name}': setting for name, setting in value.items()}
         elif key in GROUPS and isinstance(value, Mapping):
-            found |= {f'{prefix}{name}': of for name, of in _flat_group(key, value, names).items()}
+            flat_values |= {
+                f'{prefix}{name}': setting for name, setting in _flat_group(key, value, names).items()
+            }
         elif not (key in GROUPS and value is None and key != 'teacher'):
-            found[f'{prefix}{names.get(key, key)}'] = value
-    return found
+            flat_values[f'{prefix}{names.get(key, key)}'] = value
+    return flat_values
 
 
 def _flat_group(group: str, values: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any]:
     "The fields of a group by their flat names."
-    found: dict[str, Any] = {}
+    flat_values: dict[str, Any] = {}
     for key, value in values.items():
         path = f'{group}.{key}'
         if path in GROUPS:
-            found |= _flat_group(path, value or {}, names)
+            flat_values |= _flat_group(path, value or {}, names)
         elif path in names:
-            found[names[path]] = value
+            flat_values[names[path]] = value
         else:
             allowed = [p.rpartition('.')[2] for p in names if p.rpartition('.')[0] == group]
             raise ConfigError(f'{group}: {no_parameter(key, allowed)}')
-    return found
+    return flat_values
 
 
 def _flat_teacher(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,17 +157,17 @@ def _flat_teacher(values: Mapping[str, Any]) -> dict[str, Any]:
     kind = values.get('kind', 'run')
     if kind == 'scores':
         names = dict(are='scores_are', mean='teachers_mean', weights='teachers_weights')
-        return {names.get(key, key): of for key, of in values.items() if key != 'kind'} | dict(
+        return {names.get(key, key): value for key, value in values.items() if key != 'kind'} | dict(
             teacher_mode='scores'
         )
     if kind == 'models':
         names = dict(sources='teachers', mean='teachers_mean', weights='teachers_weights')
-        return {names.get(key, key): of for key, of in values.items() if key != 'kind'}
+        return {names.get(key, key): value for key, value in values.items() if key != 'kind'}
     if values.get('train', {}) is None:
         return dict(teacher_mode='given') | _renamed_teacher(flat_names(values, 'teacher.'))
-    found = flat_names(values, 'teacher.')
-    mixed = found.pop('teacher.precision', None) == 'mixed'
-    return _renamed_teacher(found) | (dict(teacher_mode='mixed_baseline') if mixed else {})
+    teacher_values = flat_names(values, 'teacher.')
+    mixed = teacher_values.pop('teacher.precision', None) == 'mixed'
+    return _renamed_teacher(teacher_values) | (dict(teacher_mode='mixed_baseline') if mixed else {})
 
 
 def _renamed_teacher(values: dict[str, Any]) -> dict[str, Any]:
@@ -370,8 +372,10 @@ def _check_losses(config: RunConfig) -> None:
             )
         return
     usual = profile.student_layers if config.model.pretrained in (None, profile.teacher) else None
-    kept = student.kept_layers or usual
-    n_layers = student.layers or (None if kept is None else len(kept))  # None: the plan knows the teacher
+    student_layers = student.kept_layers or usual
+    n_layers = student.layers or (
+        None if student_layers is None else len(student_layers)
+    )  # None: the plan knows the teacher
     if layers is not None and n_layers is not None and len(layers) not in (1, n_layers):
         raise ConfigError(
             f'hidden_layers={truncate_repr(layers)} must name a layer of the teacher for each of the '
@@ -673,13 +677,13 @@ def _teacher_spec(config: RunConfig, names: TeacherNames, given: Mapping[str, An
     else:
         mixed = MODES[mode].precision == 'mixed'
         shared = dict(task=config.task) | (dict(amp_dtype=config.compute.amp_dtype) if mixed else {})
-    of = make_config(mode=mode, **shared | changes)
+    teacher = make_config(mode=mode, **shared | changes)
     precision = dict(precision='mixed') if mode == 'mixed_baseline' else {}
     return RunSpec(
-        task=of.task,
-        task_settings=of.task_settings,
-        compute=of.compute.model_copy(update=precision),
-        train=of.train,
+        task=teacher.task,
+        task_settings=teacher.task_settings,
+        compute=teacher.compute.model_copy(update=precision),
+        train=teacher.train,
         **seed,
     )
 

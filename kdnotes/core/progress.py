@@ -124,13 +124,13 @@ def followed(
 class Lines:
     "A sink for a log: a line when a stage takes long, and one at its end."
 
-    def __init__(self, say: Callable[[str], None]):
-        self.say = say
+    def __init__(self, log: Callable[[str], None]):
+        self.log = log
         self.begun: set[str] = set()
 
     def __call__(self, report: Report) -> None:
         if report.over or report.stage not in self.begun:
-            self.say(str(report))
+            self.log(str(report))
         self.begun.add(report.stage)
 
 

@@ -162,7 +162,7 @@ def quantity(
     "A value of a record with its unit."
     if isinstance(value, str):
         return value
-    unit, scale = next((of for end, of in _UNITS.items() if key.endswith(end)), ('', 1))
+    unit, scale = next((unit_scale for end, unit_scale in _UNITS.items() if key.endswith(end)), ('', 1))
     value *= scale
     return number(value, ',.3g' if isinstance(value, float) and abs(value) < 100 else ',.0f') + unit
 
@@ -301,7 +301,7 @@ def cells(values: Iterable[object]) -> str:  # None is an empty cell
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     "The templates of kdnotes, and what they may call."
-    found = Environment(
+    jinja = Environment(
         loader=PackageLoader('kdnotes', 'report/templates'),
         undefined=StrictUndefined,
         autoescape=lambda name: name is not None and name.endswith('.html'),
@@ -310,8 +310,8 @@ def environment() -> Environment:
         keep_trailing_newline=True,
         auto_reload=False,
     )
-    found.globals |= dict(unit_of=unit_of, metric_name=metric_name, task_info=task_info, ALPHA=ALPHA)
-    found.filters |= dict(
+    jinja.globals |= dict(unit_of=unit_of, metric_name=metric_name, task_info=task_info, ALPHA=ALPHA)
+    jinja.filters |= dict(
         fixed=_fixed,
         number=number,
         amount=amount,
@@ -332,7 +332,7 @@ def environment() -> Environment:
         markdown=markdown,
         capital=lambda text: text[:1].upper() + text[1:],
     )
-    return found
+    return jinja
 
 
 def render(

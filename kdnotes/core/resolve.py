@@ -155,18 +155,19 @@ def resolve_ranks(
         raise ConfigError(
             f'ranks={ranks} cannot be shared equally by nodes={nodes} machines; make it a multiple of {nodes}'
         )
-    beside = '' if nodes == 1 else f' on {nodes} machines'
+    on_nodes = '' if nodes == 1 else f' on {nodes} machines'
     if machine.device == 'cuda':
         if here > machine.gpus:
             raise ConfigError(
-                f'ranks={ranks}{beside} needs {pluralize(here, "GPU")} here, and {machine.gpus} are visible; '
-                'lower ranks or free CUDA_VISIBLE_DEVICES'
+                f'ranks={ranks}{on_nodes} needs {pluralize(here, "GPU")} here, and {machine.gpus} are '
+                'visible; lower ranks or free CUDA_VISIBLE_DEVICES'
             )
         return ranks, None
     if here > (most := _RANKS_A_CORE * machine.cores):
         raise ConfigError(
-            f'ranks={ranks}{beside} would start {here} processes on {pluralize(machine.cores, "CPU core")}; '
-            f'use at most {most * nodes}, and as many ranks as cores for speed'
+            f'ranks={ranks}{on_nodes} would start {here} processes on '
+            f'{pluralize(machine.cores, "CPU core")}; use at most {most * nodes}, and as many ranks as '
+            'cores for speed'
         )
     return ranks, max(1, machine.cores // here) if threads_per_rank in ('auto', None) else threads_per_rank
 
@@ -331,22 +332,22 @@ def _hidden_layers(
 
 def _of_task(task: str) -> dict[str, str]:  # setting of a student's run -> setting of its teacher's
     "The settings of a task that a student's teacher may have another value of."
-    own = task_info(task).settings.model_fields
-    return {name: theirs for name, theirs in teacher_names(task).items() if name in own}
+    task_fields = task_info(task).settings.model_fields
+    return {name: theirs for name, theirs in teacher_names(task).items() if name in task_fields}
 
 
 def _teachers_settings(config: RunConfig, corpus: str, transfer: str) -> dict:
     """For each setting of the task that a student's teacher may have another value of:
     what the teacher had; None without a teacher.
     """
-    own = _of_task(config.task)
+    paired_names = _of_task(config.task)
     untrained = value_of(config, 'teacher_mode') in ('given', 'scores') or several_teachers(config)
     if not is_student(config) or untrained:
-        return dict.fromkeys(own)
+        return dict.fromkeys(paired_names)
     usual = task_info(config.task).default_setting(corpus, 'teacher', transfer)
     return {
         name: next((value_of(config, k) for k in (name, same) if not _is_open(config, k)), usual[same])
-        for name, same in own.items()
+        for name, same in paired_names.items()
     }
 
 # %% ../../nbs/core/04_resolve.ipynb #e4905c97

@@ -170,12 +170,12 @@ def _separated(path: Path, possible: Container[str]) -> Iterator:
             if possible and len(header) == 1 and header[0] not in possible and set(header[0]) & set('\t;|,'):
                 raise csv.Error(f'{truncate_repr(header[0])} is one column')
             yield header if any(map(str.strip, header)) else [], {}
-            kept = [i for i, name in enumerate(header) if name in possible]
+            needed = [i for i, name in enumerate(header) if name in possible]
             row += 1
             for row, fields in rows:
                 if len(fields) != len(header):
                     raise csv.Error(f'{len(fields)} fields where the header has {len(header)}')
-                yield row, [fields[i] for i in kept]
+                yield row, [fields[i] for i in needed]
                 row += 1
         except csv.Error as e:
             raise CorpusError(
@@ -265,14 +265,14 @@ def _jsonl(path: Path, possible: Container[str]) -> Iterator:
     first = list(islice(rows, PART))
     names = dict.fromkeys(name for _, row in first for name in row)
     yield list(names), {}
-    kept = [name for name in names if name in possible]
+    needed = [name for name in names if name in possible]
     for number, row in chain(first, rows):
         if late := [name for name in row if name not in names and name in possible]:
             raise CorpusError(
                 f'{path}, line {number}: none of the first {PART:,} rows has {truncate_repr(late[0])}; '
                 'give it to one of them, or take it away here'
             )
-        yield number, [row.get(name) for name in kept]
+        yield number, [row.get(name) for name in needed]
 
 
 def _parquet(path: Path, possible: Container[str]) -> Iterator:
@@ -280,10 +280,10 @@ def _parquet(path: Path, possible: Container[str]) -> Iterator:
     with _parquet_file(path) as file:
         names = file.schema_arrow.names
         yield names, _classes(file.schema_arrow.metadata or {})
-        kept = [name for name in names if name in possible]
+        needed = [name for name in names if name in possible]
         first = 1
-        for part in file.iter_batches(PART, columns=kept) if kept else ():
-            yield from enumerate(zip(*(part.column(name).to_pylist() for name in kept)), first)
+        for part in file.iter_batches(PART, columns=needed) if needed else ():
+            yield from enumerate(zip(*(part.column(name).to_pylist() for name in needed)), first)
             first += len(part)
 
 
@@ -309,7 +309,9 @@ def _classes(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:  # column ->
     try:
         features = json.loads(metadata[b'huggingface'])['info']['features']
         return {
-            name: list(map(str, of['names'])) for name, of in features.items() if of['_type'] == 'ClassLabel'
+            name: list(map(str, feature['names']))
+            for name, feature in features.items()
+            if feature['_type'] == 'ClassLabel'
         }
     except (
         KeyError,
@@ -329,7 +331,7 @@ def reason(error: BaseException) -> str:
 
 # of a format: its reader, and what is numbered
 _READERS = dict(tsv=(_separated, 'line'), csv=(_separated, 'row'), jsonl=(_jsonl, 'line'))
-_READERS |= dict(parquet=(_parquet, 'row')) | {f'{end}.gz': of for end, of in _READERS.items()}
+_READERS |= dict(parquet=(_parquet, 'row')) | {f'{end}.gz': reader for end, reader in _READERS.items()}
 FORMATS = tuple(_READERS)  # as a file's name ends
 PART = 20_000  # rows of a large file that are in memory at a time
 
@@ -361,10 +363,10 @@ def read_table(
     if not names:
         raise CorpusError(f'{path} is empty; it needs the names of its columns, and a row at least')
     yield Table(str(path), names, unit=unit)
-    kept = [name for name in names if name in possible]
+    needed = [name for name in names if name in possible]
     while some := list(islice(rows, at_once)):
         numbers, cells = zip(*some)
-        by_name = dict(zip(kept, map(list, zip(*cells))))
+        by_name = dict(zip(needed, map(list, zip(*cells))))
         yield Table(str(path), names, by_name, list(numbers), unit, classes)
 
 # %% ../../nbs/core/11_tables.ipynb #8d7875d8
