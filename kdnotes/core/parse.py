@@ -71,7 +71,7 @@ OTHER_NAMES = {
     'world_size': 'ranks',
 }
 
-
+# %% ../../nbs/core/03_parse.ipynb #ee8e6968
 def nearest(
     name: str,
     allowed: Iterable[str],  # names of parameters
@@ -84,7 +84,7 @@ def nearest(
     begun = [other for other in allowed if len(name) > 2 and other.startswith(name)]
     return begun[:3] or get_close_matches(name, allowed, 3, likeness)
 
-
+# %% ../../nbs/core/03_parse.ipynb #b81b9105
 def no_parameter(name: str, allowed: Iterable[str]) -> str:
     "The refusal of a name that is none: with the nearest ones, or all of them if they are few."
     allowed = sorted(allowed)
@@ -97,7 +97,7 @@ def no_parameter(name: str, allowed: Iterable[str]) -> str:
         else '`kdnotes parameters` lists them all'
     )
 
-
+# %% ../../nbs/core/03_parse.ipynb #45c4d94e
 def check_names(
     names: Iterable[str],  # flat
     task: str,  # of TASKS
@@ -136,7 +136,7 @@ def flat_names(
             flat_values[f'{prefix}{names.get(key, key)}'] = value
     return flat_values
 
-
+# %% ../../nbs/core/03_parse.ipynb #5f6a0c53
 def _flat_group(group: str, values: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any]:
     "The fields of a group by their flat names."
     flat_values: dict[str, Any] = {}
@@ -151,7 +151,7 @@ def _flat_group(group: str, values: Mapping[str, Any], names: dict[str, str]) ->
             raise ConfigError(f'{group}: {no_parameter(key, allowed)}')
     return flat_values
 
-
+# %% ../../nbs/core/03_parse.ipynb #54620088
 def _flat_teacher(values: Mapping[str, Any]) -> dict[str, Any]:
     "What a nested spec says of a teacher, by flat names."
     kind = values.get('kind', 'run')
@@ -169,7 +169,7 @@ def _flat_teacher(values: Mapping[str, Any]) -> dict[str, Any]:
     mixed = teacher_values.pop('teacher.precision', None) == 'mixed'
     return _renamed_teacher(teacher_values) | (dict(teacher_mode='mixed_baseline') if mixed else {})
 
-
+# %% ../../nbs/core/03_parse.ipynb #04e6e66a
 def _renamed_teacher(values: dict[str, Any]) -> dict[str, Any]:
     "The same; the model and what has a flat name of its own by that name."
     short = {
@@ -181,7 +181,7 @@ def _renamed_teacher(values: dict[str, Any]) -> dict[str, Any]:
     values.pop('teacher.task', None)
     return {short.get(name, name): value for name, value in values.items()}
 
-
+# %% ../../nbs/core/03_parse.ipynb #5eddfea0
 def read_spec(
     path: str | PurePath,  # a YAML file: a nested spec, or flat names
 ) -> dict[str, Any]:  # by flat names
@@ -218,7 +218,7 @@ def read_spec(
         )
     return flat_names(nested)
 
-
+# %% ../../nbs/core/03_parse.ipynb #7b49df57
 def flat_parameters(
     given: Mapping[str, Any],  # flat names, groups of a nested spec, and spec=<YAML file>
 ) -> dict[str, Any]:  # by flat names; what is given replaces what the file says
@@ -234,7 +234,7 @@ def _is_none(value: Any) -> bool:
         return not value
     return value is None or (isinstance(value, str) and value.lower() in ('', 'none', 'null'))
 
-
+# %% ../../nbs/core/03_parse.ipynb #f63a547e
 def student_start(
     given: dict[str, Any],  # flat parameters of a run or a study
 ) -> str:  # of the parameter student_init
@@ -244,7 +244,7 @@ def student_start(
     one_model = given.get('teacher_mode') != 'scores' and _is_none(given.get('teachers'))
     return 'teacher_finetuned' if one_model else 'teacher_pretrained'
 
-
+# %% ../../nbs/core/03_parse.ipynb #8ad20d3e
 # parameters that say how several ranks and machines find each other
 PLACE = ('nodes', 'launcher', 'rendezvous', 'node_cache', 'stage')
 
@@ -269,7 +269,7 @@ def unread(
         names | _unread_of_teacher(arm, given, taught, model_given) | _unread_of_compute(arm, given, taught)
     )
 
-
+# %% ../../nbs/core/03_parse.ipynb #f0995512
 def _unread_of_teacher(arm, given: Mapping[str, Any], taught: bool, model_given: bool) -> set[str]:
     "Of the parameters about a teacher those that an arm does not have."
     of_run = {name for name in given if name.startswith(('teacher_', 'teacher.'))}
@@ -281,7 +281,7 @@ def _unread_of_teacher(arm, given: Mapping[str, Any], taught: bool, model_given:
         lacks |= of_run - {'teacher_mode'}
     return lacks
 
-
+# %% ../../nbs/core/03_parse.ipynb #3837469e
 def _unread_of_compute(arm, given: Mapping[str, Any], taught: bool) -> set[str]:
     "Of the parameters about formats and ranks those that an arm does not have."
     lacks = set()
@@ -292,7 +292,7 @@ def _unread_of_compute(arm, given: Mapping[str, Any], taught: bool) -> set[str]:
         lacks |= ({'ranks', *PLACE} - {'node_cache', 'stage'}) & given.keys()
     return lacks
 
-
+# %% ../../nbs/core/03_parse.ipynb #10e1e872
 def of_arm(
     mode: str,  # of MODES
     common: dict[str, Any],  # flat parameters of a study
@@ -305,7 +305,7 @@ def of_arm(
         taken['student_init'] = start  # of all students of a study, whatever else an arm takes
     return taken if MODES[mode].kd else task_info(common.get('task', FIRST_TASK)).without_kd(taken)
 
-
+# %% ../../nbs/core/03_parse.ipynb #295a2a76
 def arm(
     mode: str,  # of MODES
     spec: RunConfig,  # with everything that a run can have
@@ -345,7 +345,7 @@ def _check_arm(config: RunConfig, given: Mapping[str, Any]) -> None:
             f'which trains in {mode.precision}; use a mixed mode, or leave amp_dtype out'
         )
 
-
+# %% ../../nbs/core/03_parse.ipynb #0371a155
 def _check_losses(config: RunConfig) -> None:
     "Refuse losses that other groups contradict."
     loss = config.loss
@@ -390,7 +390,7 @@ _WHY = {
     'train': 'would change a training, and a given teacher is not trained; leave it out',
 }
 
-
+# %% ../../nbs/core/03_parse.ipynb #81f3700f
 def _check_unread(
     mode: str,  # of MODES
     given: Mapping[str, Any],  # flat, as they were given
@@ -436,7 +436,7 @@ def _check_teacher(config: RunConfig, names: TeacherNames, given: Mapping[str, A
                 f'{name}={truncate_repr(value)} changes the teacher, and {who} has none; leave it out'
             )
 
-
+# %% ../../nbs/core/03_parse.ipynb #5e10ab42
 def _check_given(config: RunConfig, names: TeacherNames, given: Mapping[str, Any]) -> None:
     "Refuse a given teacher that would be trained, or that nobody names."
     if names.teacher_mode != 'given':
@@ -509,7 +509,7 @@ def _check_scores(config: RunConfig, names: TeacherNames) -> None:
     if names.teacher_seed is not None:
         raise ConfigError(f'teacher_seed={names.teacher_seed} {why}')
 
-
+# %% ../../nbs/core/03_parse.ipynb #aaa74a61
 def _check_no_scores(config: RunConfig, names: TeacherNames, named: bool) -> None:
     "Refuse what only scores have."
     if named and config.loss is not None:
@@ -528,7 +528,7 @@ def _check_no_scores(config: RunConfig, names: TeacherNames, named: bool) -> Non
                 'leave it out'
             )
 
-
+# %% ../../nbs/core/03_parse.ipynb #e1fa2171
 def _check_teachers(config: RunConfig, names: TeacherNames) -> None:
     "Refuse several teachers that cannot teach together."
     if not names.teachers:
@@ -564,7 +564,7 @@ def _check_teachers(config: RunConfig, names: TeacherNames) -> None:
         )
     check_weights(config, len(names.teachers))
 
-
+# %% ../../nbs/core/03_parse.ipynb #44b473e3
 def check_weights(
     config: RunConfig,
     n: int,  # teachers
@@ -582,25 +582,7 @@ def check_weights(
             'ratios count, so write 1,1 for equal ones'
         )
 
-# %% ../../nbs/core/03_parse.ipynb #4f65d520
-def _sentence(errors: list[dict], group: str) -> str:
-    "The first problem of a pydantic report as a sentence, with the flat name of the field."
-    error = errors[0]
-    if error['type'] == 'value_error':
-        return str(error['ctx']['error'])
-    names = {path: name for name, path in PATHS.items()}
-    field = str(error['loc'][0])
-    where = names.get(f'{group}.{field}'.lstrip('.'), field)
-    value = truncate_repr(error.get('input'))
-    if error['type'] == 'string_pattern_mismatch':
-        return f'{where}={value} is refused: {NAME_RULE}'
-    # one for each type the field may have
-    rules = dict.fromkeys(
-        e['msg'][0].lower() + e['msg'][1:] for e in errors if e['loc'][0] == error['loc'][0]
-    )
-    return f"{where}={value} is refused: {', or '.join(rules)}"
-
-
+# %% ../../nbs/core/03_parse.ipynb #65da0d9d
 def preset_values(
     given: dict[str, Any],  # flat parameters of a run
     kind: type,  # the settings of its task
@@ -634,6 +616,24 @@ def preset_values(
     }
     return {name: value for name, value in new.items() if not of_groups.get(groups[name])}
 
+# %% ../../nbs/core/03_parse.ipynb #4f65d520
+def _sentence(errors: list[dict], group: str) -> str:
+    "The first problem of a pydantic report as a sentence, with the flat name of the field."
+    error = errors[0]
+    if error['type'] == 'value_error':
+        return str(error['ctx']['error'])
+    names = {path: name for name, path in PATHS.items()}
+    field = str(error['loc'][0])
+    where = names.get(f'{group}.{field}'.lstrip('.'), field)
+    value = truncate_repr(error.get('input'))
+    if error['type'] == 'string_pattern_mismatch':
+        return f'{where}={value} is refused: {NAME_RULE}'
+    # one for each type the field may have
+    rules = dict.fromkeys(
+        e['msg'][0].lower() + e['msg'][1:] for e in errors if e['loc'][0] == error['loc'][0]
+    )
+    return f"{where}={value} is refused: {', or '.join(rules)}"
+
 # %% ../../nbs/core/03_parse.ipynb #3e62d565
 def _build(group: str, kind: type, values: Mapping[str, Any]) -> Any:
     "A group of parameters, or a refusal that names the first wrong one."
@@ -642,7 +642,7 @@ def _build(group: str, kind: type, values: Mapping[str, Any]) -> Any:
     except ValidationError as e:
         raise ConfigError(_sentence(e.errors(), group)) from None
 
-
+# %% ../../nbs/core/03_parse.ipynb #2f1998be
 def _teacher_spec(config: RunConfig, names: TeacherNames, given: Mapping[str, Any]) -> RunSpec:
     "The spec of the run that trains a student's teacher: its own setting, or that of the student's study."
     seed = {} if names.teacher_seed is None else dict(seed=names.teacher_seed)
@@ -687,7 +687,7 @@ def _teacher_spec(config: RunConfig, names: TeacherNames, given: Mapping[str, An
         **seed,
     )
 
-
+# %% ../../nbs/core/03_parse.ipynb #1d1a1185
 def make_config(
     # flat names, groups of a nested spec as dicts, or spec=<YAML file>, whose values the others replace
     **parameters: Any,
@@ -702,7 +702,7 @@ def stored_config(
     "The configuration of a run that was planned before: what it does not read was filled in by its plan."
     return _configuration(values, stored=True)
 
-
+# %% ../../nbs/core/03_parse.ipynb #6c1be038
 def _configuration(parameters: Mapping[str, Any], stored: bool = False) -> RunConfig:
     "The configuration that flat names, groups or a file describe."
     given = flat_parameters(parameters)
@@ -720,7 +720,7 @@ def _configuration(parameters: Mapping[str, Any], stored: bool = False) -> RunCo
     settings = _build('', kind, {name: value for name, value in given.items() if name in kind.model_fields})
     return _assembled(given, _with_usual(given, settings), checks=not stored)
 
-
+# %% ../../nbs/core/03_parse.ipynb #963bc93f
 def _with_usual(given: dict[str, Any], settings: TaskSettings) -> dict[str, Any]:
     "The flat values of a run, with what its task takes where nothing is given; `task_settings` among them."
     values = given | dict(task_settings=settings)
@@ -729,7 +729,7 @@ def _with_usual(given: dict[str, Any], settings: TaskSettings) -> dict[str, Any]
         usual = usual | dict(student_init=start)
     return usual | values | {name: value for name, value in usual.items() if name == 'task_settings'}
 
-
+# %% ../../nbs/core/03_parse.ipynb #b34538e7
 def _assembled(given: Mapping[str, Any], values: Mapping[str, Any], checks: bool) -> RunConfig:
     "The groups of a run, without those that its mode does not have, and the checks between them."
     parts: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
@@ -764,7 +764,7 @@ def _assembled(given: Mapping[str, Any], values: Mapping[str, Any], checks: bool
     )
     return _with_its_teacher(config, names, given)
 
-
+# %% ../../nbs/core/03_parse.ipynb #75d0f8b0
 def _with_its_teacher(config: RunConfig, names: TeacherNames, given: Mapping[str, Any]) -> RunConfig:
     "A run with its teacher, whose parts fit each other."
     teacher: Any = None
