@@ -71,7 +71,7 @@ _ADVICE = {
     errno.ESTALE: 'its network file system has lost it; mount it again',
 }
 
-
+# %% ../../nbs/core/05_files.ipynb #ed4d95cb
 _NO_MEMORY = re.compile(
     "[Cc]annot allocate memory|can't allocate memory|not enough memory|std::bad_alloc|failed to map segment"
 )
@@ -87,7 +87,7 @@ def lacks_memory(
     full = isinstance(error, OSError) and error.errno == errno.ENOMEM
     return full or isinstance(error, MemoryError) or bool(_NO_MEMORY.search(str(error)))
 
-
+# %% ../../nbs/core/05_files.ipynb #aa46cbfc
 @contextmanager
 def file_errors() -> Iterator[None]:
     """Errors of the file system as one sentence: path, what is wrong, what to do; and memory that ran out.
@@ -107,7 +107,7 @@ def file_errors() -> Iterator[None]:
         path = e.filename2 or e.filename or 'a file'
         raise FileError(f'{path}: {_ADVICE[e.errno]}, and start the same command again') from e
 
-
+# %% ../../nbs/core/05_files.ipynb #f3a16bb1
 def atomic_write(
     path: str | Path,  # the file; its folder is made when missing
     data: str | bytes,  # the whole content; text is written as UTF-8
@@ -130,7 +130,7 @@ def atomic_write(
     sync(path.parent)
     return path
 
-
+# %% ../../nbs/core/05_files.ipynb #eb70e7d7
 def sync(
     path: str | Path,  # of a file, or of a folder: its entries, where a rename lives
 ) -> None:
@@ -196,7 +196,7 @@ def _groups(
             for n in range(len(parts) + 1):
                 yield top.joinpath(*parts[:n]), _GROUP_FILES[version]
 
-
+# %% ../../nbs/core/05_files.ipynb #c6a5d166
 def free_memory(
     proc: Path = Path('/proc/self/cgroup'),
     mounted: Path = Path('/sys/fs/cgroup'),
@@ -225,7 +225,7 @@ def sha256_bytes(
     "The sha256 of bytes."
     return hashlib.sha256(data).hexdigest()
 
-
+# %% ../../nbs/core/05_files.ipynb #3282265a
 def sha256_text(
     *parts: str,  # any number of texts; their order and borders count
 ) -> str:  # 64 hex digits
@@ -262,7 +262,7 @@ def _as_json(path: str | Path, obj: dict) -> str:
             'what is unknown'
         ) from None
 
-
+# %% ../../nbs/core/05_files.ipynb #29c5c285
 def read_json(
     path: str | Path,
 ) -> dict:
@@ -321,7 +321,7 @@ def lock(
             raise BusyError(f'{path} is held by another process; wait for it to end, or stop it')
         time.sleep(0.05)
 
-
+# %% ../../nbs/core/05_files.ipynb #c9c6875c
 def is_named(
     fd: int,  # of an open file
     path: Path,
@@ -350,7 +350,7 @@ def root() -> Path:
         return Path(home).resolve()
     return checkout() or Path.cwd().resolve()
 
-
+# %% ../../nbs/core/05_files.ipynb #554f348e
 def checkout() -> Path | None:
     "The nearest folder upwards that is a checkout of kdnotes."
     here = Path.cwd().resolve()
@@ -367,7 +367,7 @@ def runs_path() -> Path:
         raise FileError(f'{path}: {_NO_ACCESS}')
     return path
 
-
+# %% ../../nbs/core/05_files.ipynb #ea8565ae
 CACHE = 'KDNOTES_CACHE'  # names the folder that `cached_at` says, for the ranks, too
 
 
@@ -404,7 +404,7 @@ class PrivateFolder:
         with suppress(OSError):  # closed already
             os.close(self.descriptor)
 
-
+# %% ../../nbs/core/05_files.ipynb #17f0bdfc
 def private_folder(
     what: str,  # it is for, as 'ranks'
 ) -> PrivateFolder:
@@ -419,7 +419,7 @@ def private_folder(
             return PrivateFolder(path, descriptor)
         os.close(descriptor)
 
-
+# %% ../../nbs/core/05_files.ipynb #64471ea3
 def _remove_abandoned(place: Path) -> None:
     "Remove this user's temporary folders that belong to nobody who lives."
     for folder in place.glob('kdnotes-*'):
@@ -464,7 +464,7 @@ def _variable(name: str, value: str) -> Iterator[None]:
         else:
             os.environ[name] = before
 
-
+# %% ../../nbs/core/05_files.ipynb #3f7e6dfe
 def cached_at(
     folder: str | Path | None,  # None: where it is
 ) -> AbstractContextManager:
@@ -496,7 +496,7 @@ _NAMED_CACHES = (
 )
 _places: dict[int, Path] = {}  # by process: a fork has one of its own
 
-
+# %% ../../nbs/core/05_files.ipynb #d7faa9ea
 def own_home() -> Path:  # without runs; beside it the evidence of the checkout
     "A new home, and until this process ends a data folder and caches of its own."
     place = _process_folder()
@@ -543,7 +543,7 @@ def file_state(
 
 _UNSETTLED_NS = 2_000_000_000  # a file changed later than this may change again without its times telling
 
-
+# %% ../../nbs/core/05_files.ipynb #7e9e50d1
 def sha256_big_file(
     path: str | Path,
 ) -> str:  # 64 hex digits

@@ -31,7 +31,7 @@ class NamesBefore:
         self.values = self.existing  # when the parameters cell begins
         self.first = None  # names at the first reading: what later cells made is no parameter
 
-
+# %% ../../nbs/core/14_notebook_parameters.ipynb #4d982995
 def fresh(
     before: NamesBefore,
     namespace: dict,  # the notebook's `globals()` now
@@ -45,7 +45,7 @@ def fresh(
     before.values = dict(namespace)
     before.first = None
 
-
+# %% ../../nbs/core/14_notebook_parameters.ipynb #21b9daf1
 def parameters_from(
     before: NamesBefore,
     namespace: dict,  # the notebook's `globals()` now
