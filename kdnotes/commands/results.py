@@ -48,7 +48,7 @@ def list_(
         say(*(f'\n{note}' for note in sentences('list.txt.jinja', 'notes', lines, study, committed)))
     return 0
 
-
+# %% ../../nbs/commands/06_results.ipynb #953412d6
 @command('inspect results', 'show <run_id>', 'show <run_id> --json')
 def show(run: RunName, as_json: Json = False) -> int:
     "Show the record of one run: a summary, or everything with --json."
@@ -93,7 +93,7 @@ def compare(
     print_json(summary.data()) if as_json else print_report(summary)
     return 0
 
-
+# %% ../../nbs/commands/06_results.ipynb #d754b0dd
 def _runs_of(names: list[str]) -> tuple[str, list[str] | None]:  # a study, and its runs (None: all)
     "What names of studies and runs stand for."
     from kdnotes.results.overview import evidence_studies, find_run, find_study, studies
@@ -115,7 +115,7 @@ def _runs_of(names: list[str]) -> tuple[str, list[str] | None]:  # a study, and 
         run_ids.append(record['run_id'])
     return '+'.join(names), list(dict.fromkeys(run_ids))
 
-
+# %% ../../nbs/commands/06_results.ipynb #d50f5347
 @command('inspect results', 'report <study>', 'report <study> --no-pdf')
 def report(
     study: StudyName,
@@ -171,7 +171,7 @@ def evidence(study: StudyName, as_json: Json = False) -> int:
         say(f'{len(run_ids)} runs of {study} are kept in {evidence_path()}/{study}.*; commit these files')
     return 0
 
-
+# %% ../../nbs/commands/06_results.ipynb #31dd9f0f
 @command('manage studies', 'forget <study> <run_id>')
 def forget(
     study: StudyName,
@@ -206,7 +206,7 @@ def forget(
         )
     return 0
 
-
+# %% ../../nbs/commands/06_results.ipynb #8ad51ee3
 @command('manage studies', 'clean --dry-run', 'clean --yes')
 def clean(
     yes: Annotated[bool, Option('--yes', help='remove the files without asking')] = False,
@@ -236,7 +236,7 @@ def clean(
         say(phrase('clean.txt.jinja', 'outcome', leftover_files, removed, dry_run))
     return 0
 
-
+# %% ../../nbs/commands/06_results.ipynb #69f38eb2
 @command('manage studies', 'verify', 'verify --json')
 def verify(as_json: Json = False) -> int:
     """Check that caches, records and models on this machine are still what was written.
