@@ -112,7 +112,7 @@ MUTANTS = [
         'total, shares = weighted_sum(shares, objective.loss_weights)\n            total.item()',
         'test_loop.py::test_no_line_of_ours_waits_for_the_device_within_a_step',
     ),
-    Mutant('an idle rank counts its stand-in', 'train.loop', 'float(i < own)', '1.', ranks),
+    Mutant('an idle rank counts its stand-in', 'train.loop', 'float(i < n_own)', '1.', ranks),
     *(
         Mutant(
             f'forward past DDP, {name}',
@@ -461,7 +461,7 @@ MUTANTS = [
     Mutant(
         'columns that nobody vouches for',
         'core.cached',
-        "if any(sha256_file(folder / name) != of['sha256'] for name, of in known['files'].items()):",
+        "if any(sha256_file(folder / name) != file['sha256'] for name, file in known['files'].items()):",
         'if False:',
         'test_large_corpora.py::test_a_kept_corpus_that_was_damaged_is_read_again',
     ),

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 import psutil
 from .config import KdnotesError, truncate_repr
-from .files import file_errors, lock, own_folder, root
+from .files import file_errors, lock, private_folder, root
 
 # %% auto #0
 __all__ = ['SPINS', 'STORE', 'PLACES', 'JOIN_TIMEOUT_S', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S', 'UNANSWERED_TIMEOUT_S',
@@ -52,7 +52,7 @@ PLACES = (
 )
 _LOOPBACK = 'lo0' if sys.platform == 'darwin' else 'lo'
 
-
+# %% ../../nbs/core/06_processes.ipynb #d604ff09
 def process_environment(
     threads: int | None,  # of the process; None: as many as it likes
 ) -> dict[str, str]:  # for subprocess
@@ -89,7 +89,7 @@ def rank_environment(
 JOIN_TIMEOUT_S = 1800  # that machines wait for each other
 _LOCAL = ('127.', '::1')  # how addresses begin that are this machine's alone
 
-
+# %% ../../nbs/core/06_processes.ipynb #c98ff633
 class RendezvousError(KdnotesError):
     "A rendezvous that this machine cannot reach."
 
@@ -109,8 +109,8 @@ class Rendezvous:
     @property
     def is_host(self) -> bool:
         "Does this machine train what the run needs, and lock the run?"
-        own, host = self._addresses
-        return own == host if self.rank is None else self.rank == 0
+        addresses, host = self._addresses
+        return addresses == host if self.rank is None else self.rank == 0
 
     def command(
         self,
@@ -135,9 +135,11 @@ class Rendezvous:
         place = {}
         if self.rank is not None:
             place = {name: os.environ[name] for name in PLACES if name in os.environ}
-        own = self._addresses[0]
+        addresses = self._addresses[0]
         interfaces = (
-            name for name, known in psutil.net_if_addrs().items() if any(a.address == own for a in known)
+            name
+            for name, known in psutil.net_if_addrs().items()
+            if any(a.address == addresses for a in known)
         )
         interface = next(interfaces, _LOOPBACK)
         names = ('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME')
@@ -150,8 +152,8 @@ class Rendezvous:
     ) -> int:  # as of `Ranks.poll`
         "The exit code of the rank that ended first."
         text = '\n'.join(lines)
-        if found := re.search(r'Root Cause.*?exitcode\s*: (-?\d+)', text, re.DOTALL):
-            return _as_stop(int(found[1])) or code
+        if match := re.search(r'Root Cause.*?exitcode\s*: (-?\d+)', text, re.DOTALL):
+            return _as_stop(int(match[1])) or code
         return EXIT_STOPPED if 'SignalException' in text else code
 
     @cached_property
@@ -161,18 +163,18 @@ class Rendezvous:
             family, _, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, socket.SOCK_DGRAM) as s:
                 s.connect(place)  # sends nothing
-                own = s.getsockname()[0]
+                address = s.getsockname()[0]
         except (OSError, OverflowError) as e:
             raise RendezvousError(
                 f'rendezvous={self.address} cannot be reached from here: {e}; name one of the machines and a '
                 'free port'
             ) from None
-        if self.nodes > 1 and own.startswith(_LOCAL) and not host.startswith(('localhost', *_LOCAL)):
+        if self.nodes > 1 and address.startswith(_LOCAL) and not host.startswith(('localhost', *_LOCAL)):
             raise RendezvousError(
-                f'rendezvous={self.address} is {own} here, which no other machine can reach; give the '
+                f'rendezvous={self.address} is {address} here, which no other machine can reach; give the '
                 'address by which the others know this machine'
             )
-        return own, place[0]
+        return address, place[0]
 
 # %% ../../nbs/core/06_processes.ipynb #633083cb
 def die_with_parent() -> None:
@@ -197,7 +199,7 @@ UNANSWERED_TIMEOUT_S = (
     5.0  # the same, after one that a signal ended before it could answer: nothing is trained yet
 )
 
-
+# %% ../../nbs/core/06_processes.ipynb #c7f4fc24
 class Stopped(KdnotesError):
     "Something that was asked to stop, and goes on with the same command."
 
@@ -215,7 +217,7 @@ class StopTraining(Stopped):
         super().__init__(*(texts or (reason,)))
         self.reason = str(reason)
 
-
+# %% ../../nbs/core/06_processes.ipynb #7fc4258c
 @contextmanager
 def _handled(handler: Callable, *numbers: int) -> Iterator[None]:
     "Give signals to a handler, those that are not ignored; outside the main thread nothing happens."
@@ -262,7 +264,7 @@ def held_back() -> Iterator[None]:
         for number in signals[:1]:
             signal.raise_signal(number)
 
-
+# %% ../../nbs/core/06_processes.ipynb #6108fe28
 _running: set[Any] = set()  # of this process, in whatever thread: `Ranks`, and what is like them
 
 
@@ -290,7 +292,7 @@ def kill_all() -> None:
         ranks.stopping = True
         ranks.kill()
 
-
+# %% ../../nbs/core/06_processes.ipynb #e47b892f
 class Ranks:
     """The processes of a run, one a rank, from `start` on. `poll` or `wait` must be called, since nobody else
     watches them.
@@ -311,7 +313,7 @@ class Ranks:
         serves: bool = False,  # as of `Rendezvous.command`
     ):
         self.stopping = False  # was this launcher asked to stop?
-        self._folder = own_folder('ranks')
+        self._folder = private_folder('ranks')
         agent = []
         self._ranks = ranks  # processes that are watched here
         self._environment = process_environment(threads)
@@ -429,7 +431,7 @@ class Ranks:
         self._log.close()
         self._folder.remove()
 
-
+# %% ../../nbs/core/06_processes.ipynb #91abd575
 def _as_stop(code: int | None) -> int | None:
     "An exit code; a process that SIGTERM or SIGINT ended before it could answer them was asked to stop, too."
     return EXIT_STOPPED if code in (-signal.SIGTERM, -signal.SIGINT) else code

@@ -24,7 +24,7 @@ from typing import Any
 from .. import __version__
 from ..core.config import ConfigError, KdnotesError, load_plugin, truncate_repr
 from ..core.spec import with_values
-from ..core.files import OwnFolder, at_home, file_errors, own_folder, root, sha256_text
+from ..core.files import PrivateFolder, at_home, file_errors, private_folder, root, sha256_text
 from ..core.processes import STOP_TIMEOUT_S, Stopped, StopTraining, stoppable
 from ..core.render import phrase
 from ..core.resolve import settings
@@ -52,7 +52,7 @@ _STORE_BYTES = 256 * 2**20  # of shared memory
 _CONNECT_S = 10.0
 _START_ATTEMPTS = 3  # Ray gives its own processes 30 s to start, which a busy machine may exceed
 
-
+# %% ../../nbs/experiment/10_cluster.ipynb #06a024b1
 def load_ray() -> ModuleType:
     "Import Ray, which nothing else needs; it reads its settings when it is imported."
     for name, value in _SETTINGS.items():
@@ -76,7 +76,7 @@ def _init(address: str, **options: Any) -> None:
             f'{" ".join(str(e).split()) or type(e).__name__}'
         ) from None
 
-
+# %% ../../nbs/experiment/10_cluster.ipynb #fe9cdbd1
 def _start_here(
     folder: Path,  # of its files
     machines: int,  # like this one, that it simulates
@@ -99,14 +99,14 @@ def _start_here(
 def _connect(address: str) -> None:
     "Join a cluster that runs."
     if address != 'auto':
-        found = re.fullmatch('(ray://)?([^/:]+):([0-9]+)', address)
-        if not found or int(found[3]) > 65535:
+        match = re.fullmatch('(ray://)?([^/:]+):([0-9]+)', address)
+        if not match or int(match[3]) > 65535:
             raise ConfigError(
                 f'{truncate_repr(address)} is no address of a Ray cluster; give local, auto, host:port '
                 'or ray://host:port'
             )
         try:  # Ray would try for minutes
-            socket.create_connection((found[2], int(found[3])), timeout=_CONNECT_S).close()
+            socket.create_connection((match[2], int(match[3])), timeout=_CONNECT_S).close()
         except OSError as e:
             raise ConfigError(
                 f'no Ray cluster answers at {truncate_repr(address)} ({e.strerror or e}); start one with '
@@ -147,7 +147,7 @@ def _execute_there(
     except KdnotesError as e:
         return e
 
-
+# %% ../../nbs/experiment/10_cluster.ipynb #15b3fcaa
 def _needs(
     plan: Plan,
 ) -> dict[str, int]:  # as Ray's options of a task
@@ -289,7 +289,7 @@ class Cluster:
         machines: int = 1,  # like this one, that a local cluster simulates
     ):
         self.address = address
-        self._folder: OwnFolder | None = None
+        self._folder: PrivateFolder | None = None
         self._turn = RLock()  # two runs do not train one teacher twice
         ray = load_ray()
         self._joined = not ray.is_initialized()  # else a user has, who ends it, too
@@ -301,7 +301,7 @@ class Cluster:
                     f'{joined}; give auto, or call ray.shutdown() first'
                 )
         elif address == 'local':
-            self._folder = own_folder('ray')
+            self._folder = private_folder('ray')
             try:
                 _start_here(self._folder.path, machines)
             except BaseException:
@@ -388,8 +388,8 @@ class Cluster:
             yield [start().remote(sent(_placed(plan)), *others, plugin)]
             return
         with _reserved(nodes, needs, 'PACK' if self.address == 'local' else 'STRICT_SPREAD') as places:
-            asked = load_ray().remote(num_cpus=0)(_own_address)
-            [address] = _Tasks(plan.run_id, [asked.options(scheduling_strategy=places[0]).remote()]).wait()
+            answer = load_ray().remote(num_cpus=0)(_own_address)
+            [address] = _Tasks(plan.run_id, [answer.options(scheduling_strategy=places[0]).remote()]).wait()
             if self.address == 'local':  # no other machine needs to reach it
                 address = f'127.0.0.1:{address.rsplit(":", 1)[1]}'
             part = sent(_placed(plan, nodes, 'torchrun', address))

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from ..core.files import own_folder, root
+from ..core.files import private_folder, root
 
 # %% auto #0
 __all__ = ['Kernels']
@@ -23,7 +23,7 @@ class _Kernel:
         from jupyter_client import AsyncKernelManager
         from traitlets.config import Config
 
-        self.folder = own_folder('kernel')  # of its sockets
+        self.folder = private_folder('kernel')  # of its sockets
         # absolute: a notebook may be executed from another folder
         sockets = dict(transport='ipc', ip=str(self.folder.path / 'kernel'))
         self.manager = AsyncKernelManager(kernel_name='python3', config=Config(KernelManager=sockets))
@@ -38,12 +38,12 @@ class _Kernel:
         self.manager.client = client
 
     def disconnect(self) -> None:
-        "End the connections: who executes a notebook leaves them open."
+        "End the connections, which papermill leaves open."
         while self.clients:
             self.clients.pop().stop_channels()
 
     def end(self) -> None:
-        "Shut it down, whatever became of it."
+        "Shut it down, in whatever state it is."
         from jupyter_core.utils import run_sync
 
         with contextlib.suppress(RuntimeError, OSError):
@@ -58,7 +58,7 @@ __import__('os').environ.update({environment!r})
 __import__('os').chdir({folder!r})
 """
 
-
+# %% ../../nbs/experiment/17_kernels.ipynb #decd3ad6
 def _reset(kernel: _Kernel, environment: dict[str, str]) -> None:
     "Make a kernel forget what its notebook defined, and set variables of its environment."
     from nbclient import NotebookClient
@@ -97,6 +97,6 @@ class Kernels:
         self.idle.append(kernel)
 
     def close(self) -> None:
-        "End the kernels that wait."
+        "End the idle kernels."
         while self.idle:
             self.idle.pop().end()

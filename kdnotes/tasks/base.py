@@ -61,7 +61,7 @@ class Evaluation:
     predictions: pd.DataFrame  # split, unit, item, label, score
 
     @classmethod
-    def of(
+    def from_sets(
         cls,
         # by evaluation set: metrics, units and predictions
         sets: Mapping[str, tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]],
@@ -70,7 +70,7 @@ class Evaluation:
         metrics, *tables = zip(*sets.values())
         return cls(dict(zip(sets, metrics)), *(pd.concat(table, ignore_index=True) for table in tables))
 
-
+# %% ../../nbs/tasks/05_base.ipynb #b84ee9f7
 def unit_table(
     split: str,  # the evaluation set
     kind: str,  # of units: 'all', or which of them
@@ -80,7 +80,7 @@ def unit_table(
 ) -> pd.DataFrame:  # split, set, unit, cluster, metric, value
     "What metrics average over."
     common = dict(split=split, set=kind, unit=units, cluster=clusters)
-    parts = [pd.DataFrame(common | dict(metric=metric, value=of)) for metric, of in values.items()]
+    parts = [pd.DataFrame(common | dict(metric=metric, value=column)) for metric, column in values.items()]
     return pd.concat(parts, ignore_index=True)
 
 # %% ../../nbs/tasks/05_base.ipynb #99088ff5
@@ -126,7 +126,7 @@ def soft_targets(
         return SoftTargets()
     return SoftTargets(loss.temperature, loss.alpha, loss.dialect, loss.min_probability, loss.top_k)
 
-
+# %% ../../nbs/tasks/05_base.ipynb #20d77290
 def free_weights(
     settings: Any,  # of a task that has `soft_weight` and `hard_weight` instead of `alpha`
     kd: bool,  # is there a teacher?
@@ -139,11 +139,11 @@ def check_free_weights(
     config: RunConfig,
 ) -> None:
     "Refuse a student that learns nothing."
-    own, loss = config.task_settings, config.loss
+    settings, loss = config.task_settings, config.loss
     if loss is None:
         return
     intermediate = not loss.hidden_loss == loss.relation_loss == 'none'
-    if not (own.soft_weight or own.hard_weight or intermediate):
+    if not (settings.soft_weight or settings.hard_weight or intermediate):
         raise ValueError(
             'soft_weight=0, hard_weight=0 and hidden_loss=none leave nothing to learn; give one of them'
         )
@@ -173,7 +173,7 @@ def sequence_head_flops(
     width = config.hidden_size
     return float(examples * (2 * width * width + 2 * width * config.num_labels))
 
-
+# %% ../../nbs/tasks/05_base.ipynb #a6d9aa97
 def worst_units(
     record: dict,
     units: pd.DataFrame,  # of the run
@@ -188,8 +188,8 @@ def worst_units(
     higher = metric is None and record['primary']['higher_is_better']
     chosen = units[(units['split'] == where) & (units['metric'] == (metric or record['primary']['metric']))]
     worst = chosen.sort_values(['value', 'unit'], ascending=[higher, True]).head(n)
-    said = dict(list(predictions[predictions['split'] == where].groupby('unit')))
-    return [(unit, said[unit.unit]) for unit in worst.itertuples() if unit.unit in said]
+    rows_of_unit = dict(list(predictions[predictions['split'] == where].groupby('unit')))
+    return [(unit, rows_of_unit[unit.unit]) for unit in worst.itertuples() if unit.unit in rows_of_unit]
 
 
 def worst_rows(
@@ -206,16 +206,16 @@ def worst_rows(
     rows = corpus.splits[record['primary']['set']] if corpus else ()
     texts = {row['id']: ' | '.join(filter(None, (row[key] for key in info.texts))) for row in rows}
 
-    def row(unit: Any, own: pd.DataFrame) -> dict[str, Any]:
+    def row(unit: Any, rows: pd.DataFrame) -> dict[str, Any]:
         return {
             'text': textwrap.shorten(texts.get(unit.unit, unit.unit), 400, placeholder=' …'),
-            'label': own['item'][own['label'].astype(float) > 0].iloc[0],
-            'predicted': own['item'].iloc[int(own['score'].to_numpy().argmax())],
+            'label': rows['item'][rows['label'].astype(float) > 0].iloc[0],
+            'predicted': rows['item'].iloc[int(rows['score'].to_numpy().argmax())],
             metric: round(unit.value, 3),
         }
 
-    found = worst_units(record, units, predictions, n)
-    return pd.DataFrame([row(*of) for of in found], columns=['text', 'label', 'predicted', metric])
+    worst = worst_units(record, units, predictions, n)
+    return pd.DataFrame([row(*pair) for pair in worst], columns=['text', 'label', 'predicted', metric])
 
 # %% ../../nbs/tasks/05_base.ipynb #1ce991d5
 def lower_words(
@@ -224,7 +224,7 @@ def lower_words(
     "The words of a text in their order, in small letters."
     return re.findall(r'\w+', text.lower())
 
-
+# %% ../../nbs/tasks/05_base.ipynb #a97ec13a
 def floors_key(
     info: TaskInfo,
     corpus_sha256: str,
@@ -249,11 +249,11 @@ def encoder_key(
     start: str,  # what names the pretrained weights
 ) -> str:  # 12 hex digits
     "The name of what the frozen encoder of some weights scores."
-    own = settings if info.probes else {**settings, 'labels': None}
-    key = floors_key(info, corpus_sha256, own)
+    read_settings = settings if info.probes else {**settings, 'labels': None}
+    key = floors_key(info, corpus_sha256, read_settings)
     return sha256_text('frozen_encoder', key, str(settings.get('max_length')), start)[:12]
 
-
+# %% ../../nbs/tasks/05_base.ipynb #d85c8000
 # texts (n) -> an embedding of each (n, width), as of `distill.encoder.FrozenEncoder`
 Embed = Callable[[Sequence[str]], np.ndarray]
 
@@ -282,16 +282,16 @@ def some_rows(
     index = index[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
     return rows[index], index
 
-
+# %% ../../nbs/tasks/05_base.ipynb #0abfbcbf
 FLOOR_COLUMNS = ('floor', 'split', 'set', 'unit', 'cluster', 'metric', 'value')
 
 
 def floor_table(
-    found: Mapping[str, Evaluation],  # of `Task.floors`
+    evaluations: Mapping[str, Evaluation],  # of `Task.floors`
 ) -> pd.DataFrame:  # columns of FLOOR_COLUMNS; a row without a unit is a metric, which may be no mean
     "What trivial baselines score, as one table."
     parts = []
-    for name, evaluation in found.items():
+    for name, evaluation in evaluations.items():
         rows = [
             dict(split=split, set='', unit='', cluster='', metric=metric, value=value)
             for split, metrics in evaluation.metrics.items()
@@ -323,7 +323,7 @@ class Forward(Protocol):
     def sum(self, values: np.ndarray) -> np.ndarray:
         "The sum over all ranks, on each of them."
 
-
+# %% ../../nbs/tasks/05_base.ipynb #fe4afb95
 class Task:
     """What training, the teacher's signal and the record need of a task with a corpus. What is written out is
     that of examples that are a text or a pair with a label, scored by one forward; a task overrides the rest.
@@ -373,7 +373,7 @@ class Task:
         self.take(corpus)
 
     @classmethod
-    def made(
+    def from_corpus(
         cls,
         corpus: Corpus,
         config: RunConfig,  # resolved
@@ -421,8 +421,8 @@ class Task:
         more = corpus.unlabelled[:64] if self.smoke else corpus.unlabelled
         self.unlabelled = len(more)
         self.rows['train'] = Columns.joined([self.rows['train'], more])
-        own = self.labels['train']
-        self.labels['train'] = np.concatenate([own, np.full(len(more), NO_LABEL, own.dtype)])
+        labelled = self.labels['train']
+        self.labels['train'] = np.concatenate([labelled, np.full(len(more), NO_LABEL, labelled.dtype)])
         return more
 
     def encoder_floor(self, embed: Embed) -> Evaluation | None:
@@ -542,7 +542,9 @@ class Task:
         scores: dict[str, np.ndarray],  # (n, k) by evaluation set, rows in the split's order
     ) -> Evaluation:
         "Metrics, units and predictions of the evaluation sets given."
-        return Evaluation.of({split: self._evaluated(split, of) for split, of in scores.items()})
+        return Evaluation.from_sets(
+            {split: self._evaluated(split, of_split) for split, of_split in scores.items()}
+        )
 
     def _evaluated(self, split: str, scores: np.ndarray) -> tuple[dict, pd.DataFrame, pd.DataFrame]:
         "Those of one set."
@@ -590,7 +592,7 @@ def setting(
     "A setting by which a network is trained where a run gives none."
     return dict(epochs=epochs, learning_rate=learning_rate, warmup_fraction=0.1, tuning_id=None) | more
 
-
+# %% ../../nbs/tasks/05_base.ipynb #a1b25809
 @dataclass(frozen=True, kw_only=True)
 class TaskInfo:
     "What is known of a task before a corpus is read."
@@ -598,7 +600,7 @@ class TaskInfo:
     name: str
     # a `config.TaskSettings`: the fields of a configuration that only this task reads
     settings: type = TaskSettings
-    make: Callable[..., Task]  # (corpus, resolved config) -> the task, not yet encoded: `Task.made`
+    make: Callable[..., Task]  # (corpus, resolved config) -> the task, not yet encoded: `Task.from_corpus`
     corpora: Any  # a `tasks.sources.Corpora`: where its texts come from, and what is refused
     # (corpus, network) -> the setting of a run that gives none, of `setting`; '*' is every corpus, or
     # network, without a row of its own; corpus 'a -> b' is b after transfer from a
@@ -699,9 +701,9 @@ def split_sizes(
     task: str,  # of `config.TASKS`
 ) -> dict[str, dict[str, int]]:  # split -> 'rows', and what several rows make together: 'questions'
     "How much there is of each split."
-    of = task_info(task).rows_of
+    rows_of = task_info(task).rows_of
     return {
-        split: dict(rows=len(rows)) | ({of[0]: len(set(rows[of[1]]))} if of else {})
+        split: dict(rows=len(rows)) | ({rows_of[0]: len(set(rows[rows_of[1]]))} if rows_of else {})
         for split, rows in corpus.splits.items()
     }
 

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TYPE_CHECKING
 from fastcore.basics import patch
 import numpy as np
@@ -292,6 +293,19 @@ def soft_loss(
     soft = [self.soft.loss(*pair) for pair in zip(student, self._teacher(signal, batch))]
     return (soft[0] + soft[1]) / 2, len(batch.index)
 
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #9d9d5ffc
+@patch
+def loss_terms(
+    self: ExtractiveQA,
+    outputs,  # of a question-answering head
+    batch: Batch,
+    signal: dict[str, Tensor] | None,
+) -> dict[str, tuple[Tensor, int]]:
+    "The sum and the count of each loss term."
+    start, end = span_logits(outputs, batch)
+    logits = SimpleNamespace(start_logits=start, end_logits=end)
+    return Task.loss_terms(self, logits, batch, signal)
+
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #ee4b761d
 @patch
 def loss_weights(self: ExtractiveQA, kd: bool) -> dict[str, float]:
@@ -422,7 +436,7 @@ def answers(
         dict(id=str(i), question=given['question'], context=given['passage'], answers=(), cluster='')
         for i, given in enumerate(inputs)
     ]
-    rows = Columns.of(rows)
+    rows = Columns.from_rows(rows)
     _check_questions(reader, [given['question'] for given in inputs], stride)
     windows = encode_windows(reader.tokenizer, rows, reader.max_length, stride)
     scores = np.zeros((len(windows.row), 4), dtype=np.float32)
@@ -532,7 +546,7 @@ DEFAULTS = {
 TASK = base.TaskInfo(
     name='extractive_qa',
     settings=ExtractiveQASettings,
-    make=ExtractiveQA.made,
+    make=ExtractiveQA.from_corpus,
     corpora=CORPORA,
     defaults=DEFAULTS,
     auto_class=ExtractiveQA.auto_class,
