@@ -120,7 +120,7 @@ def _described(of: type, tasks: tuple[str, ...]) -> list[Described]:
             group = headings.get(name, group)
         if name == 'task_settings':
             continue
-        choices = _choices(field.annotation)
+        choices = list(TASKS) if of is RunConfig and name == 'task' else _choices(field.annotation)
         about = re.sub(r'\bNone\b', 'none', said[name])
         several = tuple(choices) if len(choices) > 1 else ()
         found.append(Described(name, as_typed(field.default), several, about, group, tasks))

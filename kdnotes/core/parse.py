@@ -21,6 +21,7 @@ from kdnotes.core.config import (
     about,
     pluralize,
     flat,
+    is_task,
     is_unicode,
     needs_teacher,
     parameters,
@@ -28,6 +29,7 @@ from kdnotes.core.config import (
     task_info,
     teacher_changes,
     teachers_mode,
+    with_plugin,
 )
 
 # %% auto #0
@@ -512,8 +514,9 @@ def make_config(
     **parameters: Any,  # fields of `RunConfig`, and the task's own by their names
 ) -> RunConfig:  # validated
     "A configuration, or a `ConfigError` of one sentence."
+    parameters = with_plugin(parameters)
     task = parameters.get('task', RunConfig.model_fields['task'].default)
-    if not isinstance(task, str) or task not in TASKS:
+    if not is_task(task):
         raise ConfigError(f"task={truncate_repr(task)} is refused: the tasks are {', '.join(TASKS)}")
     kind = task_info(task).settings
     parameters |= preset_values(parameters, kind)

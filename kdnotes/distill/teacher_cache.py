@@ -135,7 +135,7 @@ def key_parts(
         max_length=config.max_length,
         forward_dtype=config.forward_dtype,
         storage_dtype=storage_dtype or config.signal_dtype,
-        subset=f'{task.signal_key()}-{config.task}{_rows_in_key(config)}',
+        subset=f'{task.signal_key()}-{config.task}{config.plugin_id}{_rows_in_key(config)}',
     )
 
 # %% ../../nbs/distill/08_teacher_cache.ipynb #4d60a5ef

@@ -23,6 +23,7 @@ from kdnotes.core.config import (
     student_start,
     task_info,
     teacher_changes,
+    with_plugin,
 )
 from ..core.parse import make_config
 from ..core.files import cache_path, cached_at, own_disk, root, sha256_text
@@ -121,6 +122,8 @@ class Plan:
     labels: dict = field(default_factory=dict)  # what they are, where the task does not imply it
     # what the primary metric's set is called, and how many clusters it has; None: units count as independent
     clusters: tuple[str, int] | None = None
+    # code of a user's own that its ranks execute: name of the file in the run's folder -> text
+    code: dict[str, str] = field(default_factory=dict)
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -226,6 +229,7 @@ def named(
     **parameters: Any,
 ) -> dict:  # the same, with the corpus' resolved name and the study's
     "The parameters of a study, once its corpus is found. Smoke runs have a study of their own, NAME-smoke."
+    parameters = with_plugin(parameters)
     own = {'task', 'corpus', 'smoke', *names_with('place', RunConfig)}
     config = make_config(**{k: v for k, v in parameters.items() if k in own or k == 'study' and v})
     with on_this_machine(config):

@@ -15,6 +15,8 @@ from kdnotes.core.config import (
     flat,
     names_with,
     needs_teacher,
+    plugin_id,
+    plugin_text,
     truncate_repr,
     task_info,
     teacher_changes,
@@ -35,6 +37,7 @@ from kdnotes.core.resolve import (
     training_settings,
 )
 from ..core.streams import stream
+from ..core.user_code import LOSS_FILE, PLUGIN_FILE, load_code, planned_loss, remember_plugin
 from kdnotes.experiment.compatibility import (
     check_reading,
     checked_models,
@@ -63,6 +66,7 @@ from kdnotes.tasks.sources import (
     resolve_unlabelled,
 )
 from ..results.schema import NAMING
+from ..results.tracking import check_tracker
 
 # %% auto #0
 __all__ = ['teacher_config', 'transfer_config', 'plan', 'plan_study', 'explain_study']
@@ -73,7 +77,17 @@ def teacher_config(
     config: RunConfig,  # the same, resolved
 ) -> RunConfig:  # of the run that teaches it, not resolved
     "The baseline on the same corpus: in its corpus' setting, or in that of the student's study."
-    where = ('task', 'corpus', 'columns', 'transfer', 'profile', 'study', 'teacher', 'grid_g_per_kwh')
+    where = (
+        'task',
+        'corpus',
+        'columns',
+        'transfer',
+        'profile',
+        'study',
+        'teacher',
+        'grid_g_per_kwh',
+        'track',
+    )
     if asked.teacher_setting == 'shared':
         setting = _reaches_teacher(asked)
     else:
@@ -122,7 +136,7 @@ def transfer_config(
     """The same network on the corpus that is learnt first:
     once, in the faster precision, in a study of its own.
     """
-    same = ('task', 'profile', 'teacher', 'grid_g_per_kwh', *_same_inputs(config))
+    same = ('task', 'profile', 'teacher', 'grid_g_per_kwh', 'track', *_same_inputs(config))
     own = (
         dict(mode='mixed_kd', teacher_mode='mixed_baseline', student_layers=config.student_layers)
         | {name: getattr(config, name) for name in names_with('shape', RunConfig)}
@@ -161,8 +175,17 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         config.precision or MODES[config.mode].precision, config.amp_dtype, on.device, on.bf16
     )
     asked = config = _as_read(config)
+    loss = planned_loss(asked)
     config, corpus = _resolve_on_corpus(asked, on, corpora)
+    plugin = plugin_text(config.task)
+    config = config.model_copy(update=dict(loss_id=loss.id if loss else '', plugin_id=plugin_id(config.task)))
+    if plugin:
+        remember_plugin(config.task, plugin)
     task_info(config.task).check_corpus(corpus, config)
+    if check and loss:
+        load_code(loss)
+    if check:
+        check_tracker(config.track)
     if check:
         check_reading(config)
     teacher = plan(teacher_config(asked, config), on, corpora, check) if needs_teacher(config) else None
@@ -204,6 +227,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         left_out=corpus.left_out,
         labels=task_info(config.task).label_facts(corpus, config),
         clusters=_clusters(config, corpus),
+        code=({LOSS_FILE: loss.text} if loss else {}) | ({PLUGIN_FILE: plugin} if plugin else {}),
         **notes,
     )
     return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, NAMING))

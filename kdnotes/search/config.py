@@ -18,6 +18,7 @@ from kdnotes.core.config import (
     result_parameters,
     truncate_repr,
     task_info,
+    with_plugin,
 )
 from ..core.parse import make_config
 from ..core.files import runs_path
@@ -130,7 +131,7 @@ def resolve_search(
     given: Mapping[str, Any],  # parameters of a run
 ) -> ResolvedSearch:
     "Resolve and check a search before anything is trained."
-    common = dict(mode='mixed_kd', task=FIRST_TASK) | dict(given)
+    common = dict(mode='mixed_kd', task=FIRST_TASK) | with_plugin(dict(given))
     space, fixed, space_name = space_of(config.space, common['task'], common['mode'])
     common = fixed | common
     common |= _cores(config, common)

@@ -20,7 +20,7 @@ from ..core.columns import Joined, Strings, codes
 from ..losses.targets import margin_mse, pair_counts, ranknet
 from . import base
 from .asked import Answer, AskError, Reader, Use, cut_notes
-from .base import Evaluation, Task
+from .base import Evaluation, LossFunction, Task
 from .candidates import CORPORA
 from .ranking_metrics import BM25, Questions, as_questions, choose_thresholds
 from .ranking_metrics import evaluate_split, in_any_order, shared_words
@@ -194,33 +194,34 @@ class AnswerSelection(Task):
         titles = '-titles' if self.settings.document_title else ''
         return f"{self.settings.train_questions}{titles}{'-smoke' * self.smoke}"
 
-    def losses(
+    def loss_functions(self, kd: bool) -> dict[str, LossFunction]:
+        "Those of labels and logits, and `ranking` between candidates where it is asked for."
+        return super().loss_functions(kd) | ({'ranking': self.ranking} if self.compares else {})
+
+    def ranking(
         self,
         outputs,  # of a head with two logits
         batch: Batch,
         signal: dict[str, Tensor] | None,
-    ) -> dict[str, Tensor]:
-        "Those of labels and logits, and `ranking` between candidates where it is asked for."
-        losses = super().losses(outputs, batch, signal)
-        return losses | ({'ranking': self._ranking(outputs, batch, signal)} if self.compares else {})
-
-    def _ranking(self, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> Tensor:
-        "The sum over pairs of a right and a wrong candidate of a training batch."
+    ) -> tuple[Tensor, int]:
+        "The sum over pairs of a right and a wrong candidate of a training batch, and how many they are."
         scores = self.scores(outputs, batch)[:, 0]
+        pairs = self._pairs('train', batch.index)
         if self.settings.ranking_loss == 'ranknet':
-            return ranknet(scores, batch.groups, batch.labels, 'sum')
+            return ranknet(scores, batch.groups, batch.labels, 'sum'), pairs
         if not signal:
             raise ValueError("ranking_loss='margin_mse' needs a teacher's signal, got none")
         margins = signal['logits'].float().diff(dim=1)[:, 0]
-        return margin_mse(scores, margins, batch.groups, batch.labels, 'sum')
+        return margin_mse(scores, margins, batch.groups, batch.labels, 'sum'), pairs
+
+    def _pairs(self, split: str, index: np.ndarray) -> int:
+        labels = self.labels[split][index].clip(min=0)
+        return pair_counts(self.questions[split].of[index], labels)['labelled']
 
     def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
         "Examples of the pointwise terms, pairs of the ranking one."
         counts = super().loss_counts(split, index, epoch)
-        if self.compares:
-            labels = self.labels[split][index].clip(min=0)
-            counts['ranking'] = pair_counts(self.questions[split].of[index], labels)['labelled']
-        return counts
+        return counts | ({'ranking': self._pairs(split, index)} if self.compares else {})
 
     def loss_weights(self, kd: bool) -> dict[str, float]:
         "Weights of `hard` and `soft`, and of `ranking` where it is asked for."

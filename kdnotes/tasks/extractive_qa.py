@@ -245,20 +245,22 @@ class ExtractiveQA(Task):
         "Which training windows there are."
         return f"{'smoke' if self.smoke else 'all'}-stride-{self.settings.stride}"
 
-    def losses(
+    def hard_loss(
         self,
         outputs,  # of a question-answering head
         batch: Batch,
         signal: dict[str, Tensor] | None,
-    ) -> dict[str, Tensor]:
-        "Means of beginning and end."
+    ) -> tuple[Tensor, int]:
+        "Cross-entropy of the labels, the mean of beginning and end."
         student = span_logits(outputs, batch)
         hard = [hard_target_ce(logits, batch.labels[:, i], 'sum') for i, logits in enumerate(student)]
-        losses = {'hard': (hard[0] + hard[1]) / 2}
-        if signal:
-            soft = [self.soft.loss(*of) for of in zip(student, self._teacher(signal, batch))]
-            losses['soft'] = (soft[0] + soft[1]) / 2
-        return losses
+        return (hard[0] + hard[1]) / 2, self.loss_counts('train', batch.index)['hard']
+
+    def soft_loss(self, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+        "Soft targets, the mean of beginning and end."
+        student = span_logits(outputs, batch)
+        soft = [self.soft.loss(*of) for of in zip(student, self._teacher(signal, batch))]
+        return (soft[0] + soft[1]) / 2, len(batch.index)
 
     def loss_weights(self, kd: bool) -> dict[str, float]:
         "Weights of `hard` and `soft`."

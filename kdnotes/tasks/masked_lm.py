@@ -218,22 +218,26 @@ class MaskedLM(Task):
         ]
         return '-'.join(['smoke' if self.smoke else 'all', *map(str, parts)])
 
-    def losses(
+    def hard_loss(
         self,
         outputs,  # of a language model's head, its output layer maybe still open
         batch: Batch,
         signal: dict[str, Tensor] | None,
-    ) -> dict[str, Tensor]:
-        "`hard` over the hidden tokens, `soft` over those of `soft_on`."
-        from kdnotes.losses.vocabulary import rows_of, vocabulary_ce, vocabulary_kl
+    ) -> tuple[Tensor, int]:
+        "Cross-entropy of the hidden tokens."
+        from kdnotes.losses.vocabulary import rows_of, vocabulary_ce
 
         hidden = rows_of(outputs.logits, self._masked_rows(batch))
-        losses = {'hard': vocabulary_ce(hidden, batch.labels.flatten())}
-        if signal is not None:
-            t = self.soft
-            student, teacher = rows_of(outputs.logits, self._soft_rows(batch)), self._teacher(signal)
-            losses['soft'] = vocabulary_kl(student, teacher, t.temperature, t.min_probability, t.top_k)
-        return losses
+        return vocabulary_ce(hidden, batch.labels.flatten()), len(batch.index) * self.masked
+
+    def soft_loss(self, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+        "Soft targets of the tokens of `soft_on`."
+        from kdnotes.losses.vocabulary import rows_of, vocabulary_kl
+
+        t = self.soft
+        student, teacher = rows_of(outputs.logits, self._soft_rows(batch)), self._teacher(signal)
+        total = vocabulary_kl(student, teacher, t.temperature, t.min_probability, t.top_k)
+        return total, self.loss_counts('train', batch.index)['soft']
 
     def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
         "Tokens of each term."

@@ -17,7 +17,15 @@ import numpy as np
 from ..core.arms import MODES
 from ..core.cached import Writer, cached
 from ..core.columns import Columns, codes
-from ..core.config import ConfigError, RunConfig, pluralize, reads_scores, truncate_repr, task_info
+from kdnotes.core.config import (
+    ConfigError,
+    RunConfig,
+    plugin_id,
+    pluralize,
+    reads_scores,
+    truncate_repr,
+    task_info,
+)
 from kdnotes.core.files import (
     cache_path,
     check_room,
@@ -72,8 +80,8 @@ class Corpora:
     "The corpora of a task."
 
     schema: Schema
-    embedded: Callable[[], Splits]  # the project's own
-    published: dict[str, Published]  # by name; the first is the one that `auto` takes
+    embedded: Callable[[], Splits] | None = None  # a small one that comes with the task; None: there is none
+    published: dict[str, Published] = field(default_factory=dict)  # by name; the first is that of `auto`
     notes: dict[str, str] = field(default_factory=dict)  # sha256 -> what a reader of its numbers must know
     # splits of a folder that holds other files than tables; None: it holds tables
     from_folder: Callable[[Path], Splits | None] = lambda folder: None
@@ -89,7 +97,7 @@ class Corpora:
     @property
     def files(self) -> tuple[str, ...]:  # of train, dev and test; (): they have the plain names
         "The files of the first published corpus, where they are tables."
-        first = self.published[self.names[0]]
+        first = next(iter(self.published.values()), Published())
         return () if first.from_folder else first.files
 
     def licence(
@@ -306,8 +314,10 @@ def resolve_corpus(
             return name
     if not corpus.strip():
         raise CorpusError('corpus is empty; name embedded, a published corpus, a folder or a hub id')
-    first = corpora.names[0]
-    hub_id = corpora.published[first].hub_id
+    first = next(iter(corpora.names), '')
+    hub_id = corpora.published[first].hub_id if first else ''
+    if corpus == 'auto' and not first:
+        return 'embedded'
     if corpus == 'auto':
         return first if local_copy(first, corpora) or _answers(hub_id) else 'embedded'
     if folder := find_folder(corpus):
@@ -322,8 +332,8 @@ def resolve_corpus(
         )
     raise CorpusError(
         f"there is no corpus {truncate_repr(corpus)} and no such folder; use auto, embedded, "
-        f"{', '.join(corpora.names)}, a folder with {_files_of(corpora)}, or a hub id like "
-        f"{hub_id or 'owner/name'}"
+        f"{''.join(f'{known}, ' for known in corpora.names)}a folder with {_files_of(corpora)}, or a hub "
+        f"id like {hub_id or 'owner/name'}"
     )
 
 
@@ -351,12 +361,12 @@ def load_corpus(
     if own and (files := _large_files(task_info(task).corpora, name, columns)):
         return _kept(task, name, columns, files)
     if own and name == 'embedded' and columns is None:
-        return _embedded(task)
+        return _embedded(task, plugin_id(task))
     return _read(task, name, columns, score_on)
 
 
 @functools.cache
-def _embedded(task: str) -> Corpus:
+def _embedded(task: str, plugin: str) -> Corpus:
     "The project's own corpus: it is the same in every call, and takes a tenth of a second."
     return _read(task, 'embedded', None)
 
@@ -459,6 +469,8 @@ def load_by_rules(
     kind, where = ('folder', str(folder)) if folder else ('hub', f'huggingface.co/datasets/{hub_id}')
     if name == 'embedded':
         kind, where = 'embedded', 'the facts packaged with kdnotes'
+        if corpora.embedded is None:
+            raise CorpusError('this task has no embedded corpus; name a folder with train, dev and test')
         splits = checked_splits(name, corpora.embedded(), schema)
     elif published.from_folder and folder:
         splits = checked_splits(name, published.from_folder(folder), schema)
@@ -663,7 +675,7 @@ def _kept(task: str, name: str, columns: str | None, files: dict[str, Path]) -> 
         check_regular(path)
     before = _sums(files)
     schema = task_info(task).corpora.schema
-    read_as = json.dumps([task, name, columns, list(schema.columns)])
+    read_as = json.dumps([task, name, columns, list(schema.columns), *filter(None, [plugin_id(task)])])
     key = sha256_text('corpus-8', read_as, json.dumps(before, sort_keys=True))
 
     def make(writer: Writer) -> None:
