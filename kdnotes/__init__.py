@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _API = (
     'Data',
     'Run',
+    'StopTraining',
     'compare',
     'distil',
     'doctor',

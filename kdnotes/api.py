@@ -11,15 +11,26 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 import pandas as pd
 from .stats.comparable import timed
 from .stats.compare import Comparison
 from .stats.compare import compare as compare_records
 from .core.arms import MODES
-from .core.config import ConfigError, KdnotesError, score_name, truncate_repr, task_info, taught_by
+from kdnotes.core.config import (
+    FIRST_TASK,
+    ConfigError,
+    KdnotesError,
+    load_plugin,
+    score_name,
+    truncate_repr,
+    task_info,
+    taught_by,
+)
 from .core.parse import make_config
 from .core.tables import n_rows
+from .core.user_code import as_file
+from .core.processes import StopTraining as StopTraining
 from .results.runs import RunFolder
 from .results.store import find_record, records
 from .results.store import units as units_of
@@ -38,6 +49,10 @@ from .telemetry.summary import is_busy
 
 # %% auto #0
 __all__ = ['Data', 'load_data', 'Run', 'load_run', 'finetune', 'distil', 'study', 'search', 'compare', 'load_results', 'doctor']
+
+# %% ../nbs/89_api.ipynb #3ea78e62
+if TYPE_CHECKING:
+    from kdnotes.tasks.base import LossFunction
 
 # %% ../nbs/89_api.ipynb #47c608c5
 def _signature_lines(source: str) -> list[str]:  # of a function or a method
@@ -100,7 +115,7 @@ def load_data(
     # dict of three of them (train, dev, test; `unlabelled` beside them), a Dataset or DatasetDict of
     # `datasets`; a folder, one file with a table, a published corpus' name or a hub id
     source: Any,
-    task: str = 'answer_selection',  # of `config.TASKS`
+    task: str | None = None,  # of `config.TASKS`; None: that of the plugin, or answer_selection
     # key of the task -> the column that holds it; or as on the command line: 'key=column,key=column'
     columns: Mapping[str, str] | str | None = None,
     shares: tuple[float, float, float] = (0.8, 0.1, 0.1),  # of train, dev and test, where nothing says so
@@ -109,8 +124,12 @@ def load_data(
     # rows without a label, for a student to learn from by its teacher's outputs: a table, a file, or the name
     # of a corpus
     unlabelled: Any = None,
+    plugin: str | Path | None = None,  # a Python file with a task of your own, which defines TASK
 ) -> Data:
     "Texts as a corpus, read and checked once; a `CorpusError` or `ConfigError` says what is wrong."
+    task = task or (load_plugin(plugin) if plugin else FIRST_TASK)
+    if plugin:
+        load_plugin(plugin)
     schema = task_info(task).corpora.schema
     columns, scores = named_columns(columns, schema), score_columns(columns)
     more = None if unlabelled is None else unlabelled_file(unlabelled, task, columns, scores)
@@ -341,6 +360,9 @@ def _given(data: Data, parameters: dict) -> dict:
     }
     if isinstance(several := parameters.get('teachers'), (list, tuple)):
         models['teachers'] = tuple(map(_folder_of, several))
+    parameters = {name: value for name, value in parameters.items() if name != 'loss' or value is not None}
+    if 'loss' in parameters:
+        parameters['loss'] = as_file(parameters['loss'])
     own = dict(task=data.task, corpus=data.corpus)
     own |= {name: of for name in ('columns', 'unlabelled') if (of := getattr(data, name))}
     return own | parameters | models
@@ -387,6 +409,9 @@ def finetune(
     data: Data,  # of `load_data`
     model: str | Path | None = None,  # hub id or folder of pretrained weights; None: the profile's
     mixed: bool = False,  # in mixed precision
+    # a loss of your own in place of the task's: function(student_outputs, batch, teacher_signal) that
+    # returns (sum, count), or 'file.py:function'; without a teacher the signal is None
+    loss: LossFunction | str | None = None,
     say: Callable[[str], None] = print,  # is told what happens
     on_row: Callable[[dict], None] = _ignored,  # is given every row the run writes; for trackers
     **parameters: Any,  # of a run, as `kdnotes parameters` lists them
@@ -394,6 +419,7 @@ def finetune(
     "Fine-tune a model on a task: a teacher."
     if model is not None:
         parameters = parameters | dict(teacher=_folder_of(model))
+    parameters = parameters | dict(loss=loss)
     return _made(data, 'mixed_baseline' if mixed else 'baseline', say, on_row, parameters)
 
 
@@ -408,13 +434,19 @@ def distil(
     teacher: Run | str | Path | None = None,
     mixed: bool = False,  # in mixed precision
     taught: bool = True,  # False: the same student without its teacher's outputs, to compare with
+    # a loss of your own in place of the task's hard and soft targets: function(student_outputs, batch,
+    # teacher_signal) that returns (sum, count), or 'file.py:function'; a teacher that is trained for the
+    # student has the task's own
+    loss: LossFunction | str | None = None,
     say: Callable[[str], None] = print,  # is told what happens
-    # is given every row that the run writes, and its teacher's where that is trained first
+    # is given every row that the run writes, and its teacher's where that is trained first; it may stop the
+    # training with `raise kd.StopTraining('why')`
     on_row: Callable[[dict], None] = _ignored,
     **parameters: Any,  # of a run: layers, heads, temperature, alpha, epochs, ...
 ) -> Run:
     "Train a student of a teacher."
     mode = f"{'mixed' if mixed else 'full'}_{'kd' if taught else 'student'}"
+    parameters = parameters | dict(loss=loss)
     if teacher is not None:
         parameters = _taught_by(teacher, data, mode, parameters)
     return _made(data, mode, say, on_row, parameters)
@@ -429,6 +461,7 @@ def study(
     data: Data,  # of `load_data`
     seeds: int = 3,  # seeds 0, 1, ...: each trains every arm once
     arms: str = 'usual',  # usual | procedures | all | names of modes with commas
+    loss: LossFunction | str | None = None,  # as of `distil`, of every arm
     say: Callable[[str], None] = print,  # is told what happens
     on_row: Callable[[dict], None] = _ignored,  # is given every row that its runs write
     ray_address: str = '',  # of a Ray cluster that makes the runs; 'local' starts one; '': this process does
@@ -440,7 +473,7 @@ def study(
     from kdnotes.experiment.study import run_study
 
     _check_data(data)
-    given = _given(data, parameters)
+    given = _given(data, parameters | dict(loss=loss))
     own = dict(say=say, on_row=on_row, ray_address=ray_address, grid=grid)
     return run_study(seeds, arms, **own, **given)
 
@@ -509,10 +542,11 @@ def load_results(
 def doctor(
     data: Data,  # of `load_data`
     mode: str = 'mixed_kd',  # of `config.MODES`
+    loss: LossFunction | str | None = None,  # as of `distil`
     **parameters: Any,  # of a run
 ):  # a `checks.doctor.Diagnosis`; `str` of it is for people
     "Check a configuration in about a minute, before a long run."
     from kdnotes.checks.doctor import doctor as examine
 
     _check_data(data)
-    return examine([make_config(mode=mode, **_given(data, parameters))])
+    return examine([make_config(mode=mode, **_given(data, parameters | dict(loss=loss)))])

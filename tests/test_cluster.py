@@ -268,7 +268,7 @@ def test_two_students_at_a_time_make_their_teacher_once(cluster, home, small_tea
 def on_two(teacher: Path, mode: str = 'full_student', **more) -> Plan:
     "Two ranks on two machines, for which this one stands."
     asked = flat(planned(TASK, mode, teacher).asked, changed=True)
-    place = dict(ranks=2, nodes=2, launcher='ray', rendezvous='local')
+    place = dict(ranks=2, nodes=2, launcher='ray', rendezvous='local', track='tensorboard')
     return plan(make_config(**asked | place | more), ON)
 
 
@@ -300,7 +300,7 @@ def test_a_run_on_two_machines_is_that_of_one(cluster, home, small_teacher, tmp_
     assert early[-1][-1] == len(rows), 'each is on disk before it is told'
     plain = [{k: v for k, v in row.items() if k not in ('study', 'run_id', 'settings')} for row in rows]
     assert plain == folder.rows(), 'each row comes once, from one machine'
-    assert list((folder.path / 'tb').glob('events*'))
+    assert list((folder.path / 'tb').glob('events*')), 'track=tensorboard follows its rows here'
     assert record['parallel']['reason'] == '2 ranks on cpu, 2 machines'
     assert any('uses 1 CPU on each of 2 machines' in text for text in said)
     assert len(list(folder.path.glob('log*.txt'))) == 2

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .findings import Finding, judged
 from ..core.config import KdnotesError
+from ..core.user_code import UserCode, planned_loss
 from ..core.spec import RunConfig, value_of, with_values
 from ..core.files import free_memory, sha256_text
 from ..core.parse import stored_config
@@ -37,6 +38,7 @@ from ..tasks.base import Task, TaskView
 from ..tasks.batching import Batch
 from ..tasks.sources import corpus_of
 from ..train import distributed as rt, loop as tr
+from ..train.user_loss import with_loss
 
 # %% auto #0
 __all__ = ['TOLERANCE', 'NO_LIMIT', 'Case', 'make_case', 'tolerance', 'distance', 'without_dropout', 'gradients', 'Witness',
@@ -57,6 +59,7 @@ class Case:
     teacher: nn.Module | None
     runtime: rt.Runtime  # of this rank
     folder: Path  # for checkpoints and signals, the same for all ranks
+    loss: UserCode | None = None  # of the user; None: the task's own
 
     @property
     def single_rank(self) -> rt.Runtime:
@@ -117,6 +120,7 @@ def make_case(
         teacher=teacher,
         runtime=runtime,
         folder=Path(job['folder']),
+        loss=planned_loss(config),
     )
 
 # %% ../../nbs/checks/02_examination.ipynb #b1b6b6a1
@@ -229,14 +233,15 @@ def _train(
             draws.append((torch.rand(()).item(), float(np.random.rand()), random.random()))
 
     with gradients() as steps:
-        result = tr.train(case.task, model, config, runtime, on_row, signal, checkpoints, 'doctor')
+        task = with_loss(case.task, case.loss, model, signal, runtime)
+        result = tr.train(task, model, config, runtime, on_row, signal, checkpoints, 'doctor')
     return SimpleNamespace(steps=steps, losses=losses, draws=draws, resumed_at=result.resumed_at)
 
 # %% ../../nbs/checks/02_examination.ipynb #ffb4070b
 def _check_one_rank(case: Case) -> Finding:
     "All ranks together against one."
     runtime = case.runtime
-    if runtime.ranks == 1:
+    if runtime.ranks == 1 and case.loss is None:  # a loss of the user is compared in micro-batches
         return Finding('one rank', 'skipped', 'one_rank')
     config = case.short(2, max_grad_norm=1e30)
     lengths = case.task.lengths('train')
@@ -257,7 +262,8 @@ def _check_one_rank(case: Case) -> Finding:
     numbers |= dict(losses=(many.losses[0], one.losses[0]))
     ok = far <= allowed and loss <= allowed
     code = 'one_rank_equal' if ok else 'one_rank_differs'
-    return judged('one rank', ok, code, numbers, 'divide_by_whole_step')
+    advice = 'sum_over_examples' if case.loss else 'divide_by_whole_step'
+    return judged('one rank', ok, code, numbers, advice)
 
 # %% ../../nbs/checks/02_examination.ipynb #30cc046b
 class Witness:
@@ -395,9 +401,11 @@ def _check_memory(case: Case) -> Finding:
     config = with_values(case.config, micro_batch_tokens=NO_LIMIT)
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() if cuda else free_memory()
     signal = case.signal()
-    task, model = open_student(case.task, copy.deepcopy(case.model).train(), config, signal, 0)
+    task = with_loss(case.task, case.loss, case.model, signal, case.single_rank)
+    weights = tr.loss_weights(task, config)
+    task, model = open_student(task, copy.deepcopy(case.model).train(), config, signal, 0)
     optimizer = tr.make_optimizer(model, config)
-    objective = tr.Objective(task, config, case.single_rank, tr.loss_weights(task, config), signal)
+    objective = tr.Objective(task, config, case.single_rank, weights, signal)
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     for _ in range(2):

@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 from .parameters import as_typed, describe_parameters, of_all_tasks, parse_parameters
 from ..core.arms import MODES, USUAL
-from ..core.config import TASKS, ConfigError
+from ..core.config import TASKS, ConfigError, with_plugin
 from ..core.spec import FLAT_NAMES
 from ..core.parse import read_spec
 
@@ -161,9 +161,11 @@ def gather(
     **options: Any,  # parameters given as options; None and False: not given
 ) -> dict[str, str]:
     "The parameters of a run, from `-p` and from options; one that has two values is an error."
-    values = parse_parameters(pairs)
-    if spec:
-        values = read_spec(spec) | values
+    names = [pair.removeprefix('plugin=') for pair in pairs if pair.startswith('plugin=')]
+    file = read_spec(spec) if spec else {}
+    # a plugin's task may have parameters of its own
+    with_plugin(dict(plugin=options.get('plugin') or (names or [file.get('plugin')])[-1]))
+    values = file | parse_parameters(pairs)
     for name, value in options.items():
         if value is None or value is False:
             continue
@@ -171,7 +173,7 @@ def gather(
             raise ConfigError(
                 f'{name} has two values: --{name} {as_typed(value)} and -p {name}={values[name]}'
             )
-    return values
+    return with_plugin(values)
 
 # %% ../../nbs/commands/03_options.ipynb #70a61358
 STUDY_FIELDS = ('task', 'corpus', 'columns', 'teacher', 'student', 'transfer', 'profile', 'study', 'smoke')
@@ -181,6 +183,7 @@ def with_fields(
     *names: str,  # of fields of RunConfig
 ) -> Callable[[Callable[..., int]], Callable[..., int]]:
     "Add `-p` and options for these fields to a command; it receives the values that were given as `given`."
+    names = (*names, 'plugin') if 'task' in names else names
     fields = {name: of_field(name) for name in names} | dict(p=_PARAMETERS, spec=_SPEC)
     defaults = dict(smoke=False, p=(), spec='')
 

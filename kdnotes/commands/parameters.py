@@ -127,7 +127,7 @@ def _described(of: type, tasks: tuple[str, ...]) -> list[Described]:
 
 def _one(name: str, field: Any, text: str, heading: str, tasks: tuple[str, ...] = ()) -> Described:
     "A parameter, from its field and the comment above it."
-    choices = _choices(field.annotation)
+    choices = list(TASKS) if name == 'task' else _choices(field.annotation)
     several = tuple(choices) if len(choices) > 1 else ()
     return Described(
         name, as_typed(field.default), several, re.sub(r'\bNone\b', 'none', text), heading, tasks

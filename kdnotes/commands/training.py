@@ -33,7 +33,7 @@ from kdnotes.commands.output import (
     speaker,
 )
 from ..core.arms import MODES
-from ..core.config import TASKS, score_name
+from ..core.config import TASKS, load_plugin, score_name
 from ..core.files import runs_path
 from ..core.parse import make_config
 from ..core.render import phrase, sentences
@@ -336,9 +336,12 @@ def parameters(
     task: Annotated[
         str | None, Option(help='list only the parameters of this task', autocompletion=offer(TASKS))
     ] = None,
+    plugin: Annotated[str | None, Option(help='a Python file with a task of your own')] = None,
     as_json: Json = False,
 ) -> int:
     "List all parameters of a run with their defaults, values and meanings."
+    if plugin:
+        task = task or load_plugin(plugin)
     from kdnotes.commands.parameters import describe_parameters, parameter_rows
 
     if as_json:

@@ -4,12 +4,22 @@
 
 # %% ../../nbs/core/01_config.ipynb #6f7c8547
 from __future__ import annotations
+import hashlib
 import importlib
+import inspect
+import re
+import sys
+import traceback
+import warnings
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # %% auto #0
 __all__ = ['TASKS', 'FIRST_TASK', 'KdnotesError', 'ConfigError', 'truncate_repr', 'escape_control_chars', 'pluralize',
-           'task_info', 'metric_name', 'primary_name', 'score_name', 'taught_by', 'is_unicode']
+           'register_task', 'load_plugin', 'with_plugin', 'plugin_text', 'plugin_id', 'is_task', 'task_info',
+           'metric_name', 'primary_name', 'score_name', 'taught_by', 'is_unicode']
 
 # %% ../../nbs/core/01_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -71,24 +81,158 @@ def pluralize(
     return f'{number} {noun if n == 1 else plural or noun + "s"}'
 
 # %% ../../nbs/core/01_config.ipynb #94d7e0e2
-TASKS = {
-    'answer_selection': 'kdnotes.tasks.answer_selection',
-    'text_classification': 'kdnotes.tasks.text_classification',
-    'masked_lm': 'kdnotes.tasks.masked_lm',
-    'extractive_qa': 'kdnotes.tasks.extractive_qa',
-    'sentence_pairs': 'kdnotes.tasks.sentence_pairs',
-}
+TASKS: dict[str, str] = {}  # name of a task -> its module, which has `TASK`
 
 # older than the others: its studies and stored signals keep the names they had
 FIRST_TASK = 'answer_selection'
+_BUILT_IN = (FIRST_TASK, 'text_classification', 'masked_lm', 'extractive_qa', 'sentence_pairs')
+
+
+def register_task(
+    name: str,
+    module: str,  # importable; it has `TASK`, a `tasks.base.TaskInfo` of this name
+) -> None:
+    "Add a task to the list."
+    if TASKS.get(name, module) != module:
+        raise ConfigError(
+            f'the task {name!r} of {module} is refused: {TASKS[name]} has a task of this name; rename '
+            'one of them'
+        )
+    TASKS[name] = module
+
+
+for _name in _BUILT_IN:
+    register_task(_name, f'kdnotes.tasks.{_name}')
+for _point in entry_points(group='kdnotes.tasks'):
+    try:
+        register_task(_point.name, _point.value)
+    except ConfigError as _error:  # one package must not stop all commands
+        warnings.warn(str(_error), stacklevel=2)
+
+# %% ../../nbs/core/01_config.ipynb #56ffcea7
+_PLUGIN_NAME = 'kdnotes_task_'  # of a plugin's module, before its hash
+_plugins: dict[str, tuple[str, Path, bool]] = {}  # task -> its text, its file; is it only remembered?
+
+
+def load_plugin(
+    file: str | Path,  # Python that defines TASK, a `tasks.base.TaskInfo`
+    remembered: bool = False,  # is it a copy in the cache, which a file of this name replaces?
+) -> str:  # the name of its task
+    "Execute a file and add its task to the list."
+    shown = f'plugin={truncate_repr(str(file))}'
+    try:
+        path = Path(file).expanduser().absolute()
+        text = path.read_text(encoding='utf-8')
+    except (OSError, RuntimeError, ValueError) as e:
+        why = 'there is no such file' if isinstance(e, FileNotFoundError) else f'it cannot be read ({e})'
+        raise ConfigError(f'{shown}: {why}; give a Python file that defines TASK') from None
+    info = _executed(path, text, shown).TASK
+    known_text, known_file, weak = _plugins.get(info.name, ('', path, True))
+    if known_text == text:
+        return info.name
+    if info.name in TASKS and (info.name not in _plugins or not weak and known_file != path):
+        owner = known_file if info.name in _plugins else TASKS[info.name]
+        raise ConfigError(
+            f'{shown}: there is a task {info.name!r} already, of {owner}; give yours another name'
+        )
+    from kdnotes.core.spec import PATHS
+
+    if taken := sorted(info.settings.model_fields.keys() & PATHS.keys()):
+        raise ConfigError(
+            f'{shown}: its setting {taken[0]} is a parameter of every run; give it another name'
+        )
+    _plugins[info.name] = (text, path, remembered)
+    TASKS[info.name] = _PLUGIN_NAME + _sha256(text)
+    return info.name
+
+
+def _sha256(text: str) -> str:  # 12 hex digits
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _executed(path: Path, text: str, shown: str) -> ModuleType:
+    "The module of a plugin, with its TASK."
+    name = _PLUGIN_NAME + _sha256(text)
+    if name in sys.modules:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    try:
+        exec(compile(text, str(path), 'exec'), vars(module))
+        info = getattr(module, 'TASK', None)
+        if info is None:
+            raise ConfigError(f'{shown} has no TASK; define TASK = kdnotes.tasks.base.TaskInfo(...)')
+        if type(info).__name__ != 'TaskInfo':
+            raise ConfigError(f'{shown}: TASK is a {type(info).__name__}, not a kdnotes.tasks.base.TaskInfo')
+        if not re.fullmatch(r'[a-z][a-z0-9_]{0,49}', info.name):
+            raise ConfigError(
+                f"{shown}: the name {truncate_repr(info.name)} is refused; use at most 50 small letters, "
+                "digits and '_', beginning with a letter"
+            )
+    except BaseException as e:
+        del sys.modules[name]
+        if isinstance(e, ConfigError) or not isinstance(e, Exception):
+            raise
+        lines = [
+            frame.lineno for frame in traceback.extract_tb(e.__traceback__) if frame.filename == str(path)
+        ]
+        line = getattr(e, 'lineno', None) or (lines[-1] if lines else None)
+        why = ' '.join(f'{type(e).__name__}: {e}'.split())[:300]
+        raise ConfigError(
+            f'{shown} cannot be loaded: {why}{f" (line {line})" if line else ""}; correct the file'
+        ) from None
+    return module
+
+# %% ../../nbs/core/01_config.ipynb #f0a97ddc
+def with_plugin(
+    given: dict[str, Any],  # parameters of a run
+) -> dict[str, Any]:  # the same, with the name of the plugin's task where none is given
+    "Load the plugin that is named among parameters."
+    plugin = given.get('plugin')
+    if plugin is None or str(plugin).lower() in ('', 'none'):
+        return given
+    return dict(task=load_plugin(plugin)) | given
+
+
+def plugin_text(
+    task: str,  # of TASKS
+) -> str:  # '': it is a task of kdnotes, or of a package
+    "The source of a plugin."
+    return _plugins[task][0] if task in _plugins else ''
+
+
+def plugin_id(
+    task: str,  # of TASKS
+) -> str:  # '': it is a task of kdnotes
+    "The hash of the source of a task that is not one of kdnotes: part of the run_ids of its runs."
+    if task in _BUILT_IN:
+        return ''
+    task_info(task)
+    return _sha256(plugin_text(task) or inspect.getsource(importlib.import_module(TASKS[task])))
+
+
+def is_task(task: Any) -> bool:
+    "Is there such a task, in the list or remembered from an earlier run?"
+    from kdnotes.core.files import cache_path  # which needs the errors of this module
+
+    if not isinstance(task, str) or task in TASKS:
+        return task in TASKS if isinstance(task, str) else False
+    remembered = cache_path() / 'tasks' / f'{task}.py'
+    if not re.fullmatch(r'\w+', task) or not remembered.is_file():
+        return False
+    return load_plugin(remembered, remembered=True) == task
 
 
 def task_info(
-    task: str,  # of TASKS
+    task: str,  # of TASKS, or of a plugin that a run was planned with
 ):  # a `tasks.base.TaskInfo`
     "What is known of a task; its module is imported when it is first asked for."
-    if task not in TASKS:
-        raise ConfigError(f"there is no task {task!r}; the tasks are {', '.join(TASKS)}")
+    if not is_task(task):
+        raise ConfigError(
+            f"there is no task {task!r}; the tasks are {', '.join(TASKS)}; a task of your own needs "
+            'plugin=<file.py>'
+        )
     return importlib.import_module(TASKS[task]).TASK
 
 # %% ../../nbs/core/01_config.ipynb #b1cdbd51

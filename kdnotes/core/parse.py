@@ -15,10 +15,12 @@ from kdnotes.core.config import (
     FIRST_TASK,
     TASKS,
     ConfigError,
+    is_task,
     is_unicode,
     pluralize,
     task_info,
     truncate_repr,
+    with_plugin,
 )
 from kdnotes.core.spec import (
     ALIASES,
@@ -701,9 +703,9 @@ def stored_config(
 
 def _configuration(parameters: Mapping[str, Any], stored: bool = False) -> RunConfig:
     "The configuration that flat names, groups or a file describe."
-    given = flat_parameters(parameters)
+    given = with_plugin(flat_parameters(parameters))
     task = given.get('task', FIRST_TASK)
-    if not isinstance(task, str) or task not in TASKS:
+    if not is_task(task):
         raise ConfigError(f"task={truncate_repr(task)} is refused: the tasks are {', '.join(TASKS)}")
     kind = task_info(task).settings
     given |= preset_values(given, kind)

@@ -29,8 +29,8 @@ from .files import file_errors, lock, own_folder, root
 # %% auto #0
 __all__ = ['SPINS', 'STORE', 'PLACES', 'JOIN_TIMEOUT_S', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S', 'UNANSWERED_TIMEOUT_S',
            'ONE_STOP_S', 'STAGE', 'process_environment', 'rank_environment', 'RendezvousError', 'Rendezvous',
-           'die_with_parent', 'Stopped', 'interruptible', 'held_back', 'stoppable', 'stop_all', 'kill_all', 'Ranks',
-           'how_ended', 'StageError', 'staged']
+           'die_with_parent', 'Stopped', 'StopTraining', 'interruptible', 'held_back', 'stoppable', 'stop_all',
+           'kill_all', 'Ranks', 'how_ended', 'StageError', 'staged']
 
 # %% ../../nbs/core/06_processes.ipynb #a27d40eb
 SPINS = 10_000  # turns a thread waits before it sleeps
@@ -202,6 +202,18 @@ class Stopped(KdnotesError):
     "Something that was asked to stop, and goes on with the same command."
 
     exit_code = EXIT_STOPPED
+
+
+class StopTraining(Stopped):
+    "What a user's `on_row` raises to stop a training; the same call without it resumes the run."
+
+    def __init__(
+        self,
+        reason: object = 'no reason given',  # why, in a few words
+        *texts: object,  # a whole sentence, where the run is known
+    ):
+        super().__init__(*(texts or (reason,)))
+        self.reason = str(reason)
 
 
 @contextmanager

@@ -505,7 +505,7 @@ _SHOWN_ELSEWHERE = frozenset(
     {
         *('mode', 'task', 'corpus', 'seed', 'epochs', 'learning_rate', 'batch_size', 'max_length', 'smoke'),
         *('precision', 'amp_dtype', 'ranks', 'threads_per_rank', 'student_layers', 'hidden_layers'),
-        *('teacher_seed', 'teacher_mode', 'tuning_id', 'unlabelled_id'),
+        *('teacher_seed', 'teacher_mode', 'tuning_id', 'unlabelled_id', 'loss_id', 'plugin_id'),
     }
 )
 

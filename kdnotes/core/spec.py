@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, SerializeAsAny, Tag, model_validator
 from .arms import MODES, PRESETS, PROFILES
-from .config import FIRST_TASK, TASKS, task_info, truncate_repr
+from .config import FIRST_TASK, TASKS, is_task, task_info, truncate_repr
 
 # %% auto #0
 __all__ = ['NAME_PATTERN', 'NAME_RULE', 'GROUPS', 'ALIASES', 'FLAT_NAMES', 'PATHS', 'parameter', 'declared', 'read_texts',
@@ -410,6 +410,11 @@ class Train(Group):
     gradient_sync: Literal['delayed', 'every'] = 'delayed'
     # size of a bucket of gradients that are reduced together, in MiB
     bucket_mib: float = parameter(25.0, gt=0, le=1024)
+    # a loss of your own in place of the task's hard and soft targets, as <file.py>:<function>, where
+    # function(student_outputs, batch, teacher_signal) returns (sum, count). task: the task's own loss
+    custom_loss: str = parameter('task', by_content=True)
+    # name of that function and the beginning of the sha256 of its source; set when the run is planned
+    custom_loss_id: str = parameter('', pattern=r'^(\w+-[0-9a-f]{12})?$')
     # search that chose the setting; None: the one recorded with the default setting
     tuning_id: str | None = parameter(None, by_content=True)
 
@@ -447,6 +452,11 @@ class Where(Group):
     # training setting of the teacher. own: the default of the corpus; shared: the setting of this run, as in
     # a study, where the teacher is the study's baseline
     teacher_setting: Literal['own', 'shared'] = 'own'
+    # a Python file with a task of your own, which defines TASK; the task is then known by its name
+    plugin: str | None = None
+    # tracker that the rows of the run are written to, in addition to its folder. The packages are in
+    # kdnotes[track]
+    track: Literal['none', 'tensorboard', 'wandb', 'mlflow'] = 'none'
     # number of machines that train together. Each has an equal share of the ranks, and the same command is
     # given on each. With launcher=inherit: the number reported by torchrun
     nodes: int = parameter(1, ge=1, le=1024)
@@ -524,7 +534,9 @@ class RunSpec(Group):
     "One run: what its result depends on."
 
     # task to train on
-    task: Literal[tuple(TASKS)] = FIRST_TASK
+    task: str = FIRST_TASK
+    # the beginning of the sha256 of a task of your own; set when the run is planned
+    plugin_id: str = parameter('', pattern=r'^([0-9a-f]{12})?$')
     # what only the task reads
     task_settings: SerializeAsAny[TaskSettings] | None = None
     data: Data = Data()
@@ -554,7 +566,7 @@ class RunSpec(Group):
         if not isinstance(values, dict):
             return values
         task = values.get('task', FIRST_TASK)
-        if not isinstance(values.get('task_settings'), TaskSettings) and task in TASKS:
+        if not isinstance(values.get('task_settings'), TaskSettings) and is_task(task):
             kind = task_info(task).settings
             values = values | dict(task_settings=kind(**(values.get('task_settings') or {})))
         teacher = values.get('teacher')
@@ -628,6 +640,8 @@ ALIASES = {
     'student': 'model.student.source',
     'student_init': 'model.student.init',
     'student_layers': 'model.student.kept_layers',
+    'loss': 'train.custom_loss',
+    'loss_id': 'train.custom_loss_id',
     'teacher_seed': 'teacher.seed',
     'teacher_epochs': 'teacher.train.epochs',
     'teacher_learning_rate': 'teacher.train.learning_rate',

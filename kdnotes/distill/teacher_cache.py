@@ -128,7 +128,7 @@ def key_parts(
         max_length=config.data.max_length,
         forward_dtype=config.loss.forward_dtype,
         storage_dtype=storage_dtype or config.loss.signal_dtype,
-        subset=f'{task.signal_key()}-{config.task}{rows}',
+        subset=f'{task.signal_key()}-{config.task}{config.plugin_id}{rows}',
     )
 
 # %% ../../nbs/distill/08_teacher_cache.ipynb #4d60a5ef

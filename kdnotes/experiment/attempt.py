@@ -17,7 +17,7 @@ import psutil
 from ..core.config import KdnotesError, score_name
 from ..core.spec import RunConfig
 from ..core.files import BusyError
-from ..core.processes import STOP_TIMEOUT_S, Ranks, Rendezvous
+from ..core.processes import STOP_TIMEOUT_S, Ranks, Rendezvous, StopTraining
 from ..core.progress import ReportFollower, report, silent
 from ..core.render import phrase
 from ..results.runs import RowFollower, RunFolder, lock_run
@@ -25,7 +25,8 @@ from ..train.checkpoint import checkpoints
 
 # %% auto #0
 __all__ = ['NO_LIMITS', 'RunError', 'Limits', 'rendezvous_of', 'wait_for_file', 'saved_step', 'lock_or_wait', 'LimitExceeded',
-           'follow_ranks', 'stage_file', 'resume_note', 'why_ended', 'outcome', 'failures', 'guarded']
+           'follow_ranks', 'stage_file', 'resume_note', 'why_ended', 'outcome', 'failures', 'stopped_by_user',
+           'guarded']
 
 # %% ../../nbs/experiment/04_attempt.ipynb #e2fd4a90
 class RunError(KdnotesError):
@@ -207,11 +208,23 @@ def failures(
     return f'{len(failed)} of {runs} runs failed: {reasons}; put that right and start the study again'
 
 
+def stopped_by_user(
+    error: StopTraining,  # of `on_row`
+    folder: RunFolder,
+) -> StopTraining:
+    "The same error with the name of the run and how it goes on."
+    return StopTraining(
+        error.reason,
+        f'{folder.run_id} was stopped by on_row: {error.reason}; it has no result, and the same call without '
+        f'this stop {resume_note(folder)}',
+    )
+
+
 def guarded(
     on_row: Callable[[dict], None],  # of a user
     run_id: str,
     say: Callable[[str], None],
-) -> Callable[[dict], None]:  # it raises nothing but what stops the process
+) -> Callable[[dict], None]:  # it raises nothing but what stops the training or the process
     "A callback whose errors end no run: the first is reported, and later rows are passed on."
     failed = False
 
@@ -219,6 +232,8 @@ def guarded(
         nonlocal failed
         try:
             on_row(row)
+        except StopTraining:
+            raise
         except (Exception, SystemExit) as e:
             if not failed:
                 at = f' at step {row["step"]}' if 'step' in row else ''

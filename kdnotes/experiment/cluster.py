@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import pickle
 import re
 import secrets
 import signal
@@ -21,16 +22,20 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 from .. import __version__
-from ..core.config import ConfigError, KdnotesError, truncate_repr
+from ..core.config import ConfigError, KdnotesError, load_plugin, truncate_repr
 from ..core.spec import with_values
-from ..core.files import OwnFolder, at_home, file_errors, own_folder, root
-from ..core.processes import STOP_TIMEOUT_S, Stopped, stoppable
+from ..core.files import OwnFolder, at_home, file_errors, own_folder, root, sha256_text
+from ..core.processes import STOP_TIMEOUT_S, Stopped, StopTraining, stoppable
 from ..core.render import phrase
+from ..core.resolve import settings
+from ..core.user_code import PLUGIN_FILE, remember_plugin
 from .launch import NO_LIMITS, Limits, RunError, missing, guarded, with_run
 from .launch import execute as execute_here
+from .attempt import stopped_by_user
 from .plan import Plan
 from ..results.runs import RowFollower, RunFolder
 from ..results.store import find_run_model
+from ..results.tracking import tracked
 
 # %% auto #0
 __all__ = ['load_ray', 'Cluster', 'make_run']
@@ -111,14 +116,19 @@ def _connect(address: str) -> None:
 
 # %% ../../nbs/experiment/10_cluster.ipynb #690dfdbe
 def _execute_there(
-    plan: Plan,
+    plan: Plan | bytes,  # pickled where it may hold objects of the classes of a plugin
     version: str,  # of kdnotes
     home: str,
     folder: str,  # the current folder of the sender, from which relative paths are read
     jobs: int,
     limits: Limits,
+    plugin: str = '',  # the source of the run's task, where that is a file of a user
 ) -> KdnotesError | None:
     "Execute a run where this is called; a known error is the result."
+    if plugin:
+        with at_home(home):
+            load_plugin(remember_plugin(f'{sha256_text(plugin)[:12]}', plugin), remembered=True)
+        plan = pickle.loads(plan)
     # Ray interrupts a task, which has no effect where a background job has left SIGINT ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if plan.config.compute.threads_per_rank:  # on CPUs
@@ -159,7 +169,9 @@ def _fitting(
 
 def _placed(plan: Plan, nodes: int = 1, launcher: str = 'local', rendezvous: str | None = None) -> Plan:
     "The same run with its ranks elsewhere: on one machine, where nothing else is given."
-    place = dict(nodes=nodes, launcher=launcher, rendezvous=rendezvous)
+    place = dict(
+        nodes=nodes, launcher=launcher, rendezvous=rendezvous, track='none'
+    )  # its rows are followed here
     return replace(plan, config=with_values(plan.config, **place))
 
 # %% ../../nbs/experiment/10_cluster.ipynb #20179638
@@ -206,11 +218,12 @@ class _Tasks:
                         deadline = min(deadline, time.monotonic() + STOP_TIMEOUT_S)
                     if time.monotonic() > deadline:
                         self.kill()
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, StopTraining) as e:
                 self.stop()
                 try:
                     load_ray().wait(self._tasks, num_returns=len(self._tasks), timeout=STOP_TIMEOUT_S)
-                    self._look()
+                    if isinstance(e, KeyboardInterrupt):
+                        self._look()
                 except BaseException:
                     self.kill()
                     raise
@@ -335,15 +348,23 @@ class Cluster:
         folder = RunFolder(plan.config.where.study, plan.run_id).create()
         follow = guarded(on_row, plan.run_id, say)
         say(phrase('cluster.jinja', 'submitted', plan.run_id, _needs(plan), plan.config.where.nodes))
-        with RowFollower(folder.path / 'rows.jsonl') as rows, self._started(plan, jobs, limits) as tasks:
+        with (
+            RowFollower(folder.path / 'rows.jsonl') as rows,
+            tracked(plan.config.where.track, folder, settings(plan.config), say) as track,
+            self._started(plan, jobs, limits) as tasks,
+        ):
             rows.new()  # of an earlier attempt
 
             def look() -> None:
                 for row in rows.new():
+                    track(row)
                     follow(with_run(row, plan))
 
             try:
                 _Tasks(plan.run_id, tasks, look).wait()
+            except StopTraining as e:
+                folder.write_state('interrupted', reason=f'on_row: {e.reason}')
+                raise stopped_by_user(e, folder) from None
             except KdnotesError as e:
                 state = folder.state() or {}
                 # the process that wrote it is gone, or was on another machine than the one that was lost
@@ -361,16 +382,18 @@ class Cluster:
         task = load_ray().remote(max_retries=int(nodes == 1))(_execute_there)
         others = (__version__, str(root()), os.getcwd(), concurrent, limits)
         start = partial(task.options, name=plan.run_id, **needs)
+        plugin = plan.code.get(PLUGIN_FILE, '')
+        sent = pickle.dumps if plugin else lambda plan: plan
         if nodes == 1:
-            yield [start().remote(_placed(plan), *others)]
+            yield [start().remote(sent(_placed(plan)), *others, plugin)]
             return
         with _reserved(nodes, needs, 'PACK' if self.address == 'local' else 'STRICT_SPREAD') as places:
             asked = load_ray().remote(num_cpus=0)(_own_address)
             [address] = _Tasks(plan.run_id, [asked.options(scheduling_strategy=places[0]).remote()]).wait()
             if self.address == 'local':  # no other machine needs to reach it
                 address = f'127.0.0.1:{address.rsplit(":", 1)[1]}'
-            part = _placed(plan, nodes, 'torchrun', address)
-            yield [start(scheduling_strategy=place).remote(part, *others) for place in places]
+            part = sent(_placed(plan, nodes, 'torchrun', address))
+            yield [start(scheduling_strategy=place).remote(part, *others, plugin) for place in places]
 
     def _machines(self) -> list[dict[str, float]]:
         "What each machine has, by Ray's names."

@@ -13,6 +13,7 @@ from typing import Any
 from ..core.arms import MODES, PROCEDURES, USUAL
 from ..core.config import FIRST_TASK, ConfigError, truncate_repr, task_info
 from ..core.spec import RunConfig, flat, is_given, parameters as run_parameters, teacher_names
+from ..core.config import with_plugin
 from ..core.parse import PLACE, make_config
 from ..core.files import cache_path, cached_at, own_disk, root, sha256_text
 from ..core.processes import staged
@@ -108,6 +109,8 @@ class Plan:
     labels: dict = field(default_factory=dict)  # what they are, where the task does not imply it
     # what the primary metric's set is called, and how many clusters it has; None: units count as independent
     clusters: tuple[str, int] | None = None
+    # code of a user's own that its ranks execute: name of the file in the run's folder -> text
+    code: dict[str, str] = field(default_factory=dict)
 
     @property
     def findings(self) -> tuple[str, ...]:
@@ -215,6 +218,7 @@ def named(
     **parameters: Any,
 ) -> dict:  # the same, with the corpus' resolved name and the study's
     "The parameters of a study, once its corpus is found. Smoke runs have a study of their own, NAME-smoke."
+    parameters = with_plugin(parameters)
     own = {'task', 'corpus', 'smoke', *PLACE}
     config = make_config(**{k: v for k, v in parameters.items() if k in own or k == 'study' and v})
     with on_this_machine(config):

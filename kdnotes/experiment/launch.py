@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from ..core.config import KdnotesError, pluralize
 from ..core.spec import RunConfig, flat, is_given
-from ..core.files import BusyError, file_errors, write_json
+from ..core.files import BusyError, atomic_write, file_errors, write_json
 from kdnotes.core.processes import (
     EXIT_STOPPED,
     Ranks,
     Rendezvous,
     Stopped,
+    StopTraining,
     held_back,
     how_ended,
     kill_all,
@@ -33,6 +34,7 @@ from kdnotes.experiment.attempt import (
     Limits,
     RunError,
     failures,
+    stopped_by_user,
     follow_ranks,
     resume_note,
     lock_or_wait,
@@ -47,6 +49,7 @@ from .plan import Plan, on_this_machine, plan, plan_study
 from ..tasks.sources import UNLABELLED
 from ..results.runs import RunFolder, lock_run
 from ..results.store import find_record, find_run_model, records
+from ..results.tracking import tracked
 
 # %% auto #0
 __all__ = ['RESTARTS', 'Follow', 'run', 'execute', 'make_runs', 'missing', 'stop_futures', 'stages', 'with_run', 'milestones']
@@ -92,7 +95,14 @@ def execute(
         for first in missing(plan):
             say(f'{plan.run_id} needs {first.run_id} first')
             execute(first, on_row, say, jobs, wait_s=math.inf)
-        _make_run(plan, rendezvous, guarded(on_row, folder.run_id, say), say, jobs, limits, wait_s)
+        with tracked(plan.config.where.track, folder, settings(plan.config), say) as track:
+            follow = guarded(on_row, folder.run_id, say)
+
+            def on_each(row: dict) -> None:
+                track(row)
+                follow(row)
+
+            _make_run(plan, rendezvous, on_each, say, jobs, limits, wait_s)
     leave_card(folder)
     return folder.record()
 
@@ -320,6 +330,8 @@ def _write_job(
         found = find_record(first.run_id) if first else None
         return found[0]['time'][name] if found else None
 
+    for file, text in plan.code.items():
+        atomic_write(folder.path / file, text)
     transfer = plan.transfer or (plan.teacher and plan.teacher.transfer)
     write_json(
         folder.path / f'config{name}.json',
@@ -378,12 +390,17 @@ def _run_ranks(
             _fail(folder, str(e), e.cause)
         code = 0
     except BaseException as e:
+        by_user = isinstance(e, StopTraining)
         try:
             ranks.stop()
             ranks.wait()  # a second interrupt comes out of here
         finally:
-            _say_interrupted(folder, type(e).__name__)
-        raise
+            _say_interrupted(folder, f'on_row: {e.reason}' if by_user else type(e).__name__)
+        if not by_user:
+            raise
+        if not _complete(folder):  # else it had ended before the stop
+            raise stopped_by_user(e, folder) from None
+        code = 0
     # a process that dies after its record was written has done its work
     if code and not _complete(folder):
         _refuse(folder, code, rendezvous, log)

@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from ..core.arms import MODES, SEVERAL_RANKS
-from ..core.config import ConfigError, pluralize, truncate_repr, task_info
+from kdnotes.core.config import (
+    ConfigError,
+    plugin_id,
+    plugin_text,
+    pluralize,
+    task_info,
+    truncate_repr,
+)
 from kdnotes.core.spec import (
     RunConfig,
     Train,
@@ -38,6 +45,7 @@ from kdnotes.core.resolve import (
     settings,
 )
 from ..core.streams import stream
+from ..core.user_code import LOSS_FILE, PLUGIN_FILE, UserCode, load_code, planned_loss, remember_plugin
 from kdnotes.experiment.compatibility import (
     check_reading,
     checked_models,
@@ -65,6 +73,7 @@ from kdnotes.tasks.sources import (
     resolve_unlabelled,
 )
 from ..results.schema import SCHEMA
+from ..results.tracking import check_tracker
 
 # %% auto #0
 __all__ = ['teacher_config', 'transfer_config', 'plan', 'plan_study', 'explain_study']
@@ -86,9 +95,8 @@ def teacher_config(
     }
     # in the setting of a study, its runs are scored and saved alike, too
     where = asked.where if asked.where.teacher_setting == 'shared' else Where()
-    own = dict(
-        mode=teachers_mode(config), study=config.where.study, grid_g_per_kwh=config.where.grid_g_per_kwh
-    )
+    same = ('study', 'grid_g_per_kwh', 'plugin', 'track')
+    own = dict(mode=teachers_mode(config)) | {name: getattr(config.where, name) for name in same}
     alone = dict(arm=None, preset='none', teacher_setting='own', nodes=1, launcher='local', rendezvous=None)
     return RunConfig(
         task=config.task,
@@ -119,7 +127,7 @@ def transfer_config(
     once, in the faster precision, in a study of its own.
     """
     names = [name for name in parameters(config.task) if group_of(name, config.task) == 'data']
-    same = {'task', 'profile', 'teacher', 'grid_g_per_kwh', 'head_bias', 'labels', *names} - {
+    same = {'task', 'profile', 'teacher', 'grid_g_per_kwh', 'track', 'head_bias', 'labels', *names} - {
         'corpus',
         'columns',
         'transfer',
@@ -164,9 +172,15 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         on.bf16,
     )
     asked = config = _as_read(config)
+    loss = planned_loss(asked)
     config, corpus = _resolve_on_corpus(asked, on, corpora)
+    plugin = plugin_text(config.task)
+    config = with_values(config, loss_id=loss.id if loss else '', plugin_id=plugin_id(config.task))
+    if plugin:
+        remember_plugin(config.task, plugin)
     task_info(config.task).check_corpus(corpus, config)
     if check:
+        _check_user_code(config, loss)
         check_reading(config)
     teacher = plan(teacher_config(asked, config), on, corpora, check) if needs_teacher(config) else None
     first = (
@@ -208,9 +222,17 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         left_out=corpus.left_out,
         labels=task_info(config.task).label_facts(corpus, config),
         clusters=_clusters(config, corpus),
+        code=({LOSS_FILE: loss.text} if loss else {}) | ({PLUGIN_FILE: plugin} if plugin else {}),
         **notes,
     )
     return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, SCHEMA))
+
+
+def _check_user_code(config: RunConfig, loss: UserCode | None) -> None:
+    "Refuse a loss that cannot be loaded and a tracker that is not installed."
+    if loss:
+        load_code(loss)
+    check_tracker(config.where.track)
 
 
 def _as_read(asked: RunConfig) -> RunConfig:

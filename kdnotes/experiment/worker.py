@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 import pandas as pd
 from .. import __version__
-from ..core.config import KdnotesError, task_info
+from ..core.config import KdnotesError, plugin_id, task_info
 from kdnotes.core.spec import (
     RunConfig,
     flat,
@@ -34,6 +34,7 @@ from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.progress import ReportFile, reporting_to, silent
 from ..core.resolve import settings
 from ..core.streams import torch_seed
+from ..core.user_code import PLUGIN_FILE, load_loss
 from .attempt import RunError, stage_file, wait_for_file
 from .compatibility import teachers_sha256
 from .plan import make_task, source_of
@@ -65,7 +66,10 @@ def _enter(config_file: str | Path) -> Rank:
         raise RunError(f'{", ".join(without)} does not see {folder.path}; all machines share one home folder')
     # what another machine could not know before the run was locked
     job = read_json(config_file) | {name: folder.config()[name] for name in ('times', 'jobs')}
-    config = stored_config(job['config'])
+    plugin = folder.path / PLUGIN_FILE
+    has_plugin = job['config'].get('plugin_id') and plugin.is_file()
+    config = stored_config(job['config'] | (dict(plugin=str(plugin)) if has_plugin else {}))
+    _check_unchanged(f'the source of task={config.task}', plugin_id(config.task), config.plugin_id)
     runtime = rt.start(config, env)
     corpus = corpus_of(config)
     planned = (job['corpus_sha256'], value_of(config, 'unlabelled_id'))
@@ -310,13 +314,10 @@ def _cached_signal(rank: Rank, task, teacher):
 
 # %% ../../nbs/experiment/07_worker.ipynb #8a9d068e
 def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)
-    "A callable that appends rows to the run folder, and to TensorBoard when it is installed."
+    "A callable that appends rows to the run folder."
     if not rank.runtime.main:
         return lambda kind, **values: None
-    from kdnotes.results.tensorboard import tb_writer
-
     folder = rank.folder
-    board = tb_writer(folder.path)
     first = len(folder.rows())  # of this attempt
     resumes = None  # not known yet
 
@@ -330,7 +331,6 @@ def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)
             resumes = False
             folder.drop_rows(first)  # no checkpoint could be used: the steps are made again
         folder.append(kind, **values)
-        board(dict(kind=kind, **values))
 
     return on_row
 
@@ -339,13 +339,15 @@ def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (Tr
     "Train and evaluate; `student` is the phase of the network in training, whichever it is."
     from kdnotes.train.evaluation import evaluate
     from kdnotes.train.loop import train
+    from kdnotes.train.user_loss import with_loss
 
     if is_given(rank.config):
         result = _untrained(rank, task, on_row)
     else:
+        loss = load_loss(rank.config, rank.folder.path)
         with telemetry.phase('student'):
             result = train(
-                task,
+                with_loss(task, loss, model, signal, rank.runtime),
                 model,
                 rank.config,
                 rank.runtime,
@@ -420,9 +422,9 @@ def have_floors(
     known = set(floors(config.where.study)['key'])
     few = value_of(config, 'labels') is not None and 'labels' in info.floor_settings
     key = floors_key(info, corpus_sha256, settings(config))
-    if key not in known:
+    if info.floors and key not in known:
         tables = [floor_table(task.floors()) for task in _floor_tasks(config, corpus_sha256, few)]
-        if tables:
+        if any(map(len, tables)):
             keep_floors(config.where.study, key, _mean_table(tables))
     left_out = []
     for name, start in _starts(config, left_out):
@@ -548,7 +550,6 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     from kdnotes.distill.heads import is_pruned, whole_model
     from kdnotes.distill.models import save_model
     from kdnotes.distill.tokenizers import load_tokenizer, reads_as
-    from kdnotes.results.tensorboard import tb_record
 
     folder = rank.folder
     model.config.update(task.head_config)
@@ -560,7 +561,6 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     folder.write_table('units', outcome.evaluation.units)
     folder.write_table('predictions', outcome.evaluation.predictions)
     record = record_of(rank, task, model, outcome)
-    tb_record(folder.path, record)
     folder.write_record(record)
     # the record is there: nothing will go on from them
     shutil.rmtree(folder.path / 'checkpoints', ignore_errors=True)

@@ -15,9 +15,9 @@ import pandas as pd
 import psutil
 
 from kdnotes.core.config import (
-    TASKS,
     ConfigError,
     KdnotesError,
+    is_task,
     score_name,
     truncate_repr,
     task_info,
@@ -83,7 +83,7 @@ def _line(folder: RunFolder) -> RunLine:
 def _line_of(study: str, record: dict, state: str, at_s: float | None = None) -> RunLine:
     "A run that has a record."
     primary = record['primary']
-    is_known = record['task'] in TASKS  # it may be a task of a module that is not installed here
+    is_known = is_task(record['task'])  # it may be a task of a module that is not installed here
     return RunLine(
         study,
         record['run_id'],

@@ -113,7 +113,7 @@ def tb_writer(
             now['writer'] = _summary_writer(folder, purge_step=row['step'] + 1)
         for tag, value in scalars_of(row).items():
             now['writer'].add_scalar(tag, value, now['step'])
-        if row['kind'] == 'end':
+        if row['kind'] in ('end', 'close'):  # a training that was stopped has no end
             now['writer'] = now['writer'].close()
 
     return mirror

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
-from ..core.config import FIRST_TASK, ConfigError, pluralize, truncate_repr, task_info
+from ..core.config import FIRST_TASK, ConfigError, pluralize, truncate_repr, task_info, with_plugin
 from ..core.spec import flat, value_of
 from ..core.parse import make_config
 from ..core.files import runs_path
@@ -124,7 +124,7 @@ def resolve_search(
     given: Mapping[str, Any],  # parameters of a run
 ) -> ResolvedSearch:
     "Resolve and check a search before anything is trained."
-    common = dict(mode='mixed_kd', task=FIRST_TASK) | dict(given)
+    common = dict(mode='mixed_kd', task=FIRST_TASK) | with_plugin(dict(given))
     space, fixed, space_name = space_of(options.space, common['task'], common['mode'])
     common = fixed | common
     common |= _cores(options, common)

@@ -124,7 +124,7 @@ def choice(self: SearchResult) -> Choice:
     trained = next((t.run_id for t in self.trials if t.state == 'complete'), None)
     known = find_record(trained) if trained and self.objectives[0].name == 'score' else None
     if known:
-        margin = task_info(self.task).margins[known[0]['primary']['metric']][0]
+        margin = task_info(self.task).margins.get(known[0]['primary']['metric'], (0.0,))[0]
     threshold = self.threshold and self.threshold.value
     return ship(self.trials, self.objectives, self.baseline, margin, self.seed_values, threshold)
 

@@ -20,7 +20,7 @@ from ..core.columns import Joined, Strings, codes
 from ..losses.targets import margin_mse, pair_counts, ranknet
 from . import base
 from .inference import Answer, InferenceError, Reader, Use, cut_notes
-from .base import Evaluation, Task
+from .base import Evaluation, LossFunction, Task
 from .candidates import CORPORA
 from .ranking_metrics import BM25, Questions, as_questions, choose_thresholds
 from .ranking_metrics import evaluate_split, in_any_order, shared_words
@@ -209,39 +209,41 @@ def signal_key(self: AnswerSelection) -> str:
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #50c5b860
 @patch
-def losses(
+def loss_functions(self: AnswerSelection, kd: bool) -> dict[str, LossFunction]:
+    "`hard` and `soft`, and `ranking` between candidates if there is a ranking loss."
+    return Task.loss_functions(self, kd) | ({'ranking': self.ranking} if self.compares else {})
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #6b51b6b6
+@patch
+def ranking(
     self: AnswerSelection,
     outputs,  # of a head with two logits
     batch: Batch,
     signal: dict[str, Tensor] | None,
-) -> dict[str, Tensor]:
-    "`hard` and `soft`, and `ranking` between candidates if there is a ranking loss."
-    losses = Task.losses(self, outputs, batch, signal)
-    if self.compares:
-        losses['ranking'] = self._ranking(outputs, batch, signal)
-    return losses
-
-# %% ../../nbs/tasks/18_answer_selection.ipynb #6b51b6b6
-@patch
-def _ranking(self: AnswerSelection, outputs, batch: Batch, signal: dict[str, Tensor] | None) -> Tensor:
-    "The sum over pairs of a right and a wrong candidate of a training batch."
+) -> tuple[Tensor, int]:
+    "The sum over pairs of a right and a wrong candidate of a training batch, and how many they are."
     scores = self.scores(outputs, batch)[:, 0]
+    pairs = self._pairs('train', batch.index)
     if self.settings.ranking_loss == 'ranknet':
-        return ranknet(scores, batch.groups, batch.labels, 'sum')
+        return ranknet(scores, batch.groups, batch.labels, 'sum'), pairs
     if not signal:
         raise ValueError("ranking_loss='margin_mse' needs a teacher's signal, got none")
     margins = signal['logits'].float().diff(dim=1)[:, 0]
-    return margin_mse(scores, margins, batch.groups, batch.labels, 'sum')
+    return margin_mse(scores, margins, batch.groups, batch.labels, 'sum'), pairs
+
+
+@patch
+def _pairs(self: AnswerSelection, split: str, index: np.ndarray) -> int:
+    "How many pairs of a right and a wrong candidate there are."
+    labels = self.labels[split][index].clip(min=0)
+    return pair_counts(self.questions[split].question[index], labels)['labelled']
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #5f0c84db
 @patch
 def loss_counts(self: AnswerSelection, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
     "Examples of the pointwise terms, pairs of the ranking one."
     counts = Task.loss_counts(self, split, index, epoch)
-    if self.compares:
-        labels = self.labels[split][index].clip(min=0)
-        counts['ranking'] = pair_counts(self.questions[split].question[index], labels)['labelled']
-    return counts
+    return counts | ({'ranking': self._pairs(split, index)} if self.compares else {})
 
 
 @patch

@@ -5,6 +5,7 @@
 # %% ../../nbs/tasks/05_base.ipynb #0a9ba20f
 from __future__ import annotations
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,20 +13,20 @@ from itertools import product
 from typing import Any, NamedTuple, Protocol, Self, TYPE_CHECKING
 import numpy as np
 import pandas as pd
-from ..core.config import task_info
+from ..core.config import plugin_id, task_info
 from ..core.spec import RunConfig, TaskSettings
 from ..core.files import sha256_text
 from ..core.columns import Columns
-from .sources import Corpus, Rows
+from .sources import SPLITS, Corpus, Rows
 from .batching import Batch, EncodedPairs, Ragged, TokenCounts, singleton_groups
 from ..losses.conventions import dialect_weights
 from ..losses.targets import hard_target_ce, soft_target_kl
 
 # %% auto #0
-__all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'Embed', 'FLOOR_COLUMNS', 'SignalSpec', 'Primary', 'Evaluation', 'unit_table',
-           'SoftTargets', 'soft_targets', 'free_weights', 'check_free_weights', 'labels_config', 'sequence_head_flops',
-           'worst_units', 'lower_words', 'floors_key', 'encoder_key', 'cosines', 'some_rows', 'floor_table', 'Forward',
-           'Task', 'setting', 'TaskInfo', 'split_sizes', 'TaskView']
+__all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'Embed', 'FLOOR_COLUMNS', 'LossFunction', 'SignalSpec', 'Primary', 'Evaluation',
+           'unit_table', 'SoftTargets', 'soft_targets', 'free_weights', 'check_free_weights', 'labels_config',
+           'sequence_head_flops', 'worst_units', 'worst_rows', 'lower_words', 'floors_key', 'encoder_key', 'cosines',
+           'some_rows', 'floor_table', 'Forward', 'Task', 'setting', 'TaskInfo', 'split_sizes', 'TaskView']
 
 # %% ../../nbs/tasks/05_base.ipynb #766e11bd
 if TYPE_CHECKING:
@@ -189,6 +190,32 @@ def worst_units(
     said = dict(list(predictions[predictions['split'] == where].groupby('unit')))
     return [(unit, said[unit.unit]) for unit in worst.itertuples() if unit.unit in said]
 
+
+def worst_rows(
+    record: dict,
+    units: pd.DataFrame,  # of the run
+    predictions: pd.DataFrame,  # of the run
+    corpus: Corpus
+    | None,  # the one the run was evaluated on; None: it is not at hand, and ids stand for texts
+    n: int = 10,
+) -> pd.DataFrame:  # text, label, predicted, and the primary metric; worst first
+    "The examples of a classifier that a run got most wrong."
+    info = task_info(record['task'])
+    metric = record['primary']['metric']
+    rows = corpus.splits[record['primary']['set']] if corpus else ()
+    texts = {row['id']: ' | '.join(filter(None, (row[key] for key in info.texts))) for row in rows}
+
+    def row(unit: Any, own: pd.DataFrame) -> dict[str, Any]:
+        return {
+            'text': textwrap.shorten(texts.get(unit.unit, unit.unit), 400, placeholder=' …'),
+            'label': own['item'][own['label'].astype(float) > 0].iloc[0],
+            'predicted': own['item'].iloc[int(own['score'].to_numpy().argmax())],
+            metric: round(unit.value, 3),
+        }
+
+    found = worst_units(record, units, predictions, n)
+    return pd.DataFrame([row(*of) for of in found], columns=['text', 'label', 'predicted', metric])
+
 # %% ../../nbs/tasks/05_base.ipynb #1ce991d5
 def lower_words(
     text: str,
@@ -208,6 +235,8 @@ def floors_key(
     values['smoke'] = bool(settings.get('smoke'))
     if info.floor_rules > 1:
         values['rules'] = info.floor_rules
+    if plugin := plugin_id(info.name):
+        values['plugin'] = plugin
     texts = [f'{name}={list(v) if isinstance(v, (list, tuple)) else v}' for name, v in values.items()]
     return sha256_text(info.name, corpus_sha256, *texts)[:12]
 
@@ -273,6 +302,11 @@ def floor_table(
     return whole[list(FLOOR_COLUMNS)]
 
 # %% ../../nbs/tasks/05_base.ipynb #e9878379
+# (student_outputs, batch, teacher_signal) -> (sum, count): a loss summed over `count` examples, tokens or
+# pairs of a micro-batch; the signal is None without a teacher. A user's own loss has the same signature
+LossFunction = Callable[[Any, Batch, dict[str, 'Tensor'] | None], tuple['Tensor', int]]
+
+
 class Forward(Protocol):
     "A model in eval mode, without gradients, as one rank of several sees it."
 
@@ -294,13 +328,11 @@ class Task:
     that of examples that are a text or a pair with a label, scored by one forward; a task overrides the rest.
     It has besides:
 
-    - `take(corpus)`: choose `rows`, and `labels` (n, ...) as a loss wants them, by split
-    - `texts_of(rows)`: the first and the second text of each row (None: rows have one text), for `encode`
-    - `loss_weights(kd)`: weights of each of its terms, with and without a teacher
-    - `evaluate(scores)`: the `Evaluation` of one forward of each example, (n, k) by evaluation set, rows in
-      the split's order; or `evaluate_model(forward, sets)`, on every rank, where it asks the model itself
-    - `floors()`: the `Evaluation` of each of `TaskInfo.floors` that means something on this corpus and needs
-      no network
+    - `take(corpus)`: choose `rows`, and `labels` (n, ...) as a loss wants them, by split (`take_rows` and
+      `take_classes` do it for classes)
+    - `measure(scores, labels)`: metrics of an evaluation set, and the values of its examples for those that
+      are means; or `evaluate`, or `evaluate_model(forward, sets)`, on every rank, where it asks the model
+      itself
     """
 
     name: str
@@ -322,7 +354,7 @@ class Task:
     evaluates_itself: bool = False  # `evaluate_model` instead of `scores` and `evaluate`
     uncut: str = ''  # why no row is cut at `max_length`, a macro of reasons.jinja; '': rows are cut
     unlabelled: int = 0  # how many of the training examples, the last ones, have no label
-    settings: TaskSettings  # a class has those of a task that is given none
+    settings: TaskSettings = TaskSettings()  # a class has those of a task that is given none
 
     def __init__(
         self,
@@ -349,6 +381,39 @@ class Task:
         return cls(
             corpus, config.data.max_length, config.task_settings, soft_targets(config), config.data.smoke
         )
+
+    def take_rows(self, corpus: Corpus) -> None:
+        "The rows of each split; a few of them in a smoke run."
+        self.rows = {
+            split: rows[: 64 if split == 'train' else 48] if self.smoke else rows
+            for split, rows in corpus.splits.items()
+            if split in SPLITS
+        }
+
+    def take_classes(
+        self,
+        names: Sequence[str],  # of the classes, in the order of the logits
+    ) -> None:
+        "Labels as numbers of classes, their share in the training split, and a head with an output for each."
+        number = {name: i for i, name in enumerate(names)}
+        self.labels = {
+            split: np.fromiter((number[label] for label in rows['label']), np.int64, len(rows))
+            for split, rows in self.rows.items()
+        }
+        # one more of each: a class without an example here has no logarithm
+        counts = np.bincount(self.labels['train'], minlength=len(names)) + 1
+        self.label_prior = counts / counts.sum()
+        self.head_labels = tuple(names)
+        self.head_config = labels_config(names)
+        self.model_kwargs = {'num_labels': len(names)}
+        self.signal_spec = {'logits': SignalSpec(shape=(len(names),))}
+
+    def texts_of(
+        self,
+        rows: Rows,
+    ) -> tuple[Sequence[str], Sequence[str] | None]:  # the first texts; the second, None: rows have one
+        "The texts of each row, as `encode` reads them."
+        return rows['text'], None
 
     def add_unlabelled(self, corpus: Corpus) -> Rows:
         "Put rows without a label behind the others."
@@ -415,25 +480,36 @@ class Task:
         "Every choice of the task that changes its training examples, for the name of a stored signal."
         return 'all-smoke' if self.smoke else 'all'
 
-    def losses(
+    def loss_functions(
+        self,
+        kd: bool,  # is there a teacher?
+    ) -> dict[str, LossFunction]:  # loss term -> its function; the count is that of `loss_counts`
+        "What is minimised: `hard` against the labels, `soft` against a teacher's outputs."
+        return {'hard': self.hard_loss} | ({'soft': self.soft_loss} if kd else {})
+
+    def hard_loss(
         self,
         outputs,  # the student's
-        batch: Batch,
+        batch: Batch,  # of train
         signal: dict[str, Tensor] | None,  # what `signal` gives of the same examples; None: no teacher
-    ) -> dict[str, Tensor]:  # scalars
-        "Sums over the batch: `hard` against the labels, `soft` against a teacher's logits."
-        losses = {'hard': hard_target_ce(outputs.logits, batch.labels, 'sum')}
-        return losses | ({'soft': self.soft.loss(outputs.logits, signal['logits'])} if signal else {})
+    ) -> tuple[Tensor, int]:  # the sum over the examples that have a label, and how many they are
+        "Cross-entropy of the labels."
+        total = hard_target_ce(outputs.logits, batch.labels, 'sum')
+        return total, self.loss_counts('train', batch.index)['hard']
+
+    def soft_loss(self, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+        "Soft targets of the teacher's logits, over all examples."
+        return self.soft.loss(outputs.logits, signal['logits']), len(batch.index)
 
     def loss_terms(
         self,
-        outputs,  # as for `losses`
+        outputs,  # the student's
         batch: Batch,  # of train
         signal: dict[str, Tensor] | None,
     ) -> dict[str, tuple[Tensor, int]]:
-        "The sums with their counts."
-        counts = self.loss_counts('train', batch.index)
-        return {name: (total, counts[name]) for name, total in self.losses(outputs, batch, signal).items()}
+        "The sum and the count of each loss term."
+        functions = self.loss_functions(kd=bool(signal))
+        return {name: loss(outputs, batch, signal) for name, loss in functions.items()}
 
     def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
         "Without a forward, the examples of each term: those that have a label, and all."
@@ -443,6 +519,10 @@ class Task:
         first = self.labels[split][index].reshape(n, -1)[:, 0]
         return {'hard': int((first != NO_LABEL).sum()), 'soft': n}
 
+    def loss_weights(self, kd: bool) -> dict[str, float]:
+        "What the loss terms are multiplied by, with and without a teacher."
+        return self.soft.weights(kd, self.model_kwargs['num_labels'])
+
     def scores(
         self,
         outputs,  # a model's
@@ -450,6 +530,42 @@ class Task:
     ) -> Tensor:  # (n, k) float32
         "What `evaluate` needs of each example: the outputs themselves."
         return outputs.logits.float()
+
+    def evaluate(
+        self,
+        scores: dict[str, np.ndarray],  # (n, k) by evaluation set, rows in the split's order
+    ) -> Evaluation:
+        "Metrics, units and predictions of the evaluation sets given."
+        return Evaluation.of({split: self._evaluated(split, of) for split, of in scores.items()})
+
+    def _evaluated(self, split: str, scores: np.ndarray) -> tuple[dict, pd.DataFrame, pd.DataFrame]:
+        "Those of one set."
+        metrics, values = self.measure(scores, self.labels[split])
+        rows = self.rows[split]
+        ids, clusters = (
+            rows[key].tolist() for key in ('id', 'cluster' if 'cluster' in rows.columns else 'id')
+        )
+        units = unit_table(split, 'all', ids, clusters, values)
+        return metrics, units, pd.DataFrame(dict(split=split) | self.predicted(split, ids, scores))
+
+    def predicted(self, split: str, ids: list[str], scores: np.ndarray) -> dict[str, Any]:
+        "A row for each class of each example."
+        classes = len(self.head_labels)
+        right = self.labels[split][:, None] == np.arange(classes)
+        return dict(
+            unit=np.repeat(ids, classes),
+            item=np.tile(self.head_labels, len(ids)),
+            label=right.astype(np.int64).ravel(),
+            score=scores.astype(np.float32).ravel(),
+        )
+
+    def floors(self) -> dict[str, Evaluation]:
+        "What each of `TaskInfo.floors` scores that means something on this corpus and needs no network."
+        if self.label_prior is None:
+            return {}
+        shares = np.log(self.label_prior)
+        sets = {split: np.tile(shares, (len(self.rows[split]), 1)) for split in self.evaluation_sets}
+        return {'label_shares': self.evaluate(sets)}
 
     def head_flops(
         self,
@@ -474,18 +590,21 @@ class TaskInfo:
     "What is known of a task before a corpus is read."
 
     name: str
-    settings: type  # a `config.TaskSettings`: the fields of a configuration that only this task reads
-    make: Callable[..., Task]  # (corpus, resolved config) -> the task, not yet encoded
+    # a `config.TaskSettings`: the fields of a configuration that only this task reads
+    settings: type = TaskSettings
+    make: Callable[..., Task]  # (corpus, resolved config) -> the task, not yet encoded: `Task.made`
     corpora: Any  # a `tasks.sources.Corpora`: where its texts come from, and what is refused
     # (corpus, network) -> the setting of a run that gives none, of `setting`; '*' is every corpus, or
     # network, without a row of its own; corpus 'a -> b' is b after transfer from a
-    defaults: dict[tuple[str, str], dict[str, Any]]
-    unit_name: str  # what the primary metric averages over, in the plural: 'questions'
+    defaults: dict[tuple[str, str], dict[str, Any]] = field(
+        default_factory=lambda: {('*', '*'): setting(3, 5e-5)}
+    )
+    unit_name: str = 'examples'  # what the primary metric averages over, in the plural: 'questions'
     # what units that are alike belong to, in the plural: statistics then are over these, each as heavy as its
     # units; '': units count as independent
     cluster_name: str = ''
     # what people call a metric: {'map': 'MAP'}; one that is not here is called by its key
-    metric_names: dict[str, str]
+    metric_names: dict[str, str] = field(default_factory=dict)
     # is a row of a corpus one training example? A document is many
     row_is_example: bool = True
     row_name: str = 'examples'  # what rows are called, in the plural
@@ -493,13 +612,15 @@ class TaskInfo:
     # 'question_id'); None: a row is alone
     rows_of: tuple[str, str] | None = None
     # keys of the texts of a row that a model reads, in their order
-    texts: tuple[str, ...]
+    texts: tuple[str, ...] = ('text',)
     # what a metric is, where its name does not say: a card tells
     metric_notes: dict[str, str] = field(default_factory=dict)
     # metrics that are `exp` of another's mean, such as a perplexity: their intervals are those of the other
     exp_of: dict[str, str] = field(default_factory=dict)
     # trivial baselines, of `Task.floors` and `Task.encoder_floor` -> what they are called
-    floors: dict[str, str]
+    floors: dict[str, str] = field(
+        default_factory=lambda: {'label_shares': 'the shares of the training labels'}
+    )
     # settings that change what these score on a corpus: 'labels', where they read labels
     floor_settings: tuple[str, ...] = ()
     # is a linear model of the frozen encoder fitted to labels?
@@ -513,11 +634,11 @@ class TaskInfo:
     # metrics besides the primary one that a record keeps of every evaluation on the way
     curve_metrics: tuple[str, ...] = ()
     # of each metric that can be primary: a difference that does not matter, and a stricter one
-    margins: dict[str, tuple[float, float]]
+    margins: dict[str, tuple[float, float]] = field(default_factory=dict)
     # of metrics whose units lie between 0 and so much: the most, which is how far two values can be apart
     reach: dict[str, float] = field(default_factory=dict)
     # (record, units, predictions, corpus or None, n) -> the n units a run got most wrong, for people
-    examples: Callable[..., pd.DataFrame]
+    examples: Callable[..., pd.DataFrame] = worst_rows
     # refuses a configuration this task cannot mean, by a ValueError
     check: Callable[[Any], None] = lambda config: None
     # refuses a corpus that these settings cannot mean, in seconds
@@ -545,8 +666,18 @@ class TaskInfo:
     # of the classes of one example, 'answerable': the log-odds that a question has an answer, beside the
     # span that the run would give, 'numbers', which have no probability, or 'right_only': the
     # log-probability of what is right, which does not tell what was likeliest
-    score_kind: Callable[[dict], str]
-    use: Any  # a `tasks.inference.Use`: how its models are asked about texts of no corpus
+    score_kind: Callable[[dict], str] = lambda settings: 'logits'
+    # a `tasks.inference.Use`: how its models are asked about texts of no corpus; None: about a text, for the
+    # classes of it
+    use: Any = None
+
+    def __post_init__(self):
+        if self.use is None:
+            from kdnotes.tasks.text_classification import (
+                USE,
+            )  # a task like any other, which imports this module
+
+            object.__setattr__(self, 'use', USE)
 
     def default_setting(
         self,

@@ -268,20 +268,24 @@ def signal_key(self: ExtractiveQA) -> str:
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #af7c7342
 @patch
-def losses(
+def hard_loss(
     self: ExtractiveQA,
     outputs,  # of a question-answering head
     batch: Batch,
     signal: dict[str, Tensor] | None,
-) -> dict[str, Tensor]:
-    "Means of beginning and end."
+) -> tuple[Tensor, int]:
+    "Cross-entropy of the labels, the mean of beginning and end."
     student = span_logits(outputs, batch)
     hard = [hard_target_ce(logits, batch.labels[:, i], 'sum') for i, logits in enumerate(student)]
-    losses = {'hard': (hard[0] + hard[1]) / 2}
-    if signal:
-        soft = [self.soft.loss(*pair) for pair in zip(student, self._teacher(signal, batch))]
-        losses['soft'] = (soft[0] + soft[1]) / 2
-    return losses
+    return (hard[0] + hard[1]) / 2, self.loss_counts('train', batch.index)['hard']
+
+
+@patch
+def soft_loss(self: ExtractiveQA, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+    "Soft targets, the mean of beginning and end."
+    student = span_logits(outputs, batch)
+    soft = [self.soft.loss(*pair) for pair in zip(student, self._teacher(signal, batch))]
+    return (soft[0] + soft[1]) / 2, len(batch.index)
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #ee4b761d
 @patch

@@ -250,22 +250,28 @@ def signal_key(self: MaskedLM) -> str:
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #cb52fb90
 @patch
-def losses(
+def hard_loss(
     self: MaskedLM,
     outputs,  # of a language model's head, its output layer maybe still open
     batch: Batch,
     signal: dict[str, Tensor] | None,
-) -> dict[str, Tensor]:
-    "`hard` over the hidden tokens, `soft` over those of `soft_on`."
-    from kdnotes.losses.vocabulary import rows_of, vocabulary_ce, vocabulary_kl
+) -> tuple[Tensor, int]:
+    "Cross-entropy of the hidden tokens."
+    from kdnotes.losses.vocabulary import rows_of, vocabulary_ce
 
     hidden = rows_of(outputs.logits, self._masked_rows(batch))
-    losses = {'hard': vocabulary_ce(hidden, batch.labels.flatten())}
-    if signal is not None:
-        t = self.soft
-        student, teacher = rows_of(outputs.logits, self._soft_rows(batch)), self._teacher(signal)
-        losses['soft'] = vocabulary_kl(student, teacher, t.temperature, t.min_probability, t.top_k)
-    return losses
+    return vocabulary_ce(hidden, batch.labels.flatten()), len(batch.index) * self.masked
+
+
+@patch
+def soft_loss(self: MaskedLM, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+    "Soft targets of the tokens of `soft_on`."
+    from kdnotes.losses.vocabulary import rows_of, vocabulary_kl
+
+    t = self.soft
+    student, teacher = rows_of(outputs.logits, self._soft_rows(batch)), self._teacher(signal)
+    total = vocabulary_kl(student, teacher, t.temperature, t.min_probability, t.top_k)
+    return total, self.loss_counts('train', batch.index)['soft']
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #c41fd6de
 @patch

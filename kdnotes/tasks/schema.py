@@ -38,7 +38,7 @@ from kdnotes.core.tables import (
 )
 
 # %% auto #0
-__all__ = ['Rows', 'Cells', 'SPLITS', 'UNLABELLED', 'TEACHER', 'Column', 'NoLabel', 'Schema', 'Corpus', 'score_key',
+__all__ = ['Rows', 'Cells', 'SPLITS', 'UNLABELLED', 'TEACHER', 'Column', 'NoLabel', 'numbered', 'Schema', 'Corpus', 'score_key',
            'score_columns', 'column_names', 'mapped', 'check_layout', 'checked_parts', 'check_together', 'checked',
            'read_split', 'checked_splits']
 
@@ -73,6 +73,20 @@ class NoLabel:
     value: str | int | None = ''  # what it holds where there is no label; None: null, in a column of JSON
 
 # %% ../../nbs/tasks/00_schema.ipynb #8d49a1e7
+def numbered(
+    parts: Iterator[Cells],
+    missing: set[str],  # keys that the source has no column for
+) -> Iterator[Cells]:  # the same parts
+    "Ids from the order of the rows, where there is no column of them."
+    before = 0
+    for cells in parts:
+        n = len(next(iter(cells.values()), ()))
+        if 'id' in missing:
+            cells['id'] = [f'R{i}' for i in range(before, before + n)]
+        before += n
+        yield cells
+
+
 @dataclass(frozen=True)
 class Schema:
     "What a row of a task holds."
@@ -81,7 +95,7 @@ class Schema:
     # keys of what can change a number: texts; groups, as numbers; two keys: the rows' rank by both
     content: tuple[str | tuple[str, str], ...]
     # (parts of a source, keys without a column): the same parts with all their columns
-    complete: Callable[[Iterator[Cells], set[str]], Iterator[Cells]] = lambda parts, missing: parts
+    complete: Callable[[Iterator[Cells], set[str]], Iterator[Cells]] = numbered
     # (split, its rows): why it cannot be trained or scored on; '': it can
     unusable: Callable[[str, Rows], str] = lambda split, rows: ''
     # (checked cells, where row i is, names of the columns): the cells with their label, where it is no column

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from ..core.cached import Writer, cached
 from ..core.columns import Columns, codes
-from ..core.config import ConfigError, pluralize, truncate_repr, task_info
+from ..core.config import ConfigError, plugin_id, pluralize, truncate_repr, task_info
 from ..core.spec import RunConfig, reads_scores, value_of
 from kdnotes.core.files import (
     cache_path,
@@ -72,8 +72,8 @@ class Corpora:
     "The corpora of a task."
 
     schema: Schema
-    embedded: Callable[[], Splits]  # the project's own
-    published: dict[str, Published]  # by name; the first is the one that `auto` takes
+    embedded: Callable[[], Splits] | None = None  # a small one that comes with the task; None: there is none
+    published: dict[str, Published] = field(default_factory=dict)  # by name; the first is that of `auto`
     notes: dict[str, str] = field(default_factory=dict)  # sha256 -> what a reader of its numbers must know
     # splits of a folder that holds other files than tables; None: it holds tables
     from_folder: Callable[[Path], Splits | None] = lambda folder: None
@@ -89,7 +89,7 @@ class Corpora:
     @property
     def files(self) -> tuple[str, ...]:  # of train, dev and test; (): they have the plain names
         "The files of the first published corpus, where they are tables."
-        first = self.published[self.names[0]]
+        first = next(iter(self.published.values()), Published())
         return () if first.from_folder else first.files
 
     def licence(
@@ -310,8 +310,10 @@ def resolve_corpus(
             return name
     if not corpus.strip():
         raise CorpusError('corpus is empty; name embedded, a published corpus, a folder or a hub id')
-    first = corpora.names[0]
-    hub_id = corpora.published[first].hub_id
+    first = next(iter(corpora.names), '')
+    hub_id = corpora.published[first].hub_id if first else ''
+    if corpus == 'auto' and not first:
+        return 'embedded'
     if corpus == 'auto':
         return first if local_copy(first, corpora) or _answers(hub_id) else 'embedded'
     if folder := find_folder(corpus):
@@ -326,8 +328,8 @@ def resolve_corpus(
         )
     raise CorpusError(
         f"there is no corpus {truncate_repr(corpus)} and no such folder; use auto, embedded, "
-        f"{', '.join(corpora.names)}, a folder with {_files_of(corpora)}, or a hub id like "
-        f"{hub_id or 'owner/name'}"
+        f"{''.join(f'{known}, ' for known in corpora.names)}a folder with {_files_of(corpora)}, or a hub "
+        f"id like {hub_id or 'owner/name'}"
     )
 
 # %% ../../nbs/tasks/04_sources.ipynb #9b6e43f0
@@ -465,6 +467,8 @@ def load_by_rules(
     kind, where = ('folder', str(folder)) if folder else ('hub', f'huggingface.co/datasets/{hub_id}')
     if name == 'embedded':
         kind, where = 'embedded', 'the facts packaged with kdnotes'
+        if corpora.embedded is None:
+            raise CorpusError('this task has no embedded corpus; name a folder with train, dev and test')
         splits = checked_splits(name, corpora.embedded(), schema)
     elif published.from_folder and folder:
         splits = checked_splits(name, published.from_folder(folder), schema)
@@ -673,7 +677,7 @@ def _cached_corpus(task: str, name: str, columns: str | None, files: dict[str, P
         check_regular(path)
     before = _sums(files)
     schema = task_info(task).corpora.schema
-    read_as = json.dumps([task, name, columns, list(schema.columns)])
+    read_as = json.dumps([task, name, columns, list(schema.columns), *filter(None, [plugin_id(task)])])
     key = sha256_text('corpus-8', read_as, json.dumps(before, sort_keys=True))
 
     def make(writer: Writer) -> None:

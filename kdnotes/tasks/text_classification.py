@@ -29,7 +29,7 @@ from kdnotes.tasks.labelled_texts import (
     shared_tenths,
 )
 from .probes import PROBED_ROWS, embedded, probe
-from .sources import SPLITS, Corpus, Rows
+from .sources import Corpus, Rows
 
 # %% auto #0
 __all__ = ['DEFAULTS', 'ONLY_CLASSES', 'USE', 'TASK', 'TextClassificationSettings', 'LabelledTexts', 'TextClassification',
@@ -71,11 +71,7 @@ class LabelledTexts(Task):
 
     def take(self, corpus: Corpus) -> None:
         "Rows and their labels."
-        self.rows = {
-            split: rows[: 64 if split == 'train' else 48] if self.smoke else rows
-            for split, rows in corpus.splits.items()
-            if split in SPLITS
-        }
+        self.take_rows(corpus)
         self.take_labels(corpus.splits['train'])  # all of them, also in a smoke run
         self.model_kwargs = {'num_labels': self.outputs}
         self.signal_spec = {'logits': base.SignalSpec(shape=(self.outputs,))}
@@ -84,17 +80,6 @@ class LabelledTexts(Task):
     def texts_of(self, rows: Rows) -> tuple[Strings, Strings | None]:
         "Texts, and second ones where there are some."
         return rows['text'], rows['second'] if rows['second'][0] else None
-
-    def evaluate(self, scores: dict[str, np.ndarray]) -> Evaluation:
-        "Metrics, units and predictions of the evaluation sets given."
-        return Evaluation.of({split: self._evaluated(split, of_split) for split, of_split in scores.items()})
-
-    def _evaluated(self, split: str, scores: np.ndarray) -> tuple[dict, pd.DataFrame, pd.DataFrame]:
-        "Those of one set."
-        metrics, values = self.measure(scores, self.labels[split])
-        ids, clusters = (self.rows[split][key].tolist() for key in ('id', 'cluster'))
-        units = base.unit_table(split, 'all', ids, clusters, values)
-        return metrics, units, pd.DataFrame(dict(split=split) | self.predicted(split, ids, scores))
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #d3ba9fa1
 @patch
@@ -146,35 +131,12 @@ class TextClassification(LabelledTexts):
     def take_labels(self, train: Rows) -> None:
         "Labels as numbers of classes, and their share in the training split."
         classes = class_names(train)
-        self.head_labels = tuple(classes)
         self.outputs = len(classes)
-        number = {name: i for i, name in enumerate(classes)}
-        self.labels = {
-            split: np.fromiter((number[label] for label in rows['label']), np.int64, len(rows))
-            for split, rows in self.rows.items()
-        }
-        # one more of each: a class without an example here has no logarithm
-        counts = np.bincount(self.labels['train'], minlength=len(classes)) + 1
-        self.label_prior = counts / counts.sum()
-        self.head_config = base.labels_config(classes)
-
-    def loss_weights(self, kd: bool) -> dict[str, float]:
-        "Weights of `hard` and `soft`."
-        return self.soft.weights(kd, self.outputs)
+        self.take_classes(classes)
 
     def measure(self, scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:
         "Metrics, and the values of the examples for those that are means."
         return class_metrics(scores, labels)
-
-    def predicted(self, split: str, ids: list[str], scores: np.ndarray) -> dict[str, Any]:
-        "A row for each class of each example."
-        right = self.labels[split][:, None] == np.arange(self.outputs)
-        return dict(
-            unit=np.repeat(ids, self.outputs),
-            item=np.tile(self.head_labels, len(ids)),
-            label=right.astype(np.int64).ravel(),
-            score=scores.astype(np.float32).ravel(),
-        )
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #e57b2dae
 class TextRegression(LabelledTexts):
@@ -205,19 +167,23 @@ class TextRegression(LabelledTexts):
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #d8c07aa8
 @patch
-def losses(
+def hard_loss(
     self: TextRegression,
     outputs,  # of a head with one logit, (n, 1)
     batch: Batch,
     signal: dict[str, Tensor] | None,
-) -> dict[str, Tensor]:
-    "Squared errors, of labels and of a teacher's numbers."
-    value = outputs.logits.float()[:, 0]
-    error = (value - batch.labels.float()).square()
-    losses = {'hard': (error.masked_fill(batch.labels == NO_LABEL, 0) if self.unlabelled else error).sum()}
-    if signal:
-        losses['soft'] = (value - signal['logits'].float()[:, 0]).square().sum()
-    return losses
+) -> tuple[Tensor, int]:
+    "Squared errors of the labels."
+    error = (outputs.logits.float()[:, 0] - batch.labels.float()).square()
+    total = (error.masked_fill(batch.labels == NO_LABEL, 0) if self.unlabelled else error).sum()
+    return total, self.loss_counts('train', batch.index)['hard']
+
+
+@patch
+def soft_loss(self: TextRegression, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+    "Squared errors of the teacher's numbers."
+    error = outputs.logits.float()[:, 0] - signal['logits'].float()[:, 0]
+    return error.square().sum(), len(batch.index)
 
 
 @patch

@@ -586,6 +586,8 @@ def _explain_non_finite(
     again = ((step, _non_finite(state, step)) for step in steps)
     nowhere = ('none when the step is done again', steps[-1].index.tolist())
     step, (place, examples) = next((found for found in again if found[1]), (steps[-1], nowhere))
+    if state.config.train.custom_loss_id:
+        place = place.replace('the loss itself', f'loss={state.config.train.custom_loss_id} itself')
     kept = f'; the checkpoint before it stays in {state.folder}' if state.folder else ''
     raise TrainingError(
         f'loss or gradients are not finite at step {step.done}; the first layer concerned: {place}, '
