@@ -30,7 +30,6 @@ from kdnotes.core.config import (
 from .core.parse import make_config
 from .core.tables import n_rows
 from .core.user_code import as_file
-from .core.processes import StopTraining as StopTraining
 from .results.runs import RunFolder
 from .results.store import find_record, records
 from .results.store import units as units_of

@@ -214,11 +214,12 @@ def plugin_id(
 
 def is_task(task: Any) -> bool:
     "Is there such a task, in the list or remembered from an earlier run?"
-    from kdnotes.core.files import cache_path  # which needs the errors of this module
-
-    if not isinstance(task, str) or task in TASKS:
-        return task in TASKS if isinstance(task, str) else False
-    remembered = cache_path() / 'tasks' / f'{task}.py'
+    if not isinstance(task, str):
+        return False
+    if task in TASKS:
+        return True
+    files = importlib.import_module('kdnotes.core.files')  # which needs the errors of this module
+    remembered = files.cache_path() / 'tasks' / f'{task}.py'
     if not re.fullmatch(r'\w+', task) or not remembered.is_file():
         return False
     return load_plugin(remembered, remembered=True) == task

@@ -242,8 +242,10 @@ def planned_loss(
     config: RunConfig,
 ) -> UserCode | None:  # None: the task's own, or nothing is trained
     "The loss that a run is given."
-    if config.train.custom_loss == 'task' or is_given(config):
-        if config.train.custom_loss_id and not is_given(config):
+    if is_given(config):
+        return None
+    if config.train.custom_loss == 'task':
+        if config.train.custom_loss_id:
             raise ConfigError(
                 f'loss_id={config.train.custom_loss_id} is the hash of a loss, and none is given; leave it '
                 'out, or give loss=<file.py>:<function>'

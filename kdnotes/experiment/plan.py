@@ -172,7 +172,6 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         on.bf16,
     )
     asked = config = _as_read(config)
-    loss = planned_loss(asked)
     config, corpus = _resolve_on_corpus(asked, on, corpora)
     plugin = plugin_text(config.task)
     config = with_values(config, loss_id=loss.id if loss else '', plugin_id=plugin_id(config.task))
@@ -222,7 +221,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         left_out=corpus.left_out,
         labels=task_info(config.task).label_facts(corpus, config),
         clusters=_clusters(config, corpus),
-        code=({LOSS_FILE: loss.text} if loss else {}) | ({PLUGIN_FILE: plugin} if plugin else {}),
+        code=code,
         **notes,
     )
     return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, SCHEMA))

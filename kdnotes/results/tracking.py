@@ -47,9 +47,11 @@ class TensorBoard:
         self.write = tb_writer(folder.path)
 
     def log(self, row: dict, values: dict[str, float], step: int) -> None:
+        "The numbers of a row."
         self.write(row)
 
     def finish(self, record: dict | None) -> None:
+        "The end of the run, with its record where it is done."
         self.write(dict(kind='close'))
         if record is not None:
             tb_record(self.folder, record)
@@ -75,9 +77,11 @@ class Wandb:
         )
 
     def log(self, row: dict, values: dict[str, float], step: int) -> None:
+        "The numbers of a row."
         self.run.log(values, step=step)
 
     def finish(self, record: dict | None) -> None:
+        "The end of the run, with its record where it is done."
         if record is not None:
             self.run.summary.update(scalars_of_record(record))
         self.run.finish(exit_code=0 if record is not None else 1)
@@ -116,6 +120,7 @@ class MLflow:
         return known.experiment_id if known else self.client.create_experiment(study)
 
     def log(self, row: dict, values: dict[str, float], step: int) -> None:
+        "The numbers of a row."
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
@@ -123,6 +128,7 @@ class MLflow:
         self.client.log_batch(self.id, metrics=metrics)
 
     def finish(self, record: dict | None) -> None:
+        "The end of the run, with its record where it is done."
         if record is not None:
             self.log({}, scalars_of_record(record), record.get('steps') or 0)
         self.client.set_terminated(self.id, 'FINISHED' if record is not None else 'KILLED')

@@ -4,6 +4,7 @@
 
 # %% ../../nbs/tasks/05_base.ipynb #0a9ba20f
 from __future__ import annotations
+import importlib
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -497,7 +498,12 @@ class Task:
         total = hard_target_ce(outputs.logits, batch.labels, 'sum')
         return total, self.loss_counts('train', batch.index)['hard']
 
-    def soft_loss(self, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+    def soft_loss(
+        self,
+        outputs,  # the student's
+        batch: Batch,
+        signal: dict[str, Tensor],
+    ) -> tuple[Tensor, int]:
         "Soft targets of the teacher's logits, over all examples."
         return self.soft.loss(outputs.logits, signal['logits']), len(batch.index)
 
@@ -673,11 +679,9 @@ class TaskInfo:
 
     def __post_init__(self):
         if self.use is None:
-            from kdnotes.tasks.text_classification import (
-                USE,
-            )  # a task like any other, which imports this module
-
-            object.__setattr__(self, 'use', USE)
+            # a task like any other, which imports this module
+            classification = importlib.import_module('kdnotes.tasks.text_classification')
+            object.__setattr__(self, 'use', classification.USE)
 
     def default_setting(
         self,

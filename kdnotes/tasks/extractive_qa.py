@@ -281,7 +281,12 @@ def hard_loss(
 
 
 @patch
-def soft_loss(self: ExtractiveQA, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+def soft_loss(
+    self: ExtractiveQA,
+    outputs,  # the student's
+    batch: Batch,
+    signal: dict[str, Tensor],
+) -> tuple[Tensor, int]:
     "Soft targets, the mean of beginning and end."
     student = span_logits(outputs, batch)
     soft = [self.soft.loss(*pair) for pair in zip(student, self._teacher(signal, batch))]

@@ -264,7 +264,12 @@ def hard_loss(
 
 
 @patch
-def soft_loss(self: MaskedLM, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+def soft_loss(
+    self: MaskedLM,
+    outputs,  # the student's
+    batch: Batch,
+    signal: dict[str, Tensor],
+) -> tuple[Tensor, int]:
     "Soft targets of the tokens of `soft_on`."
     from kdnotes.losses.vocabulary import rows_of, vocabulary_kl
 

@@ -67,12 +67,17 @@ class Published:
     in_order: bool = False  # are its rows in the order of the text that they are from?
 
 # %% ../../nbs/tasks/04_sources.ipynb #664d8fe4
+def _no_corpus() -> Splits:
+    "What a task has that comes without a corpus."
+    raise CorpusError('this task has no embedded corpus; name a folder with train, dev and test')
+
+
 @dataclass(frozen=True)
 class Corpora:
     "The corpora of a task."
 
     schema: Schema
-    embedded: Callable[[], Splits] | None = None  # a small one that comes with the task; None: there is none
+    embedded: Callable[[], Splits] = _no_corpus  # a small one that comes with the task
     published: dict[str, Published] = field(default_factory=dict)  # by name; the first is that of `auto`
     notes: dict[str, str] = field(default_factory=dict)  # sha256 -> what a reader of its numbers must know
     # splits of a folder that holds other files than tables; None: it holds tables
@@ -467,8 +472,6 @@ def load_by_rules(
     kind, where = ('folder', str(folder)) if folder else ('hub', f'huggingface.co/datasets/{hub_id}')
     if name == 'embedded':
         kind, where = 'embedded', 'the facts packaged with kdnotes'
-        if corpora.embedded is None:
-            raise CorpusError('this task has no embedded corpus; name a folder with train, dev and test')
         splits = checked_splits(name, corpora.embedded(), schema)
     elif published.from_folder and folder:
         splits = checked_splits(name, published.from_folder(folder), schema)

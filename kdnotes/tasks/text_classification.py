@@ -180,7 +180,12 @@ def hard_loss(
 
 
 @patch
-def soft_loss(self: TextRegression, outputs, batch: Batch, signal: dict[str, Tensor]) -> tuple[Tensor, int]:
+def soft_loss(
+    self: TextRegression,
+    outputs,  # the student's
+    batch: Batch,
+    signal: dict[str, Tensor],
+) -> tuple[Tensor, int]:
     "Squared errors of the teacher's numbers."
     error = outputs.logits.float()[:, 0] - signal['logits'].float()[:, 0]
     return error.square().sum(), len(batch.index)
