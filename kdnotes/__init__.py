@@ -15,7 +15,6 @@ __version__ = "0.1.0"
 _API = (
     'Data',
     'Run',
-    'StopTraining',
     'compare',
     'distil',
     'doctor',
@@ -27,6 +26,8 @@ _API = (
     'study',
 )
 
+_ELSEWHERE = {'StopTraining': 'kdnotes.core.processes'}
+
 
 def __getattr__(name):
     "The names of `kdnotes.api`, loaded when they are first used."
@@ -34,6 +35,10 @@ def __getattr__(name):
         import importlib
 
         return importlib.import_module(f'kdnotes.{name}')
+    if name in _ELSEWHERE:
+        import importlib
+
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
     if name not in _API:
         raise AttributeError(f'module kdnotes has no attribute {name!r}; it has {", ".join(_API)}')
     from . import api
@@ -42,4 +47,4 @@ def __getattr__(name):
 
 
 def __dir__():
-    return sorted([*globals(), *_API])
+    return sorted([*globals(), *_API, *_ELSEWHERE])

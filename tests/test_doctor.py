@@ -14,7 +14,7 @@ from kdnotes.checks import doctor as D, examination as E
 from kdnotes.checks.findings import CHECKS, RESULTS, Finding
 from kdnotes.cli import main
 from kdnotes.core.arms import MODES
-from kdnotes.core.parse import make_config
+from kdnotes.core.parse import make_config, of_arm
 from kdnotes.distill import teacher_cache as te
 from kdnotes.experiment.plan import plan
 from kdnotes.stats.estimate import Estimate, work_planned
@@ -59,7 +59,7 @@ def case(given, tmp_path):
     "A configuration of one rank, in this process."
 
     def make(mode='full_kd', **parameters) -> E.Case:
-        planned = plan(make_config(mode=mode, **given | parameters))
+        planned = plan(make_config(mode=mode, **of_arm(mode, given) | parameters))
         return E.make_case(D._job(planned, mode, tmp_path), HERE)
 
     return make
@@ -145,7 +145,7 @@ def test_the_command_with_every_mode(given, capsys):
 
 
 def test_the_time_is_that_of_similar_finished_runs(given, monkeypatch):
-    planned = plan(make_config(mode='baseline', **given))
+    planned = plan(make_config(mode='baseline', **of_arm('baseline', given)))
     assert (D._time(planned).result, D._time(planned).code) == ('skipped', 'no_finished_run')
     works = []
 

@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.spec import flat
-from kdnotes.core.parse import make_config
+from kdnotes.core.parse import make_config, of_arm
 from kdnotes.core.resolve import Machine
 from kdnotes.distill.architectures import load_config
 from kdnotes.distill.models import load_model
@@ -248,7 +248,7 @@ def other_weights(folder):
     ],
 )
 def test_a_model_that_changes_after_its_plan_is_not_trained(home, given, change, name):
-    planned = plan(make_config(mode='baseline', **given), Machine('cpu', 2))
+    planned = plan(make_config(mode='baseline', **of_arm('baseline', given)), Machine('cpu', 2))
     change(home / 'teacher')
     with pytest.raises(KdnotesError, match=f'the {name} of .* changed since the run was planned'):
         execute(planned)
@@ -257,7 +257,7 @@ def test_a_model_that_changes_after_its_plan_is_not_trained(home, given, change,
 
 @slow
 def test_a_run_that_was_ended_after_its_record_is_bound_by_the_next_call(home, given, rank_here):
-    planned = plan(make_config(mode='baseline', **given), Machine('cpu', 2))
+    planned = plan(make_config(mode='baseline', **of_arm('baseline', given)), Machine('cpu', 2))
     execute(planned)
     folder = RunFolder(planned.config.where.study, planned.run_id)
     bound = folder.state()['record_sha256']

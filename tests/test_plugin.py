@@ -153,10 +153,10 @@ def test_a_name_that_another_file_has_a_missing_file_and_a_setting_of_every_run_
     with pytest.raises(ConfigError, match='there is no such file'):
         load_plugin(home / 'none.py')
     own = "\n\nclass Own(TaskSettings):\n    seed: int = 1\n"
-    text = STARS.replace("\nSTARS = ", f'\nfrom kdnotes.core.config import TaskSettings{own}\n\nSTARS = ')
+    text = STARS.replace("\nSTARS = ", f'\nfrom kdnotes.core.spec import TaskSettings{own}\n\nSTARS = ')
     other.write_text(text.replace("name='stars',\n", "name='more_stars',\n    settings=Own,\n"))
-    with pytest.raises(ConfigError, match='its setting seed is a parameter of every run'):
-        load_plugin(other)
+    with pytest.raises(ConfigError, match='has a setting seed, which is a parameter of every run'):
+        make_config(plugin=str(other))
     with pytest.raises(ConfigError, match="there is no task 'suns'.*plugin=<file.py>"):
         task_info('suns')
 

@@ -151,7 +151,7 @@ def test_ranking_is_the_mean_over_the_pairs_of_the_step(loss, tokens):
         'full_kd', alpha=0.4, ranking_loss=loss, ranking_weight=0.25, micro_batch_tokens=tokens
     )
     signal = online_signal(task, tiny_teacher())
-    questions = torch.from_numpy(ranked_task(loss).questions['train'].of)
+    questions = torch.from_numpy(ranked_task(loss).questions['train'].question)
 
     def ranking(s, t, labels):
         s = s.diff(dim=1)[:, 0]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch.nn.functional as F
 import kdnotes as kd
+from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, KdnotesError
 from kdnotes.core.parse import make_config
 from kdnotes.core.user_code import LOSS_FILE, code_of
@@ -40,7 +41,7 @@ def focal(home) -> str:
 
 
 def planned(teacher: Path, mode: str = 'baseline', **more):
-    student = dict(student_layers=(1,)) if mode != 'baseline' else {}
+    student = dict(student_layers=(1,)) if MODES[mode].network == 'student' else {}
     usual = dict(task='text_classification', corpus='embedded', max_length=32, threads_per_rank=1, ranks=1)
     own = dict(teacher=str(teacher), smoke=True, study='own_loss')
     return plan(make_config(mode=mode, **usual | student | own | more), ON)
@@ -152,10 +153,12 @@ def test_the_doctor_tells_a_sum_from_what_is_no_sum(home, small_teacher, focal):
     """
     found = {f.check: f for f in kd.doctor(data, loss=written(home, body), **usual).findings}['one rank']
     assert (
-        found.result == 'fail' and 'the gradient of several is' in found.found and 'no mean' in found.change
+        found.result == 'fail'
+        and 'the gradient of several is' in found.sentence
+        and 'no mean' in found.change
     )
     wrong = kd.doctor(data, loss=written(home, 'return 1.0, 1'), **usual)
-    assert not wrong.ok and any('returned a float as the sum' in f.found for f in wrong.findings)
+    assert not wrong.ok and any('returned a float as the sum' in f.sentence for f in wrong.findings)
 
 
 # body of the function -> what is said of it

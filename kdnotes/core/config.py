@@ -135,12 +135,6 @@ def load_plugin(
         raise ConfigError(
             f'{shown}: there is a task {info.name!r} already, of {owner}; give yours another name'
         )
-    from kdnotes.core.spec import PATHS
-
-    if taken := sorted(info.settings.model_fields.keys() & PATHS.keys()):
-        raise ConfigError(
-            f'{shown}: its setting {taken[0]} is a parameter of every run; give it another name'
-        )
     _plugins[info.name] = (text, path, remembered)
     TASKS[info.name] = _PLUGIN_NAME + _sha256(text)
     return info.name

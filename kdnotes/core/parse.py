@@ -708,6 +708,10 @@ def _configuration(parameters: Mapping[str, Any], stored: bool = False) -> RunCo
     if not is_task(task):
         raise ConfigError(f"task={truncate_repr(task)} is refused: the tasks are {', '.join(TASKS)}")
     kind = task_info(task).settings
+    if taken := sorted(kind.model_fields.keys() & PATHS.keys()):
+        raise ConfigError(
+            f'task={task!r} has a setting {taken[0]}, which is a parameter of every run; give it another name'
+        )
     given |= preset_values(given, kind)
     check_names(given, task)
     for name, value in given.items():

@@ -45,7 +45,7 @@ from kdnotes.core.resolve import (
     settings,
 )
 from ..core.streams import stream
-from ..core.user_code import LOSS_FILE, PLUGIN_FILE, UserCode, load_code, planned_loss, remember_plugin
+from ..core.user_code import LOSS_FILE, PLUGIN_FILE, load_code, planned_loss, remember_plugin
 from kdnotes.experiment.compatibility import (
     check_reading,
     checked_models,
@@ -173,13 +173,9 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
     )
     asked = config = _as_read(config)
     config, corpus = _resolve_on_corpus(asked, on, corpora)
-    plugin = plugin_text(config.task)
-    config = with_values(config, loss_id=loss.id if loss else '', plugin_id=plugin_id(config.task))
-    if plugin:
-        remember_plugin(config.task, plugin)
+    config, user_code = _with_code(asked, config, check)
     task_info(config.task).check_corpus(corpus, config)
     if check:
-        _check_user_code(config, loss)
         check_reading(config)
     teacher = plan(teacher_config(asked, config), on, corpora, check) if needs_teacher(config) else None
     first = (
@@ -221,17 +217,28 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         left_out=corpus.left_out,
         labels=task_info(config.task).label_facts(corpus, config),
         clusters=_clusters(config, corpus),
-        code=code,
+        code=user_code,
         **notes,
     )
     return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, SCHEMA))
 
 
-def _check_user_code(config: RunConfig, loss: UserCode | None) -> None:
-    "Refuse a loss that cannot be loaded and a tracker that is not installed."
-    if loss:
+def _with_code(
+    asked: RunConfig,
+    config: RunConfig,  # the same, resolved
+    check: bool,  # execute it to see whether it can be loaded
+) -> tuple[RunConfig, dict[str, str]]:  # with the hashes of the user's code; name of its file -> text
+    "The code of the user's own that a run executes: a loss, a task."
+    loss = planned_loss(asked)
+    plugin = plugin_text(config.task)
+    if plugin:
+        remember_plugin(config.task, plugin)
+    if check:
+        check_tracker(config.where.track)
+    if check and loss:
         load_code(loss)
-    check_tracker(config.where.track)
+    config = with_values(config, loss_id=loss.id if loss else '', plugin_id=plugin_id(config.task))
+    return config, ({LOSS_FILE: loss.text} if loss else {}) | ({PLUGIN_FILE: plugin} if plugin else {})
 
 
 def _as_read(asked: RunConfig) -> RunConfig:
