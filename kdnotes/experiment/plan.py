@@ -459,6 +459,7 @@ def plan_study(
             f"arms={truncate_repr(arms)} must be a text: 'usual', 'procedures', 'all' or modes with commas"
         )
     common = flat_parameters(common)
+    study = study or common.pop('study', '')
     if given := {'mode', 'seed', 'arm'} & common.keys():
         raise ConfigError(
             f"{' and '.join(sorted(given))} cannot be given to a whole study; "

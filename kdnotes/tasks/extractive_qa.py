@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TYPE_CHECKING
 from fastcore.basics import patch
 import numpy as np
@@ -291,6 +292,19 @@ def soft_loss(
     student = span_logits(outputs, batch)
     soft = [self.soft.loss(*pair) for pair in zip(student, self._teacher(signal, batch))]
     return (soft[0] + soft[1]) / 2, len(batch.index)
+
+# %% ../../nbs/tasks/16_extractive_qa.ipynb #9d9d5ffc
+@patch
+def loss_terms(
+    self: ExtractiveQA,
+    outputs,  # of a question-answering head
+    batch: Batch,
+    signal: dict[str, Tensor] | None,
+) -> dict[str, tuple[Tensor, int]]:
+    "The sum and the count of each loss term."
+    start, end = span_logits(outputs, batch)
+    logits = SimpleNamespace(start_logits=start, end_logits=end)
+    return Task.loss_terms(self, logits, batch, signal)
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #ee4b761d
 @patch

@@ -6,6 +6,7 @@
 from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, Literal, TYPE_CHECKING
 from fastcore.basics import patch
 import numpy as np
@@ -195,6 +196,17 @@ def soft_loss(
 def loss_weights(self: TextRegression, kd: bool) -> dict[str, float]:
     "Weights of `hard` and `soft`."
     return {'hard': 1 - self.soft.alpha, 'soft': self.soft.alpha} if kd else {'hard': 1.0}
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #ef1a709d
+@patch
+def loss_terms(
+    self: TextRegression,
+    outputs,  # of a head with one logit, (n, 1)
+    batch: Batch,
+    signal: dict[str, Tensor] | None,
+) -> dict[str, tuple[Tensor, int]]:
+    "The sum and the count of each loss term."
+    return Task.loss_terms(self, SimpleNamespace(logits=outputs.logits.float()), batch, signal)
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #db0f3f2e
 @patch
