@@ -24,7 +24,7 @@ from kdnotes.experiment.launch import guarded
 from kdnotes.experiment.plan import plan_study
 from kdnotes.experiment.kernels import Kernels
 from kdnotes.experiment.display import make_here, run_box
-from kdnotes.experiment.forecast import plan_table, time_left, to_make
+from kdnotes.experiment.forecast import plan_table, time_left, pending_runs
 from kdnotes.telemetry.summary import environment
 
 
@@ -201,7 +201,7 @@ def test_a_study_says_how_long_it_will_take_or_what_will_tell():
 def test_what_a_run_stands_on_is_made_before_it_and_once():
     plans = [p for p in plan_study(1, 'full_kd,mixed_kd', corpus='embedded', study='mine')]
     [teacher] = {p.teacher.run_id for p in plans}
-    assert [p.run_id for p in to_make(plans)] == [teacher, *(p.run_id for p in plans)]
+    assert [p.run_id for p in pending_runs(plans)] == [teacher, *(p.run_id for p in plans)]
     assert plan_table(plans)['state'].tolist() == ['trained first', 'to train', 'to train']
 
 

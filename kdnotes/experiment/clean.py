@@ -26,93 +26,99 @@ class Leftover:
     path: Path
     size: int  # bytes
 
-
-# kinds that are made of texts alone, and folders of `cache_path` that hold them
-_OF_TEXTS = ('tokens', 'embeddings', 'corpora')
+# %% ../../nbs/experiment/16_clean.ipynb #02533f35
+# kinds that are computed from texts alone, and folders of `cache_path` that hold them
+_TEXT_CACHES = ('tokens', 'embeddings', 'corpora')
 
 
 def _size(path: Path) -> int:
     return sum(p.stat().st_size for p in path.rglob('*') if p.is_file())
 
 
-def _is_own_folder(path: Path) -> bool:
+def _is_real_folder(path: Path) -> bool:
     "A folder itself: what a link leads to lies elsewhere on purpose, and stays."
     return path.is_dir() and not path.is_symlink()
 
-
-def _waiting(folders: Sequence[RunFolder]) -> set[str] | None:  # None: nobody knows which corpora they read
-    "The sha256 of the corpora on which runs are begun and not done."
-    found = set()
+# %% ../../nbs/experiment/16_clean.ipynb #acc8714b
+def _unfinished_corpora(
+    folders: Sequence[RunFolder],
+) -> set[str] | None:  # None: it is unknown which corpora they read
+    "The sha256 of the corpora of unfinished runs."
+    corpora = set()
     for folder in folders:
         if folder.done or not (folder.path / 'config.json').exists():
             continue
         try:
-            found.add(folder.config()['corpus_sha256'])
+            corpora.add(folder.config()['corpus_sha256'])
         except (KdnotesError, KeyError):
             return None
-    return found
+    return corpora
 
-
-def _signals(waiting: set[str]) -> Iterator[Path]:
-    "The stored outputs of teachers that no begun run waits for."
-    for folder in filter(_is_own_folder, sorted((cache_path() / 'signals').glob('*'))):
+# %% ../../nbs/experiment/16_clean.ipynb #af97fe21
+def _unused_signals(unfinished: set[str]) -> Iterator[Path]:
+    "The stored outputs of teachers that no unfinished run needs."
+    for folder in filter(_is_real_folder, sorted((cache_path() / 'signals').glob('*'))):
         try:
             corpus = read_json(folder / 'meta.json')['key_parts']['corpus_sha256']
         except (FileError, KeyError, TypeError):
             corpus = None  # for any run that is begun
-        if corpus not in waiting if corpus else not waiting:
+        if corpus not in unfinished if corpus else not unfinished:
             yield folder
 
-
+# %% ../../nbs/experiment/16_clean.ipynb #a6ff4dd9
 def stale() -> list[Leftover]:
     "Columns of files that have changed since, to which no name leads any more."
     corpora = sorted((cache_path() / 'corpora').glob('*.corpus'))
     return [Leftover('corpora', path, _size(path)) for path in corpora if _has_changed(path)]
 
-
+# %% ../../nbs/experiment/16_clean.ipynb #5a7a6ceb
 def _has_changed(corpus: Path) -> bool:
-    "Were columns made of files that are others now?"
-    if not (corpus / MANIFEST).exists():  # half made, or columns of an earlier version, which no key leads to
+    "Were columns read from files that have changed since?"
+    if not (
+        corpus / MANIFEST
+    ).exists():  # incomplete, or columns of an earlier version, which no key leads to
         return (corpus / 'meta.json').exists()
     try:
         read = read_json(corpus / MANIFEST)['state']['read']
-        return any(not Path(path).is_file() or sha256_big_file(path) != of for path, of in read.values())
+        return any(
+            not Path(path).is_file() or sha256_big_file(path) != sha256 for path, sha256 in read.values()
+        )
     except FileError:
-        return False  # half made
+        return False  # incomplete
     except (OSError, KeyError, TypeError, ValueError):
         return True  # a file that is gone
 
-
+# %% ../../nbs/experiment/16_clean.ipynb #d5c7c723
 def leftovers() -> list[Leftover]:
     "What finished runs no longer need."
     folders = run_folders('*.json')
-    found = stale()
-    known = {leftover.path for leftover in found}
+    removable = stale()
+    known = {leftover.path for leftover in removable}
     for folder in folders:
         saved = folder.path / 'checkpoints'
         with contextlib.suppress(KdnotesError):  # a run whose record is damaged keeps all it has
-            if _is_own_folder(saved) and folder.record() is not None:
-                found.append(Leftover('checkpoints', saved, _size(saved)))
-    waiting = _waiting(folders)
-    if waiting is None:
-        return found
-    found += [Leftover("teacher's outputs", path, _size(path)) for path in _signals(waiting)]
-    if not waiting:
-        for kind in _OF_TEXTS:
-            paths = filter(_is_own_folder, sorted((cache_path() / kind).glob('*')))
-            found += [Leftover(kind, path, _size(path)) for path in paths if path not in known]
-    return found
+            if _is_real_folder(saved) and folder.record() is not None:
+                removable.append(Leftover('checkpoints', saved, _size(saved)))
+    unfinished = _unfinished_corpora(folders)
+    if unfinished is None:
+        return removable
+    removable += [Leftover("teacher's outputs", path, _size(path)) for path in _unused_signals(unfinished)]
+    if not unfinished:
+        for kind in _TEXT_CACHES:
+            paths = filter(_is_real_folder, sorted((cache_path() / kind).glob('*')))
+            removable += [Leftover(kind, path, _size(path)) for path in paths if path not in known]
+    return removable
 
 # %% ../../nbs/experiment/16_clean.ipynb #340fefcf
 def clean(
-    found: Sequence[Leftover],  # of `leftovers`
+    removable: Sequence[Leftover],  # of `leftovers`
 ) -> list[Leftover]:  # what was removed
     "Remove what no run needs, but what is in use by now."
-    return [leftover for leftover in found if _remove(leftover)]
+    return [leftover for leftover in removable if _remove(leftover)]
 
-
+# %% ../../nbs/experiment/16_clean.ipynb #5850fefd
 def _remove(leftover: Leftover) -> bool:
-    "Remove one, unless somebody has it."
+    "Remove one, unless another process holds it."
     path = leftover.path
     if leftover.kind == 'checkpoints':
         held = lock_run(RunFolder(path.parent.parent.name, path.parent.name))
@@ -135,7 +141,7 @@ class Verified:
     path: Path
     problem: str  # why it is not what was written; '': it is
 
-
+# %% ../../nbs/experiment/16_clean.ipynb #c7162afe
 def verify() -> Iterator[Verified]:
     "Read every cached folder, and all files of every finished run."
     for manifest in sorted(cache_path().glob(f'**/{MANIFEST}')):

@@ -30,8 +30,8 @@ from ..tasks.schema import score_columns
 from ..tasks.sources import Corpus
 
 # %% auto #0
-__all__ = ['make_task', 'source_of', 'teachers_of', 'teachers_sha256', 'check_given_teacher', 'label_order', 'check_reading',
-           'unknown_tokens', 'teacher_depth', 'depth_of', 'check_student', 'checked_models']
+__all__ = ['make_task', 'source_of', 'teachers_of', 'teachers_sha256', 'label_order', 'check_reading', 'unknown_tokens',
+           'teacher_depth', 'depth_of', 'check_student', 'checked_models']
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #fd07477b
 def make_task(
@@ -41,11 +41,11 @@ def make_task(
     "The task a configuration names."
     return task_info(config.task).make(corpus, config)
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #a46725f6
 def source_of(
     config: RunConfig,  # resolved
 ) -> str:  # a folder or a hub id
-    "The model whose files a run's network is made of, directly or by way of the runs that it stands on."
+    "The model whose files a run's network is made of, directly or through the runs it depends on."
     from_hub = starts_from(config, 'hub')
     return config.model.student.source if from_hub else config.model.pretrained
 
@@ -56,8 +56,8 @@ def teachers_of(config: RunConfig, corpus: Corpus) -> tuple[RunConfig, dict]:  #
         return config, _scores(config, corpus)
     if not several_teachers(config):
         return config, {}
-    found = [str(find_run_model(name) or name) for name in config.teacher.sources]
-    changed = with_values(config, teachers=tuple(found))
+    folders = [str(find_run_model(name) or name) for name in config.teacher.sources]
+    changed = with_values(config, teachers=tuple(folders))
     known = dict(
         models=list(config.teacher.sources),
         mean=config.teacher.mean,
@@ -66,19 +66,19 @@ def teachers_of(config: RunConfig, corpus: Corpus) -> tuple[RunConfig, dict]:  #
     )
     return changed, known
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #5d2070a6
 def teachers_sha256(
     config: RunConfig,  # with the folders of several teachers
 ) -> str:  # 64 hex digits
-    "What names several teachers: all that is read of each, and the tokenizer that makes the ids for them."
+    "The identity of several teachers: the content of each, and the tokenizer that makes their token ids."
     from kdnotes.distill.weights import content_of
 
     named = [content_of(source, config.model.pretrained) for source in config.teacher.sources]
-    return sha256_text(*(json.dumps(of, sort_keys=True) for of in named))
+    return sha256_text(*(json.dumps(content, sort_keys=True) for content in named))
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #8b9ca396
 def _check_tokens_of(source: str, config: RunConfig) -> None:
-    "Refuse one of several teachers that reads token ids in another way than they are made."
+    "Refuse one of several teachers whose token ids differ from those of the tokenizer in use."
     from kdnotes.distill.tokenizers import same_tokenizer, same_vocabulary
 
     if same_tokenizer(source, config.model.pretrained):
@@ -90,7 +90,7 @@ def _check_tokens_of(source: str, config: RunConfig) -> None:
         f'token ids that all read; choose models of one {"vocabulary" if vocabularies else "tokenizer"}'
     )
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #f2f1096a
 def _scores(config: RunConfig, corpus: Corpus) -> dict:  # as of a `Plan`
     "The scores that a run learns from, read and measured."
     from kdnotes.distill.scores import measured, read_scores
@@ -107,21 +107,22 @@ def _scores(config: RunConfig, corpus: Corpus) -> dict:  # as of a `Plan`
         metrics=measured(task, scores),
     )
 
-
-def check_given_teacher(config: RunConfig, corpus: Corpus) -> None:
-    "Refuse a given teacher that does not fit its task."
-    from kdnotes.distill.models import check_given
-
-    task = make_task(config, corpus)
-    ranks = task_info(config.task).use.ranks_pairs
-    check_given(config.model.pretrained, task.auto_class, task.head_labels, ranks)
-
 # %% ../../nbs/experiment/01_compatibility.ipynb #1c6731c4
 _SCORED = 60  # rows, by which the order of a head's outputs is judged
 
 
-def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: nothing is to be said
-    "How a given head's outputs stand beside labels of other names, and what a sample says of their order."
+def _labelled_rows(corpus: Corpus, labels: list[str]) -> list[tuple[dict, int]]:  # and the index of its label
+    "The first rows of each label in the training split."
+    each = max(1, _SCORED // len(labels))
+    return [
+        (row, place)
+        for place, label in enumerate(labels)
+        for row in islice((r for r in corpus.splits['train'] if str(r['label']) == label), each)
+    ]
+
+# %% ../../nbs/experiment/01_compatibility.ipynb #5589155b
+def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: nothing to report
+    "How a given head's outputs are matched with labels of other names, and whether a sample confirms it."
     from scipy.optimize import linear_sum_assignment
     from kdnotes.distill.architectures import load_config
     from kdnotes.distill.models import answers_of_given, class_names
@@ -133,15 +134,10 @@ def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: no
     names = class_names(network, labels, unnamed=True)
     if not names:
         return None
-    each = max(1, _SCORED // len(labels))
-    rows = [
-        (row, place)
-        for place, label in enumerate(labels)
-        for row in islice((r for r in corpus.splits['train'] if str(r['label']) == label), each)
-    ]
+    rows = _labelled_rows(corpus, labels)
     texts = [[row[key] for key in info.texts if row[key]] for row, _ in rows]
-    second = [of[1] for of in texts] if len(texts[0]) > 1 else None
-    first = [of[0] for of in texts]
+    second = [text_pair[1] for text_pair in texts] if len(texts[0]) > 1 else None
+    first = [text_pair[0] for text_pair in texts]
     scores = answers_of_given(
         config.model.pretrained, task.auto_class, labels, first, second, config.data.max_length
     )
@@ -174,7 +170,7 @@ def check_reading(config: RunConfig) -> None:
         check_batches(config.model.student.source, config.data.max_length, needed)
         _check_vocabularies(config)
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #9462b503
 # rows and characters of a split by which a tokenizer is judged, and the fewest characters of a text
 _READ = 500
 _CHARACTERS = 100_000
@@ -183,13 +179,13 @@ _FEWEST = 200
 _SOME_UNKNOWN = 0.05
 _MOST_UNKNOWN = 0.5
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #c6733194
 def _sampled_texts(
     corpus: Corpus,
     task: str,  # of `config.TASKS`
 ) -> dict[str, tuple[tuple[str, ...], int]]:  # split -> texts, and of how many rows
     "Some texts of each split; of long ones parts, from other places in each."
-    found = {}
+    samples = {}
     for split, rows in corpus.splits.items():
         if not len(rows):
             continue
@@ -198,10 +194,10 @@ def _sampled_texts(
         pairs = zip(*(some[key] for key in task_info(task).texts))
         texts = [text for pair in pairs for text in pair if text]
         most = max(_FEWEST, _CHARACTERS // max(1, len(texts)))
-        found[split] = tuple(_part(text, most, k / len(texts)) for k, text in enumerate(texts)), len(index)
-    return found
+        samples[split] = tuple(_part(text, most, k / len(texts)) for k, text in enumerate(texts)), len(index)
+    return samples
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #935458c5
 def _part(text: str, most: int, place: float) -> str:
     "Whole words of a text, from some place in it."
     if len(text) <= most:
@@ -210,7 +206,7 @@ def _part(text: str, most: int, place: float) -> str:
     part = text[start : start + most]
     return part.partition(' ')[2].rpartition(' ')[0] or part
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #80d5815c
 def unknown_tokens(
     config: RunConfig,
     corpus: Corpus,
@@ -230,14 +226,14 @@ def unknown_tokens(
     )
     if not many:
         return ()
-    found = reason('unknown_tokens', source=source, shares=many)
+    note = reason('unknown_tokens', source=source, shares=many)
     if max(share for *_, share in many) > _MOST_UNKNOWN:
         raise ModelError(
-            f'{found}; use a model for the language and the case of these texts, or save the tokenizer there '
+            f'{note}; use a model for the language and the case of these texts, or save the tokenizer there '
             'that the model was trained with (made from a vocabulary file, pass it as vocab=, because '
             'transformers 5 does not read vocab_file=)'
         )
-    return (found,)
+    return (note,)
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #958c600b
 def teacher_depth(config: RunConfig) -> int | None:
@@ -250,18 +246,18 @@ def teacher_depth(config: RunConfig) -> int | None:
         return None
     return depth_of(config.model.pretrained)
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #53c0338e
 def depth_of(
     source: str,  # a folder or a hub id
 ) -> int:
-    "How many layers a model has; transformers is asked only where config.json does not say it."
+    "How many layers a model has; transformers is loaded only where config.json does not say it."
     if (stated := stated_depth(source)) is not None:
         return stated
     from kdnotes.distill.architectures import depth, load_config
 
     return depth(load_config(source))
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #f5471bcc
 def check_student(config: RunConfig) -> tuple[str, ...]:  # weights of the teacher's that it leaves out
     """Refuse a student that does not fit its teacher or could not be saved,
     before a teacher is trained for it.
@@ -273,7 +269,7 @@ def check_student(config: RunConfig) -> tuple[str, ...]:  # weights of the teach
     _check_intermediate(config, student.config, load_config(config.model.pretrained))
     return tuple(left_out)
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #56ed47d8
 def _check_vocabularies(config: RunConfig) -> None:
     "Refuse a student with other tokens than its teacher where the two are compared token by token."
     from kdnotes.distill.tokenizers import same_vocabulary
@@ -287,7 +283,7 @@ def _check_vocabularies(config: RunConfig) -> None:
             'token by token; choose two with one vocabulary, or what compares one output a text'
         )
 
-
+# %% ../../nbs/experiment/01_compatibility.ipynb #35b14a01
 def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transformers configs
     "Refuse losses on intermediate layers that these architectures cannot have."
     from kdnotes.distill.intermediate_losses import value_projections
@@ -334,9 +330,9 @@ def checked_models(
     info = task_info(config.task)
     student = is_student(config)
     info.check_tokens(corpus, config, lambda: load_tokenizer(reads_as(config)))
-    if is_given(config):
-        check_given_teacher(config, corpus)
     task = make_task(config, corpus)
+    if is_given(config):
+        check_given(config.model.pretrained, task.auto_class, task.head_labels, info.use.ranks_pairs)
     for source in several_teachers(config):
         check_given(source, task.auto_class, task.head_labels, info.use.ranks_pairs)
         _check_tokens_of(source, config)

@@ -51,19 +51,19 @@ class Box:
 # %% ../../nbs/experiment/15_display.ipynb #e41a7f90
 MOST_NAMED = 4  # settings that a sentence names
 
-
+# %% ../../nbs/experiment/15_display.ipynb #adc322f6
 def _nearest(
     record: dict,  # of a finished run
 ) -> dict | None:  # a record; None: the study has no other run of this arm, corpus and seed
     "Of the study's other runs of the same arm, corpus and seed, the one with the fewest other settings."
     alike = ('arm', 'seed', 'task', 'corpus_sha256', 'smoke')
     try:
-        found = records(record['study'])
+        runs = records(record['study'])
     except RecordError:
         return None
     others = [
         r
-        for r in found
+        for r in runs
         if r['run_id'] != record['run_id']
         and r['primary']['value'] is not None
         and metric_on(r['primary'], r['task']) == metric_on(record['primary'], record['task'])
@@ -75,6 +75,23 @@ def _nearest(
         return len(differences(other, record)), -path.stat().st_mtime if path.is_file() else 0.0
 
     return min(others, key=distance, default=None)
+
+# %% ../../nbs/experiment/15_display.ipynb #943b0364
+def _models(
+    use: Deployment,
+    names: dict[str, str],  # arm -> heading
+) -> pd.DataFrame:  # text, one column per model
+    "What models score, what they are for their user, and how long they were trained."
+    e = use.evidence
+    record = e.records[0]
+    unit = unit_of(record['task'], record['primary']['metric'])
+    metric = metric_on(record['primary'], record['task'])
+    scores = {arm: '-' if use.value(arm) is None else unit.value(use.value(arm)) for arm in names}
+    seconds = {arm: e.values[arm].get('train_s') for arm in names}
+    table = use_table(use).loc[list(names)]
+    table.insert(0, metric, [scores[arm] for arm in table.index])
+    table['training, s'] = ['-' if seconds[arm] is None else f'{seconds[arm]:.0f}' for arm in table.index]
+    return table.rename(names).T
 
 # %% ../../nbs/experiment/15_display.ipynb #e3573ab9
 def run_box(
@@ -104,40 +121,23 @@ def run_box(
     names = {arm: arm} | {other: f'{other} (teacher)' for other in e.arms if other != arm}
     return Box(phrase('box.jinja', 'title', record, s), _models(use, names), lines, ' '.join(warnings))
 
-
-def _models(
-    use: Deployment,
-    names: dict[str, str],  # arm -> heading
-) -> pd.DataFrame:  # text, one column per model
-    "What models score, what they are for their user, and how long they were trained."
-    e = use.evidence
-    record = e.records[0]
-    unit = unit_of(record['task'], record['primary']['metric'])
-    metric = metric_on(record['primary'], record['task'])
-    scores = {arm: '-' if use.value(arm) is None else unit.value(use.value(arm)) for arm in names}
-    seconds = {arm: e.values[arm].get('train_s') for arm in names}
-    found = use_table(use).loc[list(names)]
-    found.insert(0, metric, [scores[arm] for arm in found.index])
-    found['training, s'] = ['-' if seconds[arm] is None else f'{seconds[arm]:.0f}' for arm in found.index]
-    return found.rename(names).T
-
 # %% ../../nbs/experiment/15_display.ipynb #5d0c8bd7
 def make_here(
     planned: Plan,
 ) -> dict:  # the record
-    "Make a planned run under the eyes of a notebook, or find it done."
+    "Execute a planned run with its progress in the notebook, or find it done."
     try:
         record = make_run(planned, on_row=milestones(print), say=print)
         have_floors(planned.config, planned.corpus_sha256)
         return record
     except KeyboardInterrupt:
         stopped = planned
-        while first := missing(stopped):  # what a run needs comes before it
+        while first := missing(stopped):  # dependencies come first
             stopped = first[0]
         then = resume_note(RunFolder(stopped.config.where.study, stopped.run_id))
         raise Stopped(f'{stopped.run_id} was stopped before its end; this cell, run again, {then}') from None
 
-
+# %% ../../nbs/experiment/15_display.ipynb #72653ab0
 def example_of(
     record: dict,  # of a finished run
 ) -> dict[str, Any]:  # by the names of `tasks.inference.INPUTS`
@@ -155,10 +155,10 @@ NOTEBOOKS = Path(__file__).resolve().parents[2] / 'nbs' if '__file__' in globals
 
 OUTPUT = 'KDNOTES_OUTPUT'  # in a kernel's environment: the file that a notebook is written to
 
-
+# %% ../../nbs/experiment/15_display.ipynb #7e2aed92
 def notebook_link(
     name: str,  # of a notebook of the project, say 'losses/01_targets'
-    text: str,
+    text: str,  # of the link
 ) -> str:  # Markdown; the text alone where the notebooks are not installed
     "A link to a notebook from the one that is being run, or its path."
     target = NOTEBOOKS / f'{name}.ipynb'
@@ -170,7 +170,7 @@ def notebook_link(
     here = Path(output).absolute().parent if output else Path.cwd()
     return f'[{text}]({Path(os.path.relpath(target, here)).as_posix()})'
 
-
+# %% ../../nbs/experiment/15_display.ipynb #323cd5c9
 def show_table(
     table: pd.DataFrame,
     index: bool = True,  # are its rows named?
@@ -183,12 +183,12 @@ def show_table(
     with pd.option_context('display.max_colwidth', None):
         display(HTML(table.to_html(index=index)))
 
-
+# %% ../../nbs/experiment/15_display.ipynb #a7daa057
 def show_figure(
     path: Path,  # of an SVG file
     name: str,
 ) -> None:
-    "A drawing in a notebook; an SVG of its own would be cut off in a narrow window."
+    "A figure in a notebook; a plain SVG would be cut off in a narrow window."
     from IPython.display import HTML, display
 
     drawn = b64encode(path.read_bytes()).decode()

@@ -71,10 +71,10 @@ class _Job:
     source: Source
     task: Task  # encoded
     runtime: Runtime  # on the CPU, with all its threads
-    say: Callable[[str], None]
+    log: Callable[[str], None]
 
-
-def _job(source: Source, run: RunFolder, say: Callable[[str], None]) -> _Job:
+# %% ../../nbs/experiment/14_export.ipynb #a2e10711
+def _job(source: Source, run: RunFolder, log: Callable[[str], None]) -> _Job:
     "The task that a run was scored on."
     from kdnotes.distill.tokenizers import load_tokenizer
     from kdnotes.train.distributed import alone
@@ -90,9 +90,9 @@ def _job(source: Source, run: RunFolder, say: Callable[[str], None]) -> _Job:
     task = make_task(config, corpus)
     task.encode(load_tokenizer(source.folder), cache_path() / 'tokens')
     threads = alone('fp32').threads or torch.get_num_threads()
-    return _Job(source, task, Runtime(_CPU, 'fp32', threads=threads), say)
+    return _Job(source, task, Runtime(_CPU, 'fp32', threads=threads), log)
 
-
+# %% ../../nbs/experiment/14_export.ipynb #9a23dea4
 def _save_plain(source: Source, folder: Path) -> nn.Module:  # the model, in eval mode
     "Write what transformers loads."
     from kdnotes.distill.models import save_model
@@ -108,7 +108,7 @@ def _save_plain(source: Source, folder: Path) -> nn.Module:  # the model, in eva
         _save_reranker(model, folder / 'cross-encoder', tokenizer, max_length)
     return model
 
-
+# %% ../../nbs/experiment/14_export.ipynb #f03b17e5
 def _save_reranker(model: nn.Module, folder: Path, tokenizer, max_length: int) -> None:
     "Write a model of two outputs with their difference as its only one, for `sentence_transformers`."
     from kdnotes.distill.models import one_output, save_model
@@ -120,141 +120,147 @@ def _save_reranker(model: nn.Module, folder: Path, tokenizer, max_length: int) -
     ranker.config.sentence_transformers = dict(activation_fn='torch.nn.modules.linear.Identity')
     save_model(ranker, folder, tokenizer, max_length)
 
-
+# %% ../../nbs/experiment/14_export.ipynb #eddfad11
 def _as_onnx(job: _Job, model: nn.Module, saved: Path, folder: Path) -> tuple[OnnxModel, float]:
     "Write a saved model as ONNX, and how far its outputs are from the model's."
-    job.say('writing ONNX, and comparing its outputs')
+    job.log('writing ONNX, and comparing its outputs')
     path = folder / 'model.onnx'
     write_onnx(saved, job.task.auto_class, path)
-    made = OnnxModel(path, job.runtime.threads)
-    apart = largest_difference(job.task, model, made)
-    if not apart <= TOLERANCE:
+    exported = OnnxModel(path, job.runtime.threads)
+    difference = largest_difference(job.task, model, exported)
+    if not difference <= TOLERANCE:
         raise ExportError(
-            f'the ONNX file gives other outputs than the model (they differ by {apart:.2g}, and at most '
+            f'the ONNX file gives other outputs than the model (they differ by {difference:.2g}, and at most '
             f'{TOLERANCE:g} is rounding); leave onnx and int8 out'
         )
-    return made, apart
+    return exported, difference
 
-
-def _scored(job: _Job, model: nn.Module, what: str) -> Evaluation:
+# %% ../../nbs/experiment/14_export.ipynb #e56e1849
+def _evaluated(job: _Job, model: nn.Module, what: str) -> Evaluation:
     "All evaluation sets by a model, which takes minutes on a real corpus."
     from kdnotes.train.evaluation import evaluate
 
     sets = job.task.evaluation_sets
     n = sum(len(job.task.lengths(name)) for name in sets)
-    job.say(f'scoring {" and ".join(sets)} {what}, {pluralize(n, "example")}')
+    job.log(f'scoring {" and ".join(sets)} {what}, {pluralize(n, "example")}')
     return evaluate(model, job.task, sets, job.runtime)
 
-
-def _measured(job: _Job, model: nn.Module, saved: Path, folder: Path, int8: bool) -> dict:
+# %% ../../nbs/experiment/14_export.ipynb #895266eb
+def _measure_onnx(job: _Job, model: nn.Module, saved: Path, folder: Path, int8: bool) -> dict:
     "ONNX files of a model in a folder, what they lose, and how fast they are."
     from kdnotes.train.latency import forward_latency
 
-    made, apart = _as_onnx(job, model, saved, folder)
+    exported, difference = _as_onnx(job, model, saved, folder)
     models: dict[str, nn.Module] = dict(
-        fp32_torch=as_transformers(saved, job.task.auto_class), fp32_onnx=made
+        fp32_torch=as_transformers(saved, job.task.auto_class), fp32_onnx=exported
     )
-    found: dict[str, Any] = dict(onnx=dict(largest_difference=apart, tolerance=TOLERANCE))
+    measurements: dict[str, Any] = dict(onnx=dict(largest_difference=difference, tolerance=TOLERANCE))
     if int8:
-        before = _scored(job, model, 'in float32')
-        job.say('quantising to 8 bits')
+        before = _evaluated(job, model, 'in float32')
+        job.log('quantising to 8 bits')
         quantise(folder / 'model.onnx', folder / 'model_int8.onnx')
         models['int8_onnx'] = OnnxModel(folder / 'model_int8.onnx', job.runtime.threads)
-        after = _scored(job, models['int8_onnx'], 'in 8 bits')
-        found['int8'] = losses_of(before, after, job.task.primary.metric)
+        after = _evaluated(job, models['int8_onnx'], 'in 8 bits')
+        measurements['int8'] = losses_of(before, after, job.task.primary.metric)
     files = [*saved.glob('model.safetensors'), *sorted(folder.glob('*.onnx'))]
-    found['bytes'] = {path.name: path.stat().st_size for path in files}
-    # before the times are taken, since it says whether others took the cores, too
+    measurements['bytes'] = {path.name: path.stat().st_size for path in files}
+    # before the times are taken, since it shows whether other processes used the cores
     load = os.getloadavg()[0]
-    job.say('measuring how long a forward takes')
+    job.log('measuring how long a forward takes')
     latency = {name: forward_latency(model, job.task, _CPU)[0] for name, model in models.items()}
-    return found | dict(load_average=load, latency=latency)
+    return measurements | dict(load_average=load, latency=latency)
 
-# %% ../../nbs/experiment/14_export.ipynb #5c60950c
-def _of_teacher(job: _Job, run_id: str, int8: bool) -> dict:
-    "The same of the model's teacher; its files are not kept."
-    source = find_source(run_id)
-    model, _ = load_source(source, job.task.auto_class)
-    with tempfile.TemporaryDirectory() as scratch:
-        return dict(run_id=run_id) | _measured(job, model, Path(source.folder), Path(scratch), int8)
-
-
-def _made_with() -> dict[str, str]:
+# %% ../../nbs/experiment/14_export.ipynb #08e1422c
+def _versions() -> dict[str, str]:
     "The versions that what is measured depends on."
-    found = {'python': platform.python_version()}
+    versions = {'python': platform.python_version()}
     for name in ('torch', 'transformers', 'onnx', 'onnxscript', 'onnxruntime'):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
-_FILES = dict(fp32_torch='model.safetensors', fp32_onnx='model.onnx', int8_onnx='model_int8.onnx')
+_FILE_OF_FORMAT = dict(fp32_torch='model.safetensors', fp32_onnx='model.onnx', int8_onnx='model_int8.onnx')
 
-
-def _changes(found: dict) -> dict[str, Interval]:  # evaluation set -> what 8 bits change
+# %% ../../nbs/experiment/14_export.ipynb #c51c939e
+def _int8_changes(exported: dict) -> dict[str, Interval]:  # evaluation set -> what 8 bits change
     "The intervals of an export.json."
     return {
-        where: Interval(of['difference'], of['low'], of['high'], of['clusters'], LEVEL, 'over units')
-        for where, of in found.get('int8', {}).items()
+        where: Interval(
+            change['difference'], change['low'], change['high'], change['clusters'], LEVEL, 'over units'
+        )
+        for where, change in exported.get('int8', {}).items()
     }
 
-
+# %% ../../nbs/experiment/14_export.ipynb #c82a577b
 def export_text(
-    found: dict,  # of export.json
+    exported: dict,  # of export.json
     usage: bool = False,  # with the code that reads the ONNX files
 ) -> str:  # Markdown
-    "What an export says in the card and on the terminal."
-    use = task_info(found['task']).use if usage else None
-    asked = use.example if use else {}
-    first = asked.get('question') or asked.get('text')
-    second = asked.get('candidates') or asked.get('passage') or asked.get('pair')
+    "The text on an export in the card and on the terminal."
+    use = task_info(exported['task']).use if usage else None
+    example = use.example if use else {}
+    first = example.get('question') or example.get('text')
+    second = example.get('candidates') or example.get('passage') or example.get('pair')
     several = isinstance(second, list)
     texts = [[first] * len(second) if several else [first], second if several else [second]]
     return render(
         'export.md.jinja',
-        found=found,
-        files=_FILES,
-        busy=found['load_average'] > 1.5 * found['threads'] if 'onnx' in found else False,
-        changes=_changes(found),
-        teacher_changes=_changes(found.get('teacher') or {}),
+        found=exported,
+        files=_FILE_OF_FORMAT,
+        busy=exported['load_average'] > 1.5 * exported['threads'] if 'onnx' in exported else False,
+        changes=_int8_changes(exported),
+        teacher_changes=_int8_changes(exported.get('teacher') or {}),
         use=use,
         texts=', '.join(repr(column) for column in texts if column != [None]),
     ).strip()
 
+# %% ../../nbs/experiment/14_export.ipynb #5c60950c
+def _teacher_measurements(job: _Job, run_id: str, int8: bool) -> dict:
+    "The same of the model's teacher; its files are not kept."
+    source = find_source(run_id)
+    model, _ = load_source(source, job.task.auto_class)
+    with tempfile.TemporaryDirectory() as scratch:
+        return dict(run_id=run_id) | _measure_onnx(job, model, Path(source.folder), Path(scratch), int8)
 
-def _onnx_too(
-    source: Source, run: RunFolder, model: nn.Module, made: Path, int8: bool, teacher: bool, say
+# %% ../../nbs/experiment/14_export.ipynb #717ec550
+def _onnx_measurements(
+    source: Source, run: RunFolder, model: nn.Module, staging: Path, int8: bool, teacher: bool, log
 ) -> dict:
     "ONNX files of an exported model, and what was measured of it and of its teacher."
     from kdnotes.distill.models import one_output
 
-    ranks = (made / 'cross-encoder').is_dir()
+    ranks = (staging / 'cross-encoder').is_dir()
     run_id = source.record['teacher_run_id']
     measures_teacher = teacher and run_id is not None and find_run_model(run_id) is not None
-    of_teacher = None
+    teacher_measurements = None
     if measures_teacher:
-        say(
+        log(
             f'the teacher {run_id} is measured too, for the card to compare with; '
             '--no-teacher leaves it out (in Python teacher=False)'
         )
-    job = _job(source, run, say)
-    found = _measured(job, model, made, made / 'onnx', int8)
+    job = _job(source, run, log)
+    measurements = _measure_onnx(job, model, staging, staging / 'onnx', int8)
     if ranks:
-        of_ranker = _as_onnx(job, one_output(model), made / 'cross-encoder', made / 'cross-encoder' / 'onnx')
-        found['cross_encoder_onnx'] = dict(largest_difference=of_ranker[1], tolerance=TOLERANCE)
+        ranker = _as_onnx(
+            job, one_output(model), staging / 'cross-encoder', staging / 'cross-encoder' / 'onnx'
+        )
+        measurements['cross_encoder_onnx'] = dict(largest_difference=ranker[1], tolerance=TOLERANCE)
     if measures_teacher:
-        of_teacher = _of_teacher(replace(job, say=lambda line: say(f'teacher: {line}')), run_id, int8)
-    return found | dict(teacher=of_teacher, threads=job.runtime.threads)
+        teacher_measurements = _teacher_measurements(
+            replace(job, log=lambda line: log(f'teacher: {line}')), run_id, int8
+        )
+    return measurements | dict(teacher=teacher_measurements, threads=job.runtime.threads)
 
-
-def _remove_left(folder: Path) -> None:
-    "Remove what exports that were killed have left beside a folder; one that is alive keeps its own."
+# %% ../../nbs/experiment/14_export.ipynb #3d6246cc
+def _remove_abandoned(folder: Path) -> None:
+    "Remove the scratch folders of exports that were killed; those of running ones stay."
     for left in folder.parent.glob(f'.{glob.escape(folder.name)}-*-*'):
         pid = left.name.removeprefix(f'.{folder.name}-').partition('-')[0]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
 
-
+# %% ../../nbs/experiment/14_export.ipynb #a2ad07a2
 def _finished_run(run: str) -> tuple[Source, RunFolder]:
     "What is exported, and the folder of its run."
     source = find_source(run)
@@ -265,15 +271,15 @@ def _finished_run(run: str) -> tuple[Source, RunFolder]:
         raise ExportError(f'the folder of {source.record["run_id"]} is not under runs/; put it there')
     return source, known[1]
 
-
+# %% ../../nbs/experiment/14_export.ipynb #b65c1ce8
 @file_errors()
 def export_model(
     run: str,  # run_id or folder of a finished run
     to: str,  # the folder to write, which must be new or empty
     onnx: bool = False,  # also as ONNX
-    int8: bool = False,  # also as ONNX with weights in 8 bits; says onnx
-    say: Callable[[str], None] = lambda line: None,  # told what is being done
-    teacher: bool = True,  # is its teacher measured beside it, where ONNX is written?
+    int8: bool = False,  # also as ONNX with weights in 8 bits; implies onnx
+    say: Callable[[str], None] = lambda line: None,  # called with sentences on the progress
+    teacher: bool = True,  # is its teacher measured too, where ONNX is written?
 ) -> dict:  # what export.json holds
     "Write a run's model for use elsewhere."
     folder = _free_folder(to)
@@ -282,32 +288,52 @@ def export_model(
         check_installed()
     source, run_folder = _finished_run(run)
     record = source.record
-    _remove_left(folder)
+    _remove_abandoned(folder)
     prefix = f'.{folder.name}-{os.getpid()}-'
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=prefix) as scratch:
-        made = Path(scratch) / 'model'
-        model = _save_plain(source, made)
-        found = {key: record[key] for key in ('run_id', 'task', 'model_sha256', 'params_total')} | dict(
-            cross_encoder=(made / 'cross-encoder').is_dir()
+        staging = Path(scratch) / 'model'
+        model = _save_plain(source, staging)
+        exported = {key: record[key] for key in ('run_id', 'task', 'model_sha256', 'params_total')} | dict(
+            cross_encoder=(staging / 'cross-encoder').is_dir()
         )
         if onnx:
-            found |= _onnx_too(source, run_folder, model, made, int8, teacher, say)
-        card = model_card(record['run_id'], export_text(found, usage=onnx))
-        atomic_write(made / 'README.md', card.content.encode())
-        files = sorted(path for path in made.rglob('*') if path.is_file())
-        hashes = {path.relative_to(made).as_posix(): sha256_file(path) for path in files}
-        found |= dict(made_with=_made_with(), files=hashes)
-        write_json(made / 'export.json', found)
+            exported |= _onnx_measurements(source, run_folder, model, staging, int8, teacher, say)
+        card = model_card(record['run_id'], export_text(exported, usage=onnx))
+        atomic_write(staging / 'README.md', card.content.encode())
+        files = sorted(path for path in staging.rglob('*') if path.is_file())
+        hashes = {path.relative_to(staging).as_posix(): sha256_file(path) for path in files}
+        exported |= dict(made_with=_versions(), files=hashes)
+        write_json(staging / 'export.json', exported)
         if folder.is_dir():
             folder.rmdir()
-        shutil.move(made, folder)
-    return found
+        shutil.move(staging, folder)
+    return exported
+
+# %% ../../nbs/experiment/14_export.ipynb #0126c363
+def _send(folder: Path, repo: str, public: bool, message: str) -> str:  # the address of the commit
+    "Send a folder to the hub as one commit."
+    import huggingface_hub
+
+    api = huggingface_hub.HfApi()
+    try:
+        api.create_repo(repo, private=not public, exist_ok=True)
+        return api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message).commit_url
+    except Exception as e:  # of many kinds: the network's, the hub's, of an answer that is none
+        reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
+        status = getattr(getattr(e, 'response', None), 'status_code', None)
+        raise ExportError(
+            f'{repo} could not be written ({reason}); log in with `hf auth login` to an account that '
+            'may write there'
+            if status in (401, 403, 404)
+            else f'{repo} could not be written ({reason}); all files are one commit, so it holds all of '
+            'them or none: start the same command again'
+        ) from e
 
 # %% ../../nbs/experiment/14_export.ipynb #56995bc6
 def push_model(
     run: str,  # run_id or folder of a finished run
-    repo: str,  # 'user/name' on the hub; made where it is not there
-    sure: bool = False,  # False: nothing is sent, and why is said
+    repo: str,  # 'user/name' on the hub; created where it does not exist
+    sure: bool = False,  # False: nothing is sent, and an error explains what would be
     public: bool = False,  # may others see it?
     int8: bool = False,  # with ONNX in float32 and in 8 bits
     say: Callable[[str], None] = lambda line: None,
@@ -324,7 +350,7 @@ def push_model(
             f'nothing was sent: weights, card and scores of {run} would be seen by {seen} as {repo} on '
             f'{huggingface_hub.constants.ENDPOINT}; add --yes (in Python sure=True) to send them'
         )
-    find_source(run)  # what is no run is refused before the hub is asked
+    find_source(run)  # fails early where there is no such run
     if not hub_answers():
         raise ExportError(
             f'the hub {huggingface_hub.constants.ENDPOINT} does not answer (or HF_HUB_OFFLINE is set), so '
@@ -334,18 +360,4 @@ def push_model(
         folder = Path(scratch) / 'model'
         export_model(run, str(folder), int8=int8, say=say)
         say(f'sending it to {repo}')
-        api = huggingface_hub.HfApi()
-        try:
-            api.create_repo(repo, private=not public, exist_ok=True)
-            sent = api.upload_folder(repo_id=repo, folder_path=folder, commit_message=f'{run}, by kdnotes')
-        except Exception as e:  # of many kinds: the network's, the hub's, of an answer that is none
-            reason = str(e).strip().split('\n')[0][:200] or type(e).__name__
-            status = getattr(getattr(e, 'response', None), 'status_code', None)
-            raise ExportError(
-                f'{repo} could not be written ({reason}); log in with `hf auth login` to an account that '
-                'may write there'
-                if status in (401, 403, 404)
-                else f'{repo} could not be written ({reason}); all files are one commit, so it holds all of '
-                'them or none: start the same command again'
-            ) from e
-    return sent.commit_url
+        return _send(folder, repo, public, f'{run}, by kdnotes')

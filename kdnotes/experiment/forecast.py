@@ -19,44 +19,44 @@ from ..results.store import find_run_model, records
 from ..telemetry.summary import environment
 
 # %% auto #0
-__all__ = ['to_make', 'finished_runs', 'Forecast', 'forecast', 'plan_table', 'time_left']
+__all__ = ['pending_runs', 'finished_runs', 'Forecast', 'forecast', 'plan_table', 'time_left']
 
 # %% ../../nbs/experiment/08_forecast.ipynb #9948e53b
-def to_make(
+def pending_runs(
     plans: Sequence[Plan],  # of one study
-) -> list[Plan]:  # each once, what others stand on before them
-    "The runs that are not there: those that are planned, and those that they stand on."
+) -> list[Plan]:  # each once, dependencies first
+    "The runs that are not there: those that are planned, and those they depend on."
     done = {r['run_id'] for r in records(plans[0].config.where.study)}
-    found: dict[str, Plan] = {}
+    pending: dict[str, Plan] = {}
 
     def add(p: Plan) -> None:
-        if p.run_id in found or find_run_model(p.run_id) is not None:
+        if p.run_id in pending or find_run_model(p.run_id) is not None:
             return
         for first in (p.transfer, p.teacher):
             if first:
                 add(first)
-        found[p.run_id] = p
+        pending[p.run_id] = p
 
     for p in plans:
         if p.run_id not in done:
             add(p)
-    return list(found.values())
+    return list(pending.values())
 
-
+# %% ../../nbs/experiment/08_forecast.ipynb #aa704c0e
 def finished_runs() -> list[dict]:  # records
     "The runs of all studies whose records can be read."
-    found = []
+    finished = []
     for folder in run_folders('record.json'):
         try:
-            found.append(folder.record())
+            finished.append(folder.record())
         except RecordError:
-            pass  # whoever needs it is told
-    return [record for record in found if record]
+            pass  # whoever needs this run gets the error
+    return [record for record in finished if record]
 
 # %% ../../nbs/experiment/08_forecast.ipynb #26172761
 @dataclass(frozen=True)
 class Forecast:
-    "One run of a plan, or one that it stands on."
+    "One run of a plan, or one that it depends on."
 
     run_id: str
     mode: str
@@ -71,12 +71,12 @@ class Forecast:
     planned: bool  # False: a planned run needs it first
     is_given: bool  # a model that is measured and not trained
 
-
+# %% ../../nbs/experiment/08_forecast.ipynb #f986d588
 def forecast(
     plans: Sequence[Plan],  # of one study
-) -> list[Forecast]:  # those that are there, then the others in the order they would be made
-    "What would be made of a plan."
-    left = to_make(plans)
+) -> list[Forecast]:  # finished runs, then the others in the order of execution
+    "What would be executed for a plan."
+    left = pending_runs(plans)
     missing = {p.run_id for p in left}
     planned = {p.run_id for p in plans}
     finished = finished_runs()
@@ -104,10 +104,10 @@ def forecast(
 
     return [line(p) for p in [*(p for p in plans if p.run_id not in missing), *left]]
 
-
+# %% ../../nbs/experiment/08_forecast.ipynb #c5aeef5d
 def plan_table(
     plans: Sequence[Plan],  # of one study
-) -> pd.DataFrame:  # a row a run, text
+) -> pd.DataFrame:  # text, one row per run
     "The same as a table."
     rows = [
         dict(
@@ -127,7 +127,7 @@ def plan_table(
 def time_left(
     plans: Sequence[Plan],  # of one study
 ) -> Estimate:
-    "How long it will take to make what is not there."
-    works = [work_planned(p.config, p.corpus_sha256) for p in to_make(plans)]
+    "How long the pending runs will take."
+    works = [work_planned(p.config, p.corpus_sha256) for p in pending_runs(plans)]
     finished = finished_runs()
     return estimate(works, finished, environment() if finished else {})

@@ -38,12 +38,12 @@ class _Kernel:
         self.manager.client = client
 
     def disconnect(self) -> None:
-        "End the connections: who executes a notebook leaves them open."
+        "End the connections, which papermill leaves open."
         while self.clients:
             self.clients.pop().stop_channels()
 
     def end(self) -> None:
-        "Shut it down, whatever became of it."
+        "Shut it down, in whatever state it is."
         from jupyter_core.utils import run_sync
 
         with contextlib.suppress(RuntimeError, OSError):
@@ -58,7 +58,7 @@ __import__('os').environ.update({environment!r})
 __import__('os').chdir({folder!r})
 """
 
-
+# %% ../../nbs/experiment/17_kernels.ipynb #decd3ad6
 def _reset(kernel: _Kernel, environment: dict[str, str]) -> None:
     "Make a kernel forget what its notebook defined, and set variables of its environment."
     from nbclient import NotebookClient
@@ -97,6 +97,6 @@ class Kernels:
         self.idle.append(kernel)
 
     def close(self) -> None:
-        "End the kernels that wait."
+        "End the idle kernels."
         while self.idle:
             self.idle.pop().end()

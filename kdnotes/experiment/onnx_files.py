@@ -26,9 +26,9 @@ __all__ = ['TOLERANCE', 'ExportError', 'check_installed', 'OnnxModel', 'as_trans
 
 # %% ../../nbs/experiment/12_onnx_files.ipynb #35a03193
 class ExportError(KdnotesError):
-    "A model that cannot be exported as it was asked for."
+    "A model that cannot be exported as requested."
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #71d9f481
 _NEEDED = ('onnx', 'onnxscript', 'onnxruntime')
 
 
@@ -46,7 +46,7 @@ _OUTPUTS = ('logits', 'start_logits', 'end_logits')
 _INPUTS = ('input_ids', 'attention_mask', 'token_type_ids')
 TOLERANCE = 1e-4  # of outputs, relative to the largest where that is more than 1
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #2ce63c23
 class OnnxModel(nn.Module):
     "An ONNX file as a module that gives what transformers' models give."
 
@@ -62,8 +62,8 @@ class OnnxModel(nn.Module):
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
         self.session = onnxruntime.InferenceSession(str(path), options, providers=['CPUExecutionProvider'])
-        self.names = [of.name for of in self.session.get_inputs()]
-        self.outputs = [of.name for of in self.session.get_outputs()]
+        self.names = [node.name for node in self.session.get_inputs()]
+        self.outputs = [node.name for node in self.session.get_outputs()]
         types = 2 if 'token_type_ids' in self.names else 1
         self.config = SimpleNamespace(model_type='onnx', type_vocab_size=types)
 
@@ -77,10 +77,10 @@ class OnnxModel(nn.Module):
         # a batch of one segment has no token types, which transformers takes for zeros
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         given = dict(zip(_INPUTS, (input_ids, attention_mask, types)))
-        found = self.session.run(self.outputs, {name: given[name].numpy() for name in self.names})
-        return SimpleNamespace(**dict(zip(self.outputs, map(torch.from_numpy, found))))
+        values = self.session.run(self.outputs, {name: given[name].numpy() for name in self.names})
+        return SimpleNamespace(**dict(zip(self.outputs, map(torch.from_numpy, values))))
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #1fe8e58c
 @contextlib.contextmanager
 def _quiet(logger: str) -> Iterator[None]:
     "torch's exporter and the quantiser warn of what is not there and not needed."
@@ -94,9 +94,9 @@ def _quiet(logger: str) -> Iterator[None]:
     finally:
         log.setLevel(level)
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #5132799d
 @contextlib.contextmanager
-def _one_format() -> Iterator[None]:
+def _uniform_precision() -> Iterator[None]:
     "torch's exporter asks for the number format of all of cuDNN, where a training sets that of convolutions."
     cudnn = torch.backends.cudnn
     before = (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
@@ -112,16 +112,16 @@ def _one_format() -> Iterator[None]:
         if differ:
             cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #65620dc0
 def as_transformers(folder: Path, auto_class: str) -> nn.Module:  # in eval mode, on the CPU
-    "A saved model as everybody loads it: a language model's output layer is not left open."
+    "A saved model as transformers loads it, with the output layer of a language model complete."
     import transformers
     from kdnotes.distill.weights import quiet_loading
 
     with quiet_loading():
         return getattr(transformers, auto_class).from_pretrained(folder, local_files_only=True).eval()
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #f3afb31d
 def write_onnx(
     folder: Path,  # of a saved model
     auto_class: str,  # its transformers head
@@ -138,42 +138,42 @@ def write_onnx(
     tensors = dict(zip(_INPUTS, (example, mask, torch.zeros_like(example))))
     inputs = {name: tensors[name] for name in _INPUTS if name in model_inputs(model)}
     with torch.no_grad():
-        found = model(**inputs)
+        outputs = model(**inputs)
     free = {0: torch.export.Dim('batch', min=1), 1: torch.export.Dim('length', min=2)}
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _quiet('torch.onnx'), _one_format():
+        with _quiet('torch.onnx'), _uniform_precision():
             torch.onnx.export(
                 model,
                 kwargs=inputs,
                 f=path,
                 input_names=list(inputs),
-                output_names=[name for name in _OUTPUTS if name in found],
+                output_names=[name for name in _OUTPUTS if name in outputs],
                 dynamic_shapes=dict.fromkeys(inputs, free),
                 dynamo=True,
                 external_data=False,
                 verbose=False,
             )
     except Exception as e:  # of many kinds: what an architecture does that a graph cannot
-        if full := _of_files(e):
+        if full := _disk_error(e):
             full.filename = full.filename or str(path)
             raise full from None
-        told = e.__cause__ or e  # the exporter's own words are advice for its programmers
-        reason = str(told).strip().split('\n')[0][:200] or type(told).__name__
+        cause = e.__cause__ or e  # the exporter's own words are advice for its programmers
+        reason = str(cause).strip().split('\n')[0][:200] or type(cause).__name__
         raise ExportError(
             f'{type(model).__name__} cannot be written as ONNX by torch {torch.__version__} ({reason}); '
             'leave onnx and int8 out'
         ) from e
 
-
-def _of_files(error: BaseException | None) -> OSError | None:
+# %% ../../nbs/experiment/12_onnx_files.ipynb #2e9ebcd5
+def _disk_error(error: BaseException | None) -> OSError | None:
     "The error of the file system behind another: a full disk is no matter of the architecture."
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     while error is not None and not (isinstance(error, OSError) and error.errno in full):
         error = error.__cause__ or error.__context__
     return error
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #625fe761
 @torch.inference_mode()
 def largest_difference(
     task: Task,  # encoded
@@ -193,14 +193,14 @@ def largest_difference(
         two = call(other, batch.inputs)
         real = batch.inputs['attention_mask'].bool()
         for name in other.outputs:
-            first, second = (as_tensor(getattr(of, name)) for of in (one, two))
-            if first.shape[:2] == real.shape:  # a row a token: what is said of padding is never read
+            first, second = (as_tensor(getattr(output, name)) for output in (one, two))
+            if first.shape[:2] == real.shape:  # one row per token: outputs at padding are never read
                 first, second = first[real], second[real]
             scale = max(1.0, float(first.abs().max()))
             most = max(most, float((first - second).abs().max()) / scale)
     return most
 
-
+# %% ../../nbs/experiment/12_onnx_files.ipynb #3ab2adee
 def quantise(
     path: Path,  # of an ONNX file in float32
     to: Path,  # the file to write
@@ -219,12 +219,14 @@ def losses_of(
 ) -> dict[str, dict[str, Any]]:  # by evaluation set
     "What a change of a model does to a metric, with an interval over the units of each set."
     keys = ['split', 'set', 'unit', 'cluster']
-    one, two = (of.units[of.units['metric'] == metric] for of in (before, after))
+    one, two = (evaluation.units[evaluation.units['metric'] == metric] for evaluation in (before, after))
     both = one.merge(two, on=keys, suffixes=('_before', '_after'))
-    found = {}
-    for where, of in both.groupby('split', sort=False):
-        difference: Interval = cluster_interval(of['value_after'] - of['value_before'], of['cluster'])
-        found[where] = dict(
+    changes = {}
+    for where, units in both.groupby('split', sort=False):
+        difference: Interval = cluster_interval(
+            units["value_after"] - units["value_before"], units["cluster"]
+        )
+        changes[where] = dict(
             metric=metric,
             fp32=before.metrics[where][metric],
             int8=after.metrics[where][metric],
@@ -232,6 +234,6 @@ def losses_of(
             low=difference.low,
             high=difference.high,
             clusters=difference.n,
-            units=len(of),
+            units=len(units),
         )
-    return found
+    return changes

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from ..stats.intervals import Interval, cluster_interval, exp_interval, scaled
@@ -55,18 +56,20 @@ class ScoreError(KdnotesError):
 
 
 _AUTO_CLASS = 'AutoModelForMaskedLM'
+
+# %% ../../nbs/experiment/11_score.ipynb #d31f7dda
 RUN_ID = re.compile(r'[\w.]+-s\d+-[0-9a-f]{12}')
 _MEANT_AS_RUN_ID = re.compile(r'[\w.]+-s\d+(-\w*)?')
 
-
+# %% ../../nbs/experiment/11_score.ipynb #f06bd90f
 def check_run_id(
     name: str,  # whatever names a model
 ) -> None:
-    "Refuse what was meant as a run_id and is none, before it is taken for a model of the hub."
+    "Refuse a string that was meant as a run_id and is not one, before it is looked up on the hub."
     if _MEANT_AS_RUN_ID.fullmatch(name) and not os.path.isdir(name):
         find_run(name)
 
-
+# %% ../../nbs/experiment/11_score.ipynb #73584116
 class Scorer(NamedTuple):
     "What scores a text."
 
@@ -75,22 +78,22 @@ class Scorer(NamedTuple):
     runtime: Any  # a `train.distributed.Runtime`
     name: str  # as it was given
     sha256: str  # of its weights
-    config_sha256: str  # of its config.json, which says how the weights are to be read
+    config_sha256: str  # of its config.json, which defines how the weights are read
 
-
+# %% ../../nbs/experiment/11_score.ipynb #701401c1
 @dataclass(frozen=True)
 class Source:
     "What a model's name stands for."
 
     name: str  # as it was given
     folder: str  # a folder or a hub id
-    record: dict | None = None  # of the run that made it; None: no run is known
+    record: dict | None = None  # of the run that trained it; None: no run is known
 
-
+# %% ../../nbs/experiment/11_score.ipynb #19abc38e
 def find_source(
     name: str,  # the run_id or the folder of a finished run, a folder of a saved model, or a hub id
 ) -> Source:
-    "Where a model is, and the run that made it."
+    "Where a model is, and the run that trained it."
     check_run_id(name)
     if RUN_ID.fullmatch(name):
         folder = checked_run_model(name)
@@ -103,14 +106,14 @@ def find_source(
     path = Path(os.path.expanduser(name))
     if not os.path.isdir(path):
         return Source(name, name)
-    if found := saved_model(path):
-        model, record = found
+    if saved := saved_model(path):
+        model, record = saved
         return Source(name, str(model), record if model.name == 'model' else None)
     if (path / 'rows.jsonl').is_file() or (path / 'state.json').is_file():
         raise ScoreError(f'{name} is the folder of a run that is not done; make the run first')
     return Source(name, name)
 
-
+# %% ../../nbs/experiment/11_score.ipynb #b16b11fb
 def load_source(
     source: Source,
     auto_class: str,  # its transformers head
@@ -129,7 +132,7 @@ def load_source(
         )
     return model, sha256
 
-
+# %% ../../nbs/experiment/11_score.ipynb #5d1347f5
 def load_scorer(
     name: str,  # as for `find_source`
     dtype: str,  # fp32, bf16 or fp16
@@ -178,14 +181,14 @@ def read_text_to_score(
         'give a .txt file or a folder of them'
     )
 
-
+# %% ../../nbs/experiment/11_score.ipynb #a119110d
 def _document(path: Path) -> dict:
     "A file as a document."
     if not is_unicode(path.name):
         raise ScoreError(f'the name {truncate_repr(path.name)} is not written in UTF-8; rename the file')
     return document(path.stem, read_document(path))
 
-
+# %% ../../nbs/experiment/11_score.ipynb #21c3671d
 class Text(NamedTuple):
     "A text as a model reads it."
 
@@ -196,7 +199,7 @@ class Text(NamedTuple):
     unknown_words: int
     pieces: int  # word pieces of the whole text, unknown words left out
 
-
+# %% ../../nbs/experiment/11_score.ipynb #045cb2f0
 def encode(
     documents: list[dict],  # rows of `tasks.documents`
     tokenizer,  # the model's, of transformers
@@ -219,6 +222,11 @@ def encode(
     words = int(tokens.words.sum())
     unknown = sum(len(row['text'].split()) for row in documents) - words
     return Text(ids, clusters, rows, words, unknown, int(tokens.pieces.sum()))
+
+# %% ../../nbs/experiment/11_score.ipynb #e5651796
+def _finite(value: float) -> float | None:
+    "A number as JSON has it; None: it is too large for one."
+    return value if math.isfinite(value) else None
 
 # %% ../../nbs/experiment/11_score.ipynb #cfb91932
 @dataclass(frozen=True)
@@ -243,7 +251,7 @@ class Score:
     nll: Interval | None  # the same with 15 % of a block hidden at once; None: lines have no blocks
     nll_all: Interval | None  # with the visible tokens counted, too
     clusters: str  # what the intervals rest on: 'documents' or 'rows'
-    # documents that stand in the training text of the run that made the model; None: no run, or not known
+    # documents that are in the training text of the model's run; None: no run, or not known
     trained_on: int | None
 
     @property
@@ -251,54 +259,57 @@ class Score:
         "Word pieces of a word that the tokenizer knows, on average."
         return self.pieces / max(1, self.words)
 
-    @property
-    def perplexities(self) -> list[tuple[str, Interval, Interval]]:
-        "Each score that is known: its key, its perplexity per word piece, and per word."
-        known = [(key, of) for key in ('pseudo_nll', 'nll', 'nll_all') if (of := getattr(self, key))]
-        return [(key, exp_interval(of), exp_interval(scaled(of, self.pieces_a_word))) for key, of in known]
-
     def __str__(self) -> str:
         return escape_control_chars(render('score.txt.jinja', found=self).rstrip())
 
     __repr__ = __str__
 
-    def data(self) -> dict:  # JSON-able
-        "The score for programs: intervals in nats per word piece, and the perplexities."
-        plain = asdict(self) | dict(pieces_a_word=self.pieces_a_word)
-        for key in ('pseudo_nll', 'nll', 'nll_all'):
-            name = key.replace('nll', 'perplexity')
-            plain |= {name: None, f'{name}_word': None}
-        for key, per_piece, per_word in self.perplexities:
-            name = key.replace('nll', 'perplexity')
-            plain |= {name: _finite(per_piece.estimate), f'{name}_word': _finite(per_word.estimate)}
-        for key in ('pseudo_nll', 'nll', 'nll_all'):
-            if plain[key]:
-                plain[key]['reason'] = plain[key]['reason'] and str(getattr(self, key).reason)
-        return plain
+# %% ../../nbs/experiment/11_score.ipynb #9dee40f2
+@patch(as_prop=True)
+def perplexities(self: Score) -> list[tuple[str, Interval, Interval]]:
+    "Each score that is known: its key, its perplexity per word piece, and per word."
+    known = [(key, nll) for key in ('pseudo_nll', 'nll', 'nll_all') if (nll := getattr(self, key))]
+    return [(key, exp_interval(nll), exp_interval(scaled(nll, self.pieces_a_word))) for key, nll in known]
 
+# %% ../../nbs/experiment/11_score.ipynb #0c658501
+@patch
+def data(self: Score) -> dict:  # JSON-able
+    "The score for programs: intervals in nats per word piece, and the perplexities."
+    plain = asdict(self) | dict(pieces_a_word=self.pieces_a_word)
+    for key in ('pseudo_nll', 'nll', 'nll_all'):
+        name = key.replace('nll', 'perplexity')
+        plain |= {name: None, f'{name}_word': None}
+    for key, per_piece, per_word in self.perplexities:
+        name = key.replace('nll', 'perplexity')
+        plain |= {name: _finite(per_piece.estimate), f'{name}_word': _finite(per_word.estimate)}
+    for key in ('pseudo_nll', 'nll', 'nll_all'):
+        if plain[key]:
+            plain[key]['reason'] = plain[key]['reason'] and str(getattr(self, key).reason)
+    return plain
 
-def _hidden(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
+# %% ../../nbs/experiment/11_score.ipynb #c4a56557
+def _block_scores(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
     "Nats per masked token of each block, and of all its tokens."
-    its = text_set('text', text.rows, text.documents)
+    blocks = text_set('text', text.rows, text.documents)
     mask_id = scorer.tokenizer.mask_token_id
-    found = hidden_scores(
-        forward, its, lambda index: scored_batch(its, index, Masking().share, mask_id), budget
+    scores = hidden_scores(
+        forward, blocks, lambda index: scored_batch(blocks, index, Masking().share, mask_id), budget
     )
-    return found.nll.mean(1), found.nll_all
+    return scores.nll.mean(1), scores.nll_all
 
-
-def _pseudo(
-    forward: Any, scorer: Scorer, rows: Rows, asked: Positions, key: str, budget: int, say: Callable
+# %% ../../nbs/experiment/11_score.ipynb #69b1d2c8
+def _token_scores(
+    forward: Any, scorer: Scorer, rows: Rows, positions: Positions, key: str, budget: int, log: Callable
 ) -> np.ndarray:
-    "Nats of each token that is hidden by itself, one call at a time."
+    "Nats of each token that is masked by itself, resumable."
     folder = cache_path() / 'scores' / key
     mask_id = scorer.tokenizer.mask_token_id
-    told = _progress(say, len(asked.rows))
-    return resumable_nll(forward, rows, asked, mask_id, folder, budget, told)
+    on_part = _progress(log, len(positions.rows))
+    return resumable_nll(forward, rows, positions, mask_id, folder, budget, on_part)
 
-
-def _progress(say: Callable[[str], None], total: int) -> Callable[[int], None]:
-    "Tells how far a call is, at most every ten seconds."
+# %% ../../nbs/experiment/11_score.ipynb #6b2d4bce
+def _progress(log: Callable[[str], None], total: int) -> Callable[[int], None]:
+    "Log the progress of a call, at most every ten seconds."
     begin = time.monotonic()
     first = None
     last = begin
@@ -309,16 +320,33 @@ def _progress(say: Callable[[str], None], total: int) -> Callable[[int], None]:
         if first is None:
             first = done
             if done and done < total:
-                say(f'{done:,} of {total:,} tokens were scored by an earlier call')
+                log(f'{done:,} of {total:,} tokens were scored by an earlier call')
         elif done < total and now > last + 10:
             rate = (done - first) / (now - begin)
             left = (total - done) / rate
-            say(f'{done / total:4.0%}: {done:,} of {total:,} tokens, {rate:.0f} a second, {left:.0f} s left')
+            log(f'{done / total:4.0%}: {done:,} of {total:,} tokens, {rate:.0f} a second, {left:.0f} s left')
             last = now
 
     return on_part
 
+# %% ../../nbs/experiment/11_score.ipynb #b128403e
+def _stored_key(
+    scorer: Scorer, text_sha256: str, by: str, length: int, sample: int | None, dtype: str
+) -> str:  # 32 hex digits
+    "What names the scores of tokens that are stored."
+    key = sha256_text(
+        'score-2',
+        scorer.sha256,
+        tokenizer_rules(scorer.tokenizer),
+        str(token_roles(scorer.tokenizer)),
+        str(scorer.tokenizer.mask_token_id),
+        scorer.config_sha256,
+        text_sha256,
+        *map(str, (by, length, sample, dtype, scorer.runtime.device.type)),
+    )
+    return key[:32]
 
+# %% ../../nbs/experiment/11_score.ipynb #10391523
 def score(
     model: str,  # a folder, a hub id, or the run_id of a finished run
     text: str,  # as for `read_text_to_score`
@@ -327,7 +355,7 @@ def score(
     sample: int | None = None,  # tokens that are drawn; None: all of them
     dtype: str = 'fp32',  # fp32, bf16 or fp16: the format of matmuls
     budget: int = 8192,  # most tokens of a batch, padding included
-    say: Callable[[str], None] = lambda line: None,  # told how far the work is
+    say: Callable[[str], None] = lambda line: None,  # called with sentences on the progress
 ) -> tuple[Score, pd.DataFrame]:  # and the tokens: document, row, position, token, nll
     "Score a text; an interrupted call goes on where it was."
     from kdnotes.train.evaluation import ModelForward
@@ -340,33 +368,26 @@ def score(
         raise ScoreError(
             f'{text} has no word that the tokenizer of {model} knows; give another text or model'
         )
-    asked = every if sample is None else drawn_tokens(encoded.rows, sample, stream(0, 'sample'))
+    positions = every if sample is None else drawn_tokens(encoded.rows, sample, stream(0, 'sample'))
     text_sha256 = sha256_text(*(row['text'] for row in documents))
-    key = sha256_text(
-        'score-2',
-        scorer.sha256,
-        tokenizer_rules(scorer.tokenizer),
-        str(token_roles(scorer.tokenizer)),
-        str(scorer.tokenizer.mask_token_id),
-        scorer.config_sha256,
-        text_sha256,
-        *map(str, (by, length, sample, dtype, scorer.runtime.device.type)),
-    )
+    key = _stored_key(scorer, text_sha256, by, length, sample, dtype)
     forward = ModelForward(scorer.model, scorer.runtime)
     with scorer.runtime.autocast():
-        nll = _pseudo(forward, scorer, encoded.rows, asked, key[:32], budget, say)
+        nll = _token_scores(forward, scorer, encoded.rows, positions, key, budget, say)
     if not np.isfinite(nll).all():
         raise ScoreError(
             f'{model} gives numbers that are not finite for {int((~np.isfinite(nll)).sum()):,} of '
             f'{len(nll):,} tokens; its weights are too large or damaged: give another model'
         )
-    of_rows, of_tokens, clusters = _clusters(encoded, asked)
+    row_clusters, token_clusters, clusters = _clusters(encoded, positions)
     at_once = (None, None)
     if by == 'block':
         with scorer.runtime.autocast():
-            at_once = [cluster_interval(x, of_rows) for x in _hidden(forward, scorer, encoded, budget)]
+            at_once = [
+                cluster_interval(x, row_clusters) for x in _block_scores(forward, scorer, encoded, budget)
+            ]
     hidden, hidden_all = at_once
-    found = Score(
+    text_score = Score(
         model=model,
         model_sha256=scorer.sha256,
         text=text,
@@ -381,15 +402,15 @@ def score(
         device=str(scorer.runtime.device),
         tokens=len(nll),
         of_tokens=len(every.rows),
-        pseudo_nll=cluster_interval(nll, of_tokens),
+        pseudo_nll=cluster_interval(nll, token_clusters),
         nll=hidden,
         nll_all=hidden_all,
         clusters=clusters,
         trained_on=_trained_on(model, documents),
     )
-    return found, _table(scorer, encoded, asked, nll)
+    return text_score, _token_table(scorer, encoded, positions, nll)
 
-
+# %% ../../nbs/experiment/11_score.ipynb #89f130ec
 def _trained_on(model: str, documents: list[dict]) -> int | None:
     "How many documents stand in the training text of a run."
     if not RUN_ID.fullmatch(model):
@@ -402,29 +423,24 @@ def _trained_on(model: str, documents: list[dict]) -> int | None:
         return None
     return sum(row['text'] in known for row in documents)
 
-
-def _clusters(text: Text, asked: Positions) -> tuple[np.ndarray, np.ndarray, str]:
+# %% ../../nbs/experiment/11_score.ipynb #0d4e3dbb
+def _clusters(text: Text, positions: Positions) -> tuple[np.ndarray, np.ndarray, str]:
     "What rows and tokens are alike in, and what that is called: documents, or a single document's rows."
-    of_tokens = text.clusters[text.rows.documents_of(asked)]
-    if len(np.unique(of_tokens)) == 1:  # nothing can be said about other documents
-        return np.arange(len(text.rows)), asked.rows, 'rows'
-    return text.clusters[text.rows.documents], of_tokens, 'documents'
+    token_clusters = text.clusters[text.rows.documents_of(positions)]
+    if len(np.unique(token_clusters)) == 1:  # a single document allows no conclusion about others
+        return np.arange(len(text.rows)), positions.rows, 'rows'
+    return text.clusters[text.rows.documents], token_clusters, 'documents'
 
-
-def _table(scorer: Scorer, text: Text, asked: Positions, nll: np.ndarray) -> pd.DataFrame:
-    "A line for each token that was hidden by itself."
+# %% ../../nbs/experiment/11_score.ipynb #ef029a92
+def _token_table(scorer: Scorer, text: Text, positions: Positions, nll: np.ndarray) -> pd.DataFrame:
+    "One row for each token that was masked by itself."
     documents = np.array(text.documents, dtype=object)
-    tokens = scorer.tokenizer.convert_ids_to_tokens(text.rows.tokens_at(asked).tolist())
+    tokens = scorer.tokenizer.convert_ids_to_tokens(text.rows.tokens_at(positions).tolist())
     columns = dict(
-        document=documents[text.rows.documents_of(asked)],
-        row=asked.rows,
-        position=asked.positions,
+        document=documents[text.rows.documents_of(positions)],
+        row=positions.rows,
+        position=positions.positions,
         token=tokens,
         nll=nll,
     )
     return pd.DataFrame(columns)
-
-# %% ../../nbs/experiment/11_score.ipynb #e5651796
-def _finite(value: float) -> float | None:
-    "A number as JSON has it; None: it is too large for one."
-    return value if math.isfinite(value) else None

@@ -20,7 +20,7 @@ from ..core.spec import flat
 from ..core.files import atomic_write, figures_path, file_errors, runs_path
 from ..core.render import phrase
 from .cluster import Cluster
-from .forecast import time_left, to_make
+from .forecast import time_left, pending_runs
 from .launch import Follow, execute, failures, make_runs, milestones
 from .plan import Plan, explain_study, plan_study
 from .describe import TEMPLATE
@@ -38,7 +38,7 @@ class StudyResult:
     plans: Sequence[Plan]
     failed: dict[str, str]  # run_id -> why; the report is about the others
     report: Report
-    figures: Sequence[FigureFile]  # each made, or with a reason
+    figures: Sequence[FigureFile]  # each drawn, or with a reason
     table: Path  # the report as text
     numbers: Path  # its comparisons as numbers, a CSV file with one row each
     results: Path  # metrics and costs of its runs, a CSV file with one row per run, set and metric
@@ -60,7 +60,7 @@ class StudyResult:
             [*(f'<p>{escape(line)}</p>' for line in sentences), *(t.to_html() for t in tables if len(t))]
         )
 
-
+# %% ../../nbs/experiment/18_study.ipynb #5472a2f6
 @file_errors()
 def run_study(
     seeds: int = 3,  # seeds 0 .. seeds - 1
@@ -70,15 +70,15 @@ def run_study(
     jobs: int | None = None,
     # called with a sentence when something worth knowing happens
     say: Callable[[str], None] = lambda text: None,
-    # called with the runs of the study before the first of them is made
+    # called with the runs of the study before the first of them starts
     on_plans: Callable[[Sequence[Plan]], None] = lambda plans: None,
-    # called with each run of the study that has just been made, and not with what it stands on
+    # called with each finished run of the study, and not with its dependencies
     after_run: Callable[[Plan], None] = lambda plan: None,
-    # called with each row that a run of the study, or what it stands on, writes, as of `launch.run`; by one
+    # called with each row that a run of the study or a dependency writes, as of `launch.run`; by one
     # thread at a time, whatever `jobs`
     on_row: Callable[[dict], None] = lambda row: None,
-    follow: Follow = milestones,  # of runs that are made one after the other
-    ray_address: str = '',  # of a Ray cluster that makes the runs, as for `cluster.Cluster`; '': this machine
+    follow: Follow = milestones,  # of runs that are executed one after the other
+    ray_address: str = '',  # of a Ray cluster for the runs, as for `cluster.Cluster`; '': this machine
     # values that arms have one each of, as of `core.grid.read_grid`; None: all arms have one setting
     grid: str | Sequence[str] | Mapping[str, Any] | None = None,
     **common,  # fields of RunConfig that all arms share, and the study's name
@@ -88,19 +88,19 @@ def run_study(
     planned = {p.run_id for p in plans}
     turn = Lock()
 
-    def make(p: Plan, beside: int) -> None:
+    def make(p: Plan, n_jobs: int) -> None:
         # several runs at a time would talk over each other
-        shown = follow(say) if beside == 1 else lambda row: None
+        shown = follow(say) if n_jobs == 1 else lambda row: None
 
         def on_each(row: dict) -> None:
             shown(row)
             with turn:
                 on_row(row)
 
-        (cluster.execute if cluster else execute)(p, on_each, say, beside)
+        (cluster.execute if cluster else execute)(p, on_each, say, n_jobs)
         if p.run_id in planned:
             after_run(p)
-        if beside == 1 and (time := phrase(TEMPLATE, 'time', time_left(plans))):
+        if n_jobs == 1 and (time := phrase(TEMPLATE, 'time', time_left(plans))):
             say(f'   left: {time}')
 
     ray_address = ray_address or next(
@@ -108,7 +108,7 @@ def run_study(
     )
     with ExitStack() as stack:
         cluster = None
-        if ray_address and to_make(plans):
+        if ray_address and pending_runs(plans):
             machines = max(p.config.where.nodes for p in plans)
             cluster = stack.enter_context(closing(Cluster(ray_address, machines)))
         if jobs is None:
@@ -116,26 +116,21 @@ def run_study(
         say(explain_study(plans, phrase(TEMPLATE, 'time', time_left(plans), jobs)))
         on_plans(plans)
         failed = make_runs(plans, make, say, jobs)
-    _score_baselines(plans, say)
+    for line in dict.fromkeys(line for p in plans for line in have_floors(p.config, p.corpus_sha256)):
+        say(line)  # which trivial baselines cannot be scored
     return _compared(plans, failed)
 
-
-def _score_baselines(plans: Sequence[Plan], say: Callable[[str], None]) -> None:
-    "Have the trivial baselines of all runs of a study; says which cannot be had."
-    for line in dict.fromkeys(line for p in plans for line in have_floors(p.config, p.corpus_sha256)):
-        say(line)
-
-
+# %% ../../nbs/experiment/18_study.ipynb #9afc7e8c
 def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
-    "The comparison of the runs that were made, kept as a table and figures."
+    "The comparison of the finished runs, written as a table and figures."
     study = plans[0].config.where.study
-    made = [p.run_id for p in plans if p.run_id not in failed]
-    # a teacher that was made or measured for this study stands beside its students
+    run_ids = [p.run_id for p in plans if p.run_id not in failed]
+    # a teacher that was trained or measured for this study is compared with its students
     teachers = [p.teacher.run_id for p in plans if p.teacher is not None and p.run_id not in failed]
-    own = [run_id for run_id in teachers if RunFolder(study, run_id).done]
-    found = evidence(study, list(dict.fromkeys([*made, *own])))
-    figures = draw_evidence(found, figures_path(study))
-    compared = report_of(found, {figure.name: figure.path for figure in figures if figure.path})
+    teacher_ids = [run_id for run_id in teachers if RunFolder(study, run_id).done]
+    study_evidence = evidence(study, list(dict.fromkeys([*run_ids, *teacher_ids])))
+    figures = draw_evidence(study_evidence, figures_path(study))
+    compared = report_of(study_evidence, {figure.name: figure.path for figure in figures if figure.path})
     folder = runs_path() / study
     table = atomic_write(folder / 'table.txt', f'{compared}\n')
     numbers = atomic_write(folder / 'comparisons.csv', compared.numbers.to_csv(index=False))
@@ -143,7 +138,7 @@ def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
     differences = atomic_write(folder / 'differences.csv', all_differences(compared).to_csv(index=False))
     return StudyResult(plans, failed, compared, figures, table, numbers, results, differences)
 
-
+# %% ../../nbs/experiment/18_study.ipynb #e35f0c87
 def all_differences(
     compared: Report,
 ) -> pd.DataFrame:  # comparison, setting, a, b, part of
