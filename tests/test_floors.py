@@ -63,7 +63,7 @@ def question_of(labels):
         dict(question_id='Q', document_id='D', sentence_id=f'S{i}', label=label)
         for i, label in enumerate(labels)
     ]
-    return as_questions(Columns.of(rows))
+    return as_questions(Columns.from_rows(rows))
 
 
 def every_order(scores):
@@ -89,7 +89,7 @@ def test_answering_by_equal_scores_is_right_as_often_as_one_of_them():
         for q, own in enumerate(labels)
         for i, label in enumerate(own)
     ]
-    questions = in_any_order(as_questions(Columns.of(rows)))
+    questions = in_any_order(as_questions(Columns.from_rows(rows)))
     found = threshold_metrics(questions, np.array([1, 1, 0] * 3), dict(pair=1.0, trigger=1.0))
     assert found['trigger_precision'] == found['trigger_recall'] == pytest.approx((1 + 1 / 2 + 0) / 3)
     assert found['pair_precision'] == 3 / 6 and found['pair_recall'] == 3 / 4

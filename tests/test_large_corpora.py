@@ -422,7 +422,7 @@ def test_a_folder_whose_name_looks_like_a_pattern_is_read_and_no_other(pairs):
 
 def test_a_contradiction_behind_a_row_whose_label_is_one_more():
     "Labels that are numbers: from row to row the text's number may rise by what the label falls."
-    splits = dict(train=Columns.of([dict(label=label) for label in (1, 0, 1)]))
+    splits = dict(train=Columns.from_rows([dict(label=label) for label in (1, 0, 1)]))
     assert sources._contradictions(splits, dict(train=np.array([5, 6, 6]))) == dict(train=2)
 
 

@@ -461,7 +461,7 @@ MUTANTS = [
     Mutant(
         'columns that nobody vouches for',
         'core.cached',
-        "if any(sha256_file(folder / name) != of['sha256'] for name, of in known['files'].items()):",
+        "if any(sha256_file(folder / name) != file['sha256'] for name, file in known['files'].items()):",
         'if False:',
         'test_large_corpora.py::test_a_kept_corpus_that_was_damaged_is_read_again',
     ),

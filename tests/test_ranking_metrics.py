@@ -45,7 +45,7 @@ def random_rows(rng, n_questions=300, most=14):
             for i, name in enumerate(names)
         ]
         used += n
-    return Columns.of(rows)[rng.permutation(len(rows))]  # rows of a question need not be neighbours
+    return Columns.from_rows(rows)[rng.permutation(len(rows))]  # rows of a question need not be neighbours
 
 
 def tied_scores(rng, n, levels=4):
@@ -218,7 +218,7 @@ def test_thresholds_do_not_tell_apart_what_ranks_do_not():
         dict(question_id=q, document_id='D', sentence_id=f'{q}-1', label=label)
         for q, label in (('Q1', 1), ('Q2', 0), ('Q3', 0))
     ]
-    questions = as_questions(Columns.of(rows))
+    questions = as_questions(Columns.from_rows(rows))
     scores = 1 + np.array([2e-9, 1e-9, 0.0])  # the same in float32
     assert choose_thresholds(questions, scores) == dict(pair=1.0, trigger=1.0)
 

@@ -488,7 +488,7 @@ def test_a_long_cell_is_not_repeated_in_full(case, home, tmp_path):
 
 
 def test_classes_that_are_one_number_have_one_order():
-    rows = Columns.of([dict(label=label) for label in ('10', '01', '1', '001')])
+    rows = Columns.from_rows([dict(label=label) for label in ('10', '01', '1', '001')])
     assert class_names(rows) == class_names(rows[::-1]) == ['001', '01', '1', '10']
 
 

@@ -16,7 +16,7 @@ from .examination import DoctorError, examine
 from .findings import CHECKS, TEMPLATE, Diagnosis, Finding
 from ..core.config import ConfigError, KdnotesError, task_info
 from ..core.spec import RunConfig, flat, is_given
-from ..core.files import own_folder
+from ..core.files import private_folder
 from ..core.processes import Ranks, die_with_parent, how_ended
 from ..core.render import phrase
 from ..core.resolve import machine, resolved_dtype
@@ -177,7 +177,7 @@ def doctor(
         number = n[planned.config.where.arm]
         plans[planned.config.where.arm + f' {number}' * (number > 1)] = planned
     notes = _notes(plans, corpora)
-    folder = own_folder('doctor')
+    folder = private_folder('doctor')
     try:
         starts = _starts(plans, folder.path)
         findings = [f for jobs in starts for f in _launch(jobs, folder.path, on_finding, begin + timeout_s)]

@@ -86,7 +86,7 @@ def program(name: str) -> ModuleType:
 
 Task, Corpus, Profile, Smoke = (of_field(name) for name in ('task', 'corpus', 'profile', 'smoke'))
 
-
+# %% ../../nbs/commands/08_machine.ipynb #dd56ff84
 @command('check this machine', 'bench', 'bench --contestants race --steps 10')
 def bench(
     task: Task = None,
@@ -124,7 +124,7 @@ def bench(
     print_json(measured) if as_json else say(text)
     return 0
 
-
+# %% ../../nbs/commands/08_machine.ipynb #df4a0bc8
 @command('check this machine', 'scaling', 'scaling --turns 3')
 def scaling(
     name: Annotated[str, Option(help='name of the results; the same name continues them')] = 'scaling',
@@ -180,30 +180,43 @@ def hardware(
     Uses the throughput recorded by finished runs. For a device without runs, it gives a range, from the
     ratios of peak performance and of memory bandwidth. Prices are list prices of the date given with them."""
     from kdnotes.stats import hardware as h
-    from kdnotes.experiment.forecast import finished_runs
 
     if bool(run) == bool(measured):
         raise BadParameter('give one of them', param_hint=['--run', '--measured'])
     left, among = {}, []
     if run:
-        wanted, left = h.timings(h.named_records(run, arm))
-        among, _ = h.timings({r['run_id']: r for r in (*h.evidence_records(), *finished_runs())}.values())
+        wanted, left, among = _recorded_timings(run, arm)
     else:
         wanted = [h.given_timing(text, precision) for text in measured]
-    if run and not wanted:
-        why = '; '.join(map(str, left)) or 'it has no finished run'
-        raise ConfigError(f'{run} does not show how long a training takes: {why}')
-    asked = h.Workload(epochs, trials or 0, workers)
-    found = h.choices(wanted, h.read_devices(prices), asked, among, device)
-    notes = sentences('hardware.jinja', 'remarks', found, left)
+    workload = h.Workload(epochs, trials or 0, workers)
+    estimates = h.choices(wanted, h.read_devices(prices), workload, among, device)
+    notes = sentences('hardware.jinja', 'remarks', estimates, left)
     if as_json:
-        texts = ({k: str(why) for k, why in c.reasons.items()} for c in found)
-        devices = [asdict(c) | dict(reasons=of, notes=[*map(str, c.notes)]) for c, of in zip(found, texts)]
+        texts = ({k: str(why) for k, why in c.reasons.items()} for c in estimates)
+        devices = [
+            asdict(c) | dict(reasons=reasons, notes=[*map(str, c.notes)])
+            for c, reasons in zip(estimates, texts)
+        ]
         print_json(dict(devices=devices, notes=notes))
     else:
-        print_table(table('hardware.jinja', 'table', found))
+        print_table(table('hardware.jinja', 'table', estimates))
         say('', *notes)
     return 0
+
+# %% ../../nbs/commands/08_machine.ipynb #cff1ba19
+def _recorded_timings(
+    run: str, arm: str | None
+) -> tuple[list, dict, list]:  # of the run, left out, of all runs
+    "How long the steps of finished runs took, and what cannot be used of them."
+    from kdnotes.stats import hardware as h
+    from kdnotes.experiment.forecast import finished_runs
+
+    wanted, left = h.timings(h.named_records(run, arm))
+    if not wanted:
+        why = '; '.join(map(str, left)) or 'it has no finished run'
+        raise ConfigError(f'{run} does not show how long a training takes: {why}')
+    among, _ = h.timings({r['run_id']: r for r in (*h.evidence_records(), *finished_runs())}.values())
+    return wanted, left, among
 
 # %% ../../nbs/commands/08_machine.ipynb #0daab589
 @command(

@@ -27,7 +27,7 @@ ModelName = Annotated[
     ),
 ]
 
-
+# %% ../../nbs/commands/07_models.ipynb #27703638
 @command(
     'use a model',
     'predict <run_id> --question "who wrote it?" --passage "It was written by Ada."',
@@ -69,21 +69,13 @@ def predict(
 
     texts = dict(question=question, passage=passage, text=text, pair=pair, beside=beside)
     texts |= dict(candidate=candidate or None, candidates=candidates)
-    of_table = dict(out=out, columns=columns, overwrite=overwrite or None)
-    unused = [
-        f'--{name}' for name, value in (of_table if file is None else texts).items() if value is not None
-    ]
-    if unused:
-        rule = 'is for the rows of --file' if file is None else 'cannot be combined with --file'
-        raise BadParameter(rule, param_hint=unused)
+    _check_inputs(file, texts, dict(out=out, columns=columns, overwrite=overwrite or None))
     if file is not None:
-        if out is None:
-            raise BadParameter('the output table of --file is missing', param_hint='--out')
-        found = predict_file(model, file, out, columns, overwrite)
-        print_json(asdict(found)) if as_json else say(found)
+        prediction = predict_file(model, file, out, columns, overwrite)
+        print_json(asdict(prediction)) if as_json else say(prediction)
         return 0
     several = [*candidate, *(_lines_of(candidates) if candidates is not None else [])]
-    found = predict_texts(
+    prediction = predict_texts(
         model,
         beside,
         question=question,
@@ -92,10 +84,26 @@ def predict(
         text=text,
         pair=pair,
     )
-    print_json(found.data()) if as_json else say(found)
+    print_json(prediction.data()) if as_json else say(prediction)
     return 0
 
+# %% ../../nbs/commands/07_models.ipynb #49a71503
+def _check_inputs(
+    file: str | None,
+    texts: dict,  # options that give texts
+    of_table: dict,  # options about the tables
+) -> None:
+    "Refuse options of a table without --file, and texts with it."
+    unused = [
+        f'--{name}' for name, value in (of_table if file is None else texts).items() if value is not None
+    ]
+    if unused:
+        rule = 'is for the rows of --file' if file is None else 'cannot be combined with --file'
+        raise BadParameter(rule, param_hint=unused)
+    if file is not None and of_table['out'] is None:
+        raise BadParameter('the output table of --file is missing', param_hint='--out')
 
+# %% ../../nbs/commands/07_models.ipynb #32d5f00e
 def _lines_of(name: str) -> list[str]:
     "The lines of a file that are not empty."
     from kdnotes.tasks.documents import read_document
@@ -151,15 +159,15 @@ def score(
     from kdnotes.results.runs import write_csv
 
     file = None if out is None else _file_to_write(out)
-    found, tokens = score_text(
+    scores, tokens = score_text(
         model, text, by=by, length=length, sample=sample, dtype=dtype, budget=budget, say=tell
     )
-    print_json(found.data()) if as_json else say(found)
+    print_json(scores.data()) if as_json else say(scores)
     if file is not None:
         write_csv(file, tokens, digits=9)
     return 0
 
-
+# %% ../../nbs/commands/07_models.ipynb #12bde638
 def _file_to_write(name: str) -> Path:
     "The file of --out; it is tried first, because the command may take hours."
     path = Path(os.path.expanduser(name))
@@ -192,15 +200,15 @@ def export(
     sets, which takes minutes on a real corpus."""
     from kdnotes.experiment.export import export_model, export_text
 
-    found = export_model(run_id, to, onnx=onnx, int8=int8, say=tell, teacher=teacher)
+    exported = export_model(run_id, to, onnx=onnx, int8=int8, say=tell, teacher=teacher)
     if as_json:
-        print_json(dict(found, folder=str(Path(os.path.expanduser(to)).resolve())))
+        print_json(dict(exported, folder=str(Path(os.path.expanduser(to)).resolve())))
         return 0
-    say(f"{found['run_id']} is in {to}: {', '.join(found['files'])}, export.json")
-    say(export_text(found).partition('\n\n')[2])
+    say(f"{exported['run_id']} is in {to}: {', '.join(exported['files'])}, export.json")
+    say(export_text(exported).partition('\n\n')[2])
     return 0
 
-
+# %% ../../nbs/commands/07_models.ipynb #2540d9f1
 @command('use a model', 'push <run_id> <user/name> --yes')
 def push(
     run_id: RunName,

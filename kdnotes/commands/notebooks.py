@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 from ..core.config import ConfigError, KdnotesError
-from ..core.files import own_folder
+from ..core.files import private_folder
 from ..core.processes import EXIT_STOPPED
 
 # %% auto #0
@@ -34,7 +34,7 @@ def run_notebook(
     # papermill warns of parameters that the cell does not name, asyncio of the task of an interrupted cell
     for logger in ('papermill', 'asyncio'):
         logging.getLogger(logger).setLevel(logging.CRITICAL)
-    sockets = own_folder('kernel')
+    sockets = private_folder('kernel')
     manager = dict(transport='ipc', ip=str(sockets.path / 'kernel'))
     try:
         papermill.execute_notebook(

@@ -32,7 +32,7 @@ def tell(text: str) -> None:
     with contextlib.suppress(OSError):
         print(escape_control_chars(text), file=sys.stderr, flush=True)
 
-
+# %% ../../nbs/commands/04_output.ipynb #30a1cc5a
 def speaker(
     as_json: bool,  # is standard output for JSON alone?
 ) -> Callable[[str], None]:
@@ -55,7 +55,7 @@ def _cells(rows: Any) -> list[list[str]]:
         rows = [list(rows[0]), *(row.values() for row in rows)]
     return [[str(cell) for cell in row] for row in rows]
 
-
+# %% ../../nbs/commands/04_output.ipynb #1605f846
 def _on_terminal(rows: Sequence[Sequence[str]], **look: Any) -> None:
     "A table of Rich, which folds to the width of the terminal."
     from rich import box
@@ -74,7 +74,7 @@ def _on_terminal(rows: Sequence[Sequence[str]], **look: Any) -> None:
         )  # a text, so that [x] is no markup
     Console().print(table)
 
-
+# %% ../../nbs/commands/04_output.ipynb #d2a01278
 def print_table(
     rows: Any,  # a data frame, dicts of the same keys, or lists of cells with the columns' names first
 ) -> None:
@@ -89,7 +89,7 @@ def print_table(
     for row in rows:
         say('  '.join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
 
-
+# %% ../../nbs/commands/04_output.ipynb #51ba4da0
 def print_groups(
     rows: Sequence[tuple[str, str, str]],  # group, name, value
 ) -> None:
@@ -103,7 +103,7 @@ def print_groups(
         else:
             say(*map(''.join, lines))
 
-
+# %% ../../nbs/commands/04_output.ipynb #cf121810
 def print_report(
     report: Any,  # a `report.report.Report`
 ) -> None:
@@ -133,8 +133,8 @@ def following() -> Iterator[Callable]:  # a `launch.Follow`
     with bars.progress, reporting_to(bars):
         yield partial(_bar, bars.progress)
 
-
-def _bar(progress: Any, say: Callable[[str], None]) -> Callable[[dict], None]:  # called with every row
+# %% ../../nbs/commands/04_output.ipynb #d99d6424
+def _bar(progress: Any, log: Callable[[str], None]) -> Callable[[dict], None]:  # called with every row
     "A bar for a run and, before it, for its teacher."
     bar = None
 
@@ -169,11 +169,11 @@ def saved(
     n_done = sum(RunFolder(p.config.where.study, p.run_id).done for p in plans)
     every = {p.run_id: p for p in [*(first for p in plans for first in p.foundations), *plans]}
     folders = [RunFolder(p.config.where.study, p.run_id) for p in every.values()]
-    steps = {of.run_id: saved_step(of) for of in folders if not of.done}
+    steps = {folder.run_id: saved_step(folder) for folder in folders if not folder.done}
     steps = {run_id: step for run_id, step in steps.items() if step is not None}
     return phrase('plan.txt.jinja', 'saved', len(plans), n_done, steps)
 
-
+# %% ../../nbs/commands/04_output.ipynb #d5155c37
 @contextlib.contextmanager
 def resumable() -> Iterator[list]:  # the plans of what is trained are appended to it
     "Report what is saved if the body is stopped."

@@ -40,15 +40,15 @@ def list_(
     from kdnotes.results.overview import evidence_studies, list_runs
 
     lines = list_runs(study)
-    kept = evidence_studies()
+    committed = evidence_studies()
     if as_json:
-        print_json(dict(runs=[asdict(line) for line in lines], evidence=kept))
+        print_json(dict(runs=[asdict(line) for line in lines], evidence=committed))
     else:
         print_table(table('list.txt.jinja', 'table', lines))
-        say(*(f'\n{note}' for note in sentences('list.txt.jinja', 'notes', lines, study, kept)))
+        say(*(f'\n{note}' for note in sentences('list.txt.jinja', 'notes', lines, study, committed)))
     return 0
 
-
+# %% ../../nbs/commands/06_results.ipynb #953412d6
 @command('inspect results', 'show <run_id>', 'show <run_id> --json')
 def show(run: RunName, as_json: Json = False) -> int:
     "Show the record of one run: a summary, or everything with --json."
@@ -57,12 +57,12 @@ def show(run: RunName, as_json: Json = False) -> int:
     record, folder = find_run(run)
     if record is None:
         state = folder.state() or {}
-        found = dict(run=folder.run_id, study=folder.study, state=run_state(folder))
-        found |= dict(since=local_time(state.get('at_s')), why=str(state.get('reason') or ''))
+        unfinished = dict(run=folder.run_id, study=folder.study, state=run_state(folder))
+        unfinished |= dict(since=local_time(state.get('at_s')), why=str(state.get('reason') or ''))
         if as_json:
-            print_json(found | dict(config=folder.config()))
+            print_json(unfinished | dict(config=folder.config()))
         else:
-            print_groups(table('show.txt.jinja', 'unfinished', found))
+            print_groups(table('show.txt.jinja', 'unfinished', unfinished))
             say('', *sentences('show.txt.jinja', 'resume', folder.path))
     elif as_json:
         print_json(record)
@@ -89,11 +89,11 @@ def compare(
     from kdnotes.report.report import report_of
     from kdnotes.stats.evidence import evidence
 
-    found = report_of(evidence(*_runs_of(names)), {})
-    print_json(found.data()) if as_json else print_report(found)
+    summary = report_of(evidence(*_runs_of(names)), {})
+    print_json(summary.data()) if as_json else print_report(summary)
     return 0
 
-
+# %% ../../nbs/commands/06_results.ipynb #d754b0dd
 def _runs_of(names: list[str]) -> tuple[str, list[str] | None]:  # a study, and its runs (None: all)
     "What names of studies and runs stand for."
     from kdnotes.results.overview import evidence_studies, find_run, find_study, studies
@@ -115,7 +115,7 @@ def _runs_of(names: list[str]) -> tuple[str, list[str] | None]:  # a study, and 
         run_ids.append(record['run_id'])
     return '+'.join(names), list(dict.fromkeys(run_ids))
 
-
+# %% ../../nbs/commands/06_results.ipynb #d50f5347
 @command('inspect results', 'report <study>', 'report <study> --no-pdf')
 def report(
     study: StudyName,
@@ -163,15 +163,15 @@ def evidence(study: StudyName, as_json: Json = False) -> int:
     from kdnotes.search.result import export_result
 
     study = find_study(study)
-    kept = export(study)
+    run_ids = export(study)
     export_result(study)
     if as_json:
-        print_json(dict(study=study, runs=kept, folder=str(evidence_path())))
+        print_json(dict(study=study, runs=run_ids, folder=str(evidence_path())))
     else:
-        say(f'{len(kept)} runs of {study} are kept in {evidence_path()}/{study}.*; commit these files')
+        say(f'{len(run_ids)} runs of {study} are kept in {evidence_path()}/{study}.*; commit these files')
     return 0
 
-
+# %% ../../nbs/commands/06_results.ipynb #31dd9f0f
 @command('manage studies', 'forget <study> <run_id>')
 def forget(
     study: StudyName,
@@ -206,7 +206,7 @@ def forget(
         )
     return 0
 
-
+# %% ../../nbs/commands/06_results.ipynb #8ad51ee3
 @command('manage studies', 'clean --dry-run', 'clean --yes')
 def clean(
     yes: Annotated[bool, Option('--yes', help='remove the files without asking')] = False,
@@ -220,23 +220,23 @@ def clean(
     from kdnotes.experiment.clean import clean as remove
     from kdnotes.experiment.clean import leftovers
 
-    found = leftovers()
-    size = phrase('clean.txt.jinja', 'size', found)
-    if dry_run or not found:
+    leftover_files = leftovers()
+    size = phrase('clean.txt.jinja', 'size', leftover_files)
+    if dry_run or not leftover_files:
         removed = []
     elif yes or (sys.stdin.isatty() and typer.confirm(f'remove {size} of checkpoints and caches?', err=True)):
-        removed = remove(found)
+        removed = remove(leftover_files)
     else:
         raise ConfigError(f'nothing was removed of {size}; add --yes to remove it')
     if as_json:
-        listed = [dict(kind=one.kind, path=str(one.path), bytes=one.size) for one in found]
+        listed = [dict(kind=one.kind, path=str(one.path), bytes=one.size) for one in leftover_files]
         print_json(dict(found=listed, removed=[str(one.path) for one in removed]))
     else:
-        print_table(table('clean.txt.jinja', 'table', found))
-        say(phrase('clean.txt.jinja', 'outcome', found, removed, dry_run))
+        print_table(table('clean.txt.jinja', 'table', leftover_files))
+        say(phrase('clean.txt.jinja', 'outcome', leftover_files, removed, dry_run))
     return 0
 
-
+# %% ../../nbs/commands/06_results.ipynb #69f38eb2
 @command('manage studies', 'verify', 'verify --json')
 def verify(as_json: Json = False) -> int:
     """Check that caches, records and models on this machine are still what was written.
@@ -245,12 +245,12 @@ def verify(as_json: Json = False) -> int:
     sha256. The status is 1 if anything has changed."""
     from kdnotes.experiment.clean import verify as read_again
 
-    found = list(read_again())
-    wrong = [one for one in found if one.problem]
+    checked = list(read_again())
+    wrong = [one for one in checked if one.problem]
     if as_json:
         listed = [dict(kind=one.kind, path=str(one.path), problem=one.problem) for one in wrong]
-        print_json(dict(read=len(found), changed=listed))
+        print_json(dict(read=len(checked), changed=listed))
     else:
         print_table(table('clean.txt.jinja', 'changed', wrong))
-        say(phrase('clean.txt.jinja', 'verified', found, wrong))
+        say(phrase('clean.txt.jinja', 'verified', checked, wrong))
     return int(bool(wrong))

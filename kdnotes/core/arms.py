@@ -21,7 +21,7 @@ class Mode:
     ranks: str  # '1' or 'auto' (as many processes as are fastest, or as many as all arms of a study have)
     role: str  # why it is in the study
 
-
+# %% ../../nbs/core/00_arms.ipynb #767ded24
 # the order of arms, in every plan, table and figure: the chain's, a control behind what it is beside
 MODES = {
     'baseline': Mode('teacher', 'fp32', False, '1', 'procedure 1; its model teaches the KD arms'),
@@ -32,6 +32,8 @@ MODES = {
     'full_kd': Mode('student', 'fp32', True, 'auto', 'procedure 2'),
     'mixed_kd': Mode('student', 'mixed', True, 'auto', 'procedure 3'),
 }
+
+# %% ../../nbs/core/00_arms.ipynb #3471fc59
 # processes are what it is run for: it has several wherever that is possible
 SEVERAL_RANKS = 'parallel_baseline'
 PROCEDURES = ('baseline', 'full_kd', 'mixed_kd')
@@ -67,7 +69,7 @@ class Profile:
     student_layers: tuple[int, ...]  # layers of the teacher the student starts from, counted from 0
     depth: int  # layers of the teacher
 
-
+# %% ../../nbs/core/00_arms.ipynb #1dae3081
 PROFILES = {
     'laptop': Profile('sentence-transformers/all-MiniLM-L6-v2', None, (1, 3, 5), 6),
     'paper': Profile('bert-base-uncased', 'distilbert-base-uncased', (1, 3, 5, 7, 9, 11), 12),

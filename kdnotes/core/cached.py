@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 import numpy as np
+from fastcore.basics import patch
 from kdnotes.core.files import (
     FileError,
     file_errors,
@@ -33,14 +34,14 @@ MANIFEST = 'manifest.json'
 _LEDGER = 'ledger.json'  # the manifest of a folder that is not whole yet
 LEDGER_EVERY_S = 5.0  # what a kill costs at most, besides the part that is being made
 
-
+# %% ../../nbs/core/08_cached.ipynb #c9d1e1e5
 class Cached(NamedTuple):
     "What a folder holds."
 
     arrays: dict[str, np.ndarray]  # memory-mapped, read-only
     state: dict[str, Any]  # of the maker
 
-
+# %% ../../nbs/core/08_cached.ipynb #b4ad9109
 class Writer:
     "Arrays in a folder that grow part by part."
 
@@ -59,98 +60,114 @@ class Writer:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.mkdir(parents=True)
 
-    def _resume(self) -> bool:
-        "Go on from the ledger; False: there is none, or the files are not what it says."
+# %% ../../nbs/core/08_cached.ipynb #3987cee6
+@patch
+def _resume(self: Writer) -> bool:
+    "Go on from the ledger; False: there is none, or the files are not what it says."
+    try:
+        known = _read(self.folder / _LEDGER)
+        hashes = {}
+        for name, file in known['files'].items():
+            os.truncate(self.folder / name, file['bytes'])
+            with open(self.folder / name, 'rb') as f:
+                hashes[name] = hashlib.file_digest(f, 'sha256')
+            if hashes[name].hexdigest() != file.pop('sha256'):
+                return False
+        for path in self.folder.iterdir():
+            if path.name not in (_LEDGER, *hashes):
+                path.unlink()  # of a part that the ledger does not have
+    except (FileError, OSError, KeyError, TypeError, ValueError, AttributeError):
+        return False
+    self.parts, self.state, self._files, self._hashes = (
+        known['parts'],
+        known['state'],
+        known['files'],
+        hashes,
+    )
+    return True
+
+# %% ../../nbs/core/08_cached.ipynb #7bcc180f
+@patch
+def add(
+    self: Writer,
+    arrays: Mapping[str, np.ndarray],  # further rows; the first part says their type and shape
+) -> None:
+    "Append a part, which is whole when `state` describes it."
+    for name, array in arrays.items():
+        new = dict(dtype=array.dtype.str, shape=list(array.shape[1:]), bytes=0)
+        known = self._files.setdefault(name, new)
+        if known['shape'] != new['shape']:
+            raise ValueError(f'rows of {name} have shape {new["shape"]}, and {known["shape"]} before')
+        array = np.ascontiguousarray(array.astype(known['dtype'], casting='safe', copy=False))
         try:
-            known = _read(self.folder / _LEDGER)
-            hashes = {}
-            for name, of in known['files'].items():
-                os.truncate(self.folder / name, of['bytes'])
-                with open(self.folder / name, 'rb') as f:
-                    hashes[name] = hashlib.file_digest(f, 'sha256')
-                if hashes[name].hexdigest() != of.pop('sha256'):
-                    return False
-            for path in self.folder.iterdir():
-                if path.name not in (_LEDGER, *hashes):
-                    path.unlink()  # of a part that the ledger does not have
-        except (FileError, OSError, KeyError, TypeError, ValueError, AttributeError):
-            return False
-        self.parts, self.state, self._files, self._hashes = (
-            known['parts'],
-            known['state'],
-            known['files'],
-            hashes,
-        )
-        return True
-
-    def add(
-        self,
-        arrays: Mapping[str, np.ndarray],  # further rows; the first part says their type and shape
-    ) -> None:
-        "Append a part, which is whole when `state` describes it."
-        for name, array in arrays.items():
-            new = dict(dtype=array.dtype.str, shape=list(array.shape[1:]), bytes=0)
-            known = self._files.setdefault(name, new)
-            if known['shape'] != new['shape']:
-                raise ValueError(f'rows of {name} have shape {new["shape"]}, and {known["shape"]} before')
-            array = np.ascontiguousarray(array.astype(known['dtype'], casting='safe', copy=False))
-            try:
-                with open(self.folder / name, 'ab') as f:
-                    f.write(array)
-            except OSError as e:
-                e.filename = e.filename or str(self.folder / name)  # a write that fails does not say where
-                raise
-            known['bytes'] += array.nbytes
-            self._hashes.setdefault(name, hashlib.sha256()).update(array)
-        self.parts += 1
-        self._ledger = self._described()
-        if time.monotonic() >= self._due:
-            self.save()
-
-    def rows(self, name: str) -> int:
-        "How many rows an array has so far."
-        of = self._files.get(name)
-        return of['bytes'] // (np.dtype(of['dtype']).itemsize * int(np.prod(of['shape']))) if of else 0
-
-    def so_far(self) -> Cached:
-        "What is written."
-        return Cached(_mapped(self.folder, self._files), self.state)
-
-    def drop(
-        self,
-        prefix: str = '',  # of their names
-    ) -> None:
-        "Remove arrays; without a prefix everything, and the state."
-        self._ledger = None
-        for name in [_LEDGER, *(name for name in self._files if name.startswith(prefix))]:
-            (self.folder / name).unlink(missing_ok=True)
-            self._files.pop(name, None)
-            self._hashes.pop(name, None)
-        if not prefix:
-            self.parts, self.state = 0, {}
-
-    def save(self) -> None:
-        "Bring the last whole part to the disk, and the ledger that describes it."
-        if self._ledger:
-            for name in self._ledger['files']:
-                sync(self.folder / name)
-            write_signed(self.folder / _LEDGER, self._ledger)
-            self._due = time.monotonic() + LEDGER_EVERY_S
-
-    def finish(self) -> Cached:
-        "Declare the folder whole."
-        self._ledger = self._described()
+            with open(self.folder / name, 'ab') as f:
+                f.write(array)
+        except OSError as e:
+            e.filename = e.filename or str(self.folder / name)  # a write that fails does not say where
+            raise
+        known['bytes'] += array.nbytes
+        self._hashes.setdefault(name, hashlib.sha256()).update(array)
+    self.parts += 1
+    self._ledger = self._described()
+    if time.monotonic() >= self._due:
         self.save()
-        os.replace(self.folder / _LEDGER, self.folder / MANIFEST)
-        sync(self.folder)
-        return self.so_far()
 
-    def _described(self) -> dict[str, Any]:
-        files = {name: of | dict(sha256=self._hashes[name].hexdigest()) for name, of in self._files.items()}
-        known = dict(folder=self.folder.name, parts=self.parts, files=files, state=self.state)
-        return copy.deepcopy(known)
+# %% ../../nbs/core/08_cached.ipynb #20ca45f9
+@patch
+def rows(self: Writer, name: str) -> int:
+    "How many rows an array has so far."
+    file = self._files.get(name)
+    return file['bytes'] // (np.dtype(file['dtype']).itemsize * int(np.prod(file['shape']))) if file else 0
 
 
+@patch
+def so_far(self: Writer) -> Cached:
+    "What is written."
+    return Cached(_mapped(self.folder, self._files), self.state)
+
+
+@patch
+def drop(
+    self: Writer,
+    prefix: str = '',  # of their names
+) -> None:
+    "Remove arrays; without a prefix everything, and the state."
+    self._ledger = None
+    for name in [_LEDGER, *(name for name in self._files if name.startswith(prefix))]:
+        (self.folder / name).unlink(missing_ok=True)
+        self._files.pop(name, None)
+        self._hashes.pop(name, None)
+    if not prefix:
+        self.parts, self.state = 0, {}
+
+# %% ../../nbs/core/08_cached.ipynb #72b963f5
+@patch
+def save(self: Writer) -> None:
+    "Bring the last whole part to the disk, and the ledger that describes it."
+    if self._ledger:
+        for name in self._ledger['files']:
+            sync(self.folder / name)
+        write_signed(self.folder / _LEDGER, self._ledger)
+        self._due = time.monotonic() + LEDGER_EVERY_S
+
+
+@patch
+def finish(self: Writer) -> Cached:
+    "Declare the folder whole."
+    self._ledger = self._described()
+    self.save()
+    os.replace(self.folder / _LEDGER, self.folder / MANIFEST)
+    sync(self.folder)
+    return self.so_far()
+
+# %% ../../nbs/core/08_cached.ipynb #4668baa0
+@patch
+def _described(self: Writer) -> dict[str, Any]:
+    files = {name: file | dict(sha256=self._hashes[name].hexdigest()) for name, file in self._files.items()}
+    known = dict(folder=self.folder.name, parts=self.parts, files=files, state=self.state)
+    return copy.deepcopy(known)
+
+# %% ../../nbs/core/08_cached.ipynb #1b4e0bfd
 def _read(path: Path) -> dict[str, Any]:
     "A manifest or ledger; one of another folder is refused."
     known = read_signed(path)
@@ -158,16 +175,16 @@ def _read(path: Path) -> dict[str, Any]:
         raise FileError(f'{path} belongs to another folder; delete it')
     return known
 
-
+# %% ../../nbs/core/08_cached.ipynb #470d6061
 def _mapped(folder: Path, files: dict[str, dict[str, Any]]) -> dict[str, np.ndarray]:
     "The arrays of a folder."
     arrays = {}
-    for name, of in files.items():
-        flat = np.zeros(0, of['dtype'])  # an empty file cannot be mapped
-        if of['bytes']:
-            flat = np.memmap(folder / name, of['dtype'], 'r', shape=of['bytes'] // flat.itemsize)
+    for name, file in files.items():
+        flat = np.zeros(0, file['dtype'])  # an empty file cannot be mapped
+        if file['bytes']:
+            flat = np.memmap(folder / name, file['dtype'], 'r', shape=file['bytes'] // flat.itemsize)
         # a plain array over the map: each look into a `np.memmap` would make another one
-        arrays[name] = np.asarray(flat).reshape(-1, *of['shape'])
+        arrays[name] = np.asarray(flat).reshape(-1, *file['shape'])
     return arrays
 
 # %% ../../nbs/core/08_cached.ipynb #c7d10a51
@@ -186,7 +203,7 @@ def open_cached(
         known = _read(folder / MANIFEST)
         states = [file_state(folder / name) for name in known['files']]
         if _verified.get(folder) != states:
-            if any(sha256_file(folder / name) != of['sha256'] for name, of in known['files'].items()):
+            if any(sha256_file(folder / name) != file['sha256'] for name, file in known['files'].items()):
                 return None
             if all(changed_ns < time.time_ns() - _SETTLED_NS for _, _, changed_ns, _ in states):
                 _verified[folder] = states
@@ -194,7 +211,7 @@ def open_cached(
     except (FileError, OSError, KeyError, TypeError, ValueError):
         return None
 
-
+# %% ../../nbs/core/08_cached.ipynb #d3c84d7c
 @file_errors()
 def cached(
     folder: Path,  # its name stands for all that changes a number; a lock lies next to it
@@ -202,11 +219,11 @@ def cached(
 ) -> Cached:
     "The arrays of a folder, made now unless they are there: by one process, while the others wait."
     folder = Path(folder)
-    if found := open_cached(folder):
-        return found
+    if existing := open_cached(folder):
+        return existing
     with lock(folder.with_suffix('.lock')):
-        if found := open_cached(folder):
-            return found
+        if existing := open_cached(folder):
+            return existing
         writer = Writer(folder)
         try:
             make(writer)

@@ -10,6 +10,7 @@ from itertools import chain
 from operator import eq
 from typing import Any, Self
 import numpy as np
+from fastcore.basics import patch
 from .cached import Cached, Writer
 
 # %% auto #0
@@ -18,7 +19,7 @@ __all__ = ['Strings', 'Chained', 'Json', 'Columns', 'Joined', 'codes', 'hashes',
 # %% ../../nbs/core/12_columns.ipynb #adc692c5
 _AT_ONCE = 20_000  # texts or rows that are Python's own objects at a time
 
-
+# %% ../../nbs/core/12_columns.ipynb #e1dc0d34
 class Strings(Sequence):
     "A column of texts."
 
@@ -29,29 +30,6 @@ class Strings(Sequence):
     ):
         self.offsets = offsets
         self.data = data
-
-    @classmethod
-    def of(cls, texts: Iterable[str]) -> Self:
-        "Texts as a column."
-        encoded = [text.encode() for text in texts]
-        sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        return cls(_begins(sizes), np.frombuffer(b''.join(encoded), dtype=np.uint8))
-
-    @classmethod
-    def joined(cls, parts: Sequence[Strings]) -> Self:
-        "Several columns, end to end."
-        sizes = np.concatenate([np.diff(part.offsets) for part in parts])
-        return cls(_begins(sizes), np.concatenate([part.used for part in parts]))
-
-    @property
-    def used(self) -> np.ndarray:
-        "The bytes of these texts alone; a slice has those of the others, too."
-        return self.data[self.offsets[0] : self.offsets[-1]]
-
-    @property
-    def nbytes(self) -> int:
-        "Bytes of both arrays."
-        return self.offsets.nbytes + len(self.used)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -67,31 +45,62 @@ class Strings(Sequence):
         i = range(len(self))[i]
         return self[i : i + 1].tolist()[0]
 
-    def _take(self, index: np.ndarray) -> Self:
-        begin, end = self.offsets[index], self.offsets[index + 1]
-        offsets = _begins(end - begin)
-        data = np.empty(offsets[-1], dtype=np.uint8)
-        whole = memoryview(self.data)
-        for start in range(0, len(index), _AT_ONCE):
-            some = slice(start, start + _AT_ONCE)
-            texts = b''.join([whole[a:b] for a, b in zip(begin[some].tolist(), end[some].tolist())])
-            data[offsets[start] : offsets[start] + len(texts)] = np.frombuffer(texts, dtype=np.uint8)
-        return type(self)(offsets, data)
-
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), _AT_ONCE):
             yield from self[start : start + _AT_ONCE].tolist()
 
-    def tolist(self) -> list[str]:
-        "All texts."
-        data = self.used.tobytes()
-        places = (self.offsets - self.offsets[0]).tolist()
-        if data.isascii():
-            text = data.decode()
-            return [text[a:b] for a, b in zip(places, places[1:])]
-        return [data[a:b].decode() for a, b in zip(places, places[1:])]
+# %% ../../nbs/core/12_columns.ipynb #17c44448
+@patch(cls_method=True)
+def from_cells(cls: Strings, texts: Iterable[str]) -> Self:
+    "Texts as a column."
+    encoded = [text.encode() for text in texts]
+    sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    return cls(_begins(sizes), np.frombuffer(b''.join(encoded), dtype=np.uint8))
 
 
+@patch(cls_method=True)
+def joined(cls: Strings, parts: Sequence[Strings]) -> Self:
+    "Several columns, end to end."
+    sizes = np.concatenate([np.diff(part.offsets) for part in parts])
+    return cls(_begins(sizes), np.concatenate([part.used for part in parts]))
+
+# %% ../../nbs/core/12_columns.ipynb #c6b0441a
+@patch(as_prop=True)
+def used(self: Strings) -> np.ndarray:
+    "The bytes of these texts alone; a slice has those of the others, too."
+    return self.data[self.offsets[0] : self.offsets[-1]]
+
+
+@patch(as_prop=True)
+def nbytes(self: Strings) -> int:
+    "Bytes of both arrays."
+    return self.offsets.nbytes + len(self.used)
+
+# %% ../../nbs/core/12_columns.ipynb #7bcd97a4
+@patch
+def _take(self: Strings, index: np.ndarray) -> Self:
+    begin, end = self.offsets[index], self.offsets[index + 1]
+    offsets = _begins(end - begin)
+    data = np.empty(offsets[-1], dtype=np.uint8)
+    whole = memoryview(self.data)
+    for start in range(0, len(index), _AT_ONCE):
+        some = slice(start, start + _AT_ONCE)
+        texts = b''.join([whole[a:b] for a, b in zip(begin[some].tolist(), end[some].tolist())])
+        data[offsets[start] : offsets[start] + len(texts)] = np.frombuffer(texts, dtype=np.uint8)
+    return type(self)(offsets, data)
+
+# %% ../../nbs/core/12_columns.ipynb #1baa48dc
+@patch
+def tolist(self: Strings) -> list[str]:
+    "All texts."
+    data = self.used.tobytes()
+    places = (self.offsets - self.offsets[0]).tolist()
+    if data.isascii():
+        text = data.decode()
+        return [text[a:b] for a, b in zip(places, places[1:])]
+    return [data[a:b].decode() for a, b in zip(places, places[1:])]
+
+# %% ../../nbs/core/12_columns.ipynb #bbda4746
 class Chained(Sequence):
     "Columns of texts or cells end to end, of which none is copied."
 
@@ -112,9 +121,9 @@ class Chained(Sequence):
 
     def __getitem__(self, i: int | slice | np.ndarray) -> Any:
         if isinstance(i, np.ndarray):
-            of = np.searchsorted(self.begins, i, 'right') - 1
-            chosen = [part[i[of == k] - self.begins[k]] for k, part in enumerate(self.parts)]
-            return type(chosen[0]).joined(chosen)[np.argsort(np.argsort(of, kind='stable'))]
+            part_of = np.searchsorted(self.begins, i, 'right') - 1
+            chosen = [part[i[part_of == k] - self.begins[k]] for k, part in enumerate(self.parts)]
+            return type(chosen[0]).joined(chosen)[np.argsort(np.argsort(part_of, kind='stable'))]
         if isinstance(i, slice):
             start, stop, step = i.indices(len(self))
             if step != 1:
@@ -133,20 +142,20 @@ class Chained(Sequence):
         "All texts or cells."
         return [cell for part in self.parts for cell in part.tolist()]
 
-
+# %% ../../nbs/core/12_columns.ipynb #5fa135f2
 class Json(Strings):
     "A column of what is neither a text nor a number, such as the places of answers: each cell as its JSON."
 
     @classmethod
-    def of(cls, cells: Iterable[Any]) -> Self:
+    def from_cells(cls, cells: Iterable[Any]) -> Self:
         "Cells as a column."
-        return super().of(map(json.dumps, cells))
+        return super().from_cells(map(json.dumps, cells))
 
     def tolist(self) -> list[Any]:
         "All cells; what was a tuple is a list."
         return list(map(json.loads, super().tolist()))
 
-
+# %% ../../nbs/core/12_columns.ipynb #a497d3ee
 def _begins(sizes: np.ndarray) -> np.ndarray:  # (n + 1,) int64
     "Where each of several things begins, and where the last one ends."
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
@@ -160,38 +169,6 @@ class Columns(Sequence):
         columns: Mapping[str, np.ndarray | Strings | Chained],  # name -> whole numbers (n,) int64, or n texts
     ):
         self.columns = dict(columns)
-
-    @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]]) -> Columns:
-        "Rows that have the same keys as columns; columns as they are."
-        if isinstance(rows, cls):
-            return rows
-        cells = {name: [row[name] for row in rows] for name in (rows[0] if len(rows) else ())}
-        return cls({name: _column(of) for name, of in cells.items()})
-
-    @classmethod
-    def joined(
-        cls,
-        parts: Sequence[Columns],
-        copied: bool = False,  # texts are copied into one array; else they stay where they are
-    ) -> Columns:
-        "The rows of several tables, end to end, with the columns that all of them have."
-        parts = [part for part in parts if len(part)]
-        if len(parts) < 2:
-            return parts[0] if parts else cls({})
-        names = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
-
-        def joined(of: list) -> np.ndarray | Strings | Chained:
-            if isinstance(of[0], np.ndarray):
-                return np.concatenate(of)
-            return type(of[0]).joined(of) if copied else Chained(of)
-
-        return cls({name: joined([part[name] for part in parts]) for name in names})
-
-    @property
-    def nbytes(self) -> int:
-        "Bytes of all columns."
-        return sum(column.nbytes for column in self.columns.values())
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -216,59 +193,99 @@ class Columns(Sequence):
             return NotImplemented
         return len(self) == len(other) and all(map(eq, self, other))
 
-    def write(
-        self,
-        writer: Writer,
-        table: str,  # of the folder
-    ) -> None:
-        "Append these rows to a table; all parts of it have the same columns."
-        arrays = {}
-        for i, column in enumerate(self.columns.values()):
-            if isinstance(column, np.ndarray):
-                arrays[f'{table}.{i}.numbers'] = column
-                continue
-            before = writer.rows(f'{table}.{i}.bytes')
-            offsets = column.offsets - column.offsets[0] + before
-            arrays[f'{table}.{i}.offsets'] = offsets[writer.rows(f'{table}.{i}.offsets') > 0 :]
-            arrays[f'{table}.{i}.bytes'] = column.used
-        if len(self):
-            kinds = [(name, type(column).__name__) for name, column in self.columns.items()]
-            writer.state.setdefault('tables', {})[table] = kinds
-        writer.add(arrays)
+# %% ../../nbs/core/12_columns.ipynb #b5d3bd50
+@patch(cls_method=True)
+def from_rows(cls: Columns, rows: Sequence[Mapping[str, Any]]) -> Columns:
+    "Rows that have the same keys as columns; columns as they are."
+    if isinstance(rows, cls):
+        return rows
+    cells = {name: [row[name] for row in rows] for name in (rows[0] if len(rows) else ())}
+    return cls({name: _column(column_cells) for name, column_cells in cells.items()})
 
-    @classmethod
-    def stored(
-        cls,
-        found: Cached,
-        table: str,  # of its folder
-    ) -> Columns:  # memory-mapped; without rows where nothing was written
-        "The rows of a table."
+# %% ../../nbs/core/12_columns.ipynb #7d101735
+@patch(cls_method=True)
+def joined(
+    cls: Columns,
+    parts: Sequence[Columns],
+    copied: bool = False,  # texts are copied into one array; else they stay where they are
+) -> Columns:
+    "The rows of several tables, end to end, with the columns that all of them have."
+    parts = [part for part in parts if len(part)]
+    if len(parts) < 2:
+        return parts[0] if parts else cls({})
+    names = [name for name in parts[0].columns if all(name in part.columns for part in parts)]
 
-        def column(kind: str, prefix: str) -> np.ndarray | Strings:
-            if kind == 'ndarray':
-                return found.arrays[f'{prefix}.numbers']
-            of_kind = Json if kind == 'Json' else Strings
-            return of_kind(found.arrays[f'{prefix}.offsets'], found.arrays[f'{prefix}.bytes'])
+    def joined(columns: list) -> np.ndarray | Strings | Chained:
+        if isinstance(columns[0], np.ndarray):
+            return np.concatenate(columns)
+        return type(columns[0]).joined(columns) if copied else Chained(columns)
 
-        kinds = found.state.get('tables', {}).get(table, ())
-        return cls({name: column(kind, f'{table}.{i}') for i, (name, kind) in enumerate(kinds)})
-
-    def filled(
-        self,
-        name: str,  # of a column; added where it is not there
-        value: Any,  # of every row
-    ) -> Columns:
-        "The same rows with one value in a column."
-        return Columns(self.columns | {name: _column([value])[np.zeros(len(self), dtype=np.int64)]})
+    return cls({name: joined([part[name] for part in parts]) for name in names})
 
 
+@patch(as_prop=True)
+def nbytes(self: Columns) -> int:
+    "Bytes of all columns."
+    return sum(column.nbytes for column in self.columns.values())
+
+# %% ../../nbs/core/12_columns.ipynb #63b0eee4
+@patch
+def write(
+    self: Columns,
+    writer: Writer,
+    table: str,  # of the folder
+) -> None:
+    "Append these rows to a table; all parts of it have the same columns."
+    arrays = {}
+    for i, column in enumerate(self.columns.values()):
+        if isinstance(column, np.ndarray):
+            arrays[f'{table}.{i}.numbers'] = column
+            continue
+        before = writer.rows(f'{table}.{i}.bytes')
+        offsets = column.offsets - column.offsets[0] + before
+        arrays[f'{table}.{i}.offsets'] = offsets[writer.rows(f'{table}.{i}.offsets') > 0 :]
+        arrays[f'{table}.{i}.bytes'] = column.used
+    if len(self):
+        kinds = [(name, type(column).__name__) for name, column in self.columns.items()]
+        writer.state.setdefault('tables', {})[table] = kinds
+    writer.add(arrays)
+
+# %% ../../nbs/core/12_columns.ipynb #4883f4d0
+@patch(cls_method=True)
+def stored(
+    cls: Columns,
+    cached: Cached,
+    table: str,  # of its folder
+) -> Columns:  # memory-mapped; without rows where nothing was written
+    "The rows of a table."
+
+    def column(kind: str, prefix: str) -> np.ndarray | Strings:
+        if kind == 'ndarray':
+            return cached.arrays[f'{prefix}.numbers']
+        of_kind = Json if kind == 'Json' else Strings
+        return of_kind(cached.arrays[f'{prefix}.offsets'], cached.arrays[f'{prefix}.bytes'])
+
+    kinds = cached.state.get('tables', {}).get(table, ())
+    return cls({name: column(kind, f'{table}.{i}') for i, (name, kind) in enumerate(kinds)})
+
+# %% ../../nbs/core/12_columns.ipynb #6e9b09ea
+@patch
+def filled(
+    self: Columns,
+    name: str,  # of a column; added where it is not there
+    value: Any,  # of every row
+) -> Columns:
+    "The same rows with one value in a column."
+    return Columns(self.columns | {name: _column([value])[np.zeros(len(self), dtype=np.int64)]})
+
+# %% ../../nbs/core/12_columns.ipynb #f4049096
 def _column(cells: list) -> np.ndarray | Strings:
     "Cells of one kind as a column."
     if type(cells[0]) is int:
         return np.array(cells, dtype=np.int64)
-    return (Strings if isinstance(cells[0], str) else Json).of(cells)
+    return (Strings if isinstance(cells[0], str) else Json).from_cells(cells)
 
-
+# %% ../../nbs/core/12_columns.ipynb #598b196a
 class Joined(Sequence):
     "Texts of several columns, joined as they are looked at."
 
@@ -296,34 +313,34 @@ def codes(
 ) -> tuple[np.ndarray, list[str]]:  # (n,) int64, the place of each text in the list of them
     "Texts as numbers: they are counted in the order in which they first occur."
     place: dict[str, int] = {}
-    of = np.fromiter((place.setdefault(text, len(place)) for text in texts), np.int64, len(texts))
-    return of, list(place)
+    numbers = np.fromiter((place.setdefault(text, len(place)) for text in texts), np.int64, len(texts))
+    return numbers, list(place)
 
-
+# %% ../../nbs/core/12_columns.ipynb #dc1b625f
 def hashes(
     *columns: Strings,
-    of: Callable[[str], Any] = str,  # what of a text counts
+    text_key: Callable[[str], Any] = str,  # what of a text counts
 ) -> np.ndarray:  # (n,) int64
     "What these columns say, as a number: of ten million rows two would be alike by chance once in 300,000."
     texts = map('\0'.join, zip(*columns))
-    return np.fromiter((hash(of(text)) for text in texts), np.int64, len(columns[0]))
+    return np.fromiter((hash(text_key(text)) for text in texts), np.int64, len(columns[0]))
 
 
 def earliest(
-    found: np.ndarray,  # (n,) of `hashes`
+    row_hashes: np.ndarray,  # (n,) of `hashes`
 ) -> np.ndarray:  # (n,) int64
     "For each row the first that is like it."
-    _, place, of = np.unique(found, return_index=True, return_inverse=True)
-    return place[of]
+    _, place, group = np.unique(row_hashes, return_index=True, return_inverse=True)
+    return place[group]
 
-
+# %% ../../nbs/core/12_columns.ipynb #080009ee
 def ranks(
     first: Strings,
     second: Strings,
 ) -> np.ndarray:  # (n,) int64
     "The place of each row when all are sorted by two texts, which together no two rows share."
-    of, names = codes(first)
-    group = _inverse(_order(names))[of]
+    first_codes, names = codes(first)
+    group = _inverse(_order(names))[first_codes]
     order = np.argsort(group, kind='stable')
     ends = np.flatnonzero(np.diff(group[order])) + 1
     parts = np.split(order, ends[:: _AT_ONCE // 20])  # whole groups, so that few texts are in memory

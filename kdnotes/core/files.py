@@ -30,8 +30,8 @@ from .config import KdnotesError, is_unicode, truncate_repr
 __all__ = ['MORE_MEMORY', 'CACHE', 'FileError', 'BusyError', 'lacks_memory', 'file_errors', 'atomic_write', 'sync', 'sync_tree',
            'check_room', 'free_memory', 'sha256_file', 'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json',
            'read_json', 'write_signed', 'read_signed', 'lock', 'is_named', 'root', 'checkout', 'runs_path',
-           'cache_path', 'figures_path', 'evidence_path', 'OwnFolder', 'own_folder', 'at_home', 'cached_at',
-           'with_evidence', 'own_home', 'own_disk', 'file_state', 'sha256_big_file', 'without_password']
+           'cache_path', 'figures_path', 'evidence_path', 'PrivateFolder', 'private_folder', 'at_home', 'cached_at',
+           'with_evidence', 'own_home', 'local_disk_folder', 'file_state', 'sha256_big_file', 'without_password']
 
 # %% ../../nbs/core/05_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -71,7 +71,7 @@ _ADVICE = {
     errno.ESTALE: 'its network file system has lost it; mount it again',
 }
 
-
+# %% ../../nbs/core/05_files.ipynb #ed4d95cb
 _NO_MEMORY = re.compile(
     "[Cc]annot allocate memory|can't allocate memory|not enough memory|std::bad_alloc|failed to map segment"
 )
@@ -87,7 +87,7 @@ def lacks_memory(
     full = isinstance(error, OSError) and error.errno == errno.ENOMEM
     return full or isinstance(error, MemoryError) or bool(_NO_MEMORY.search(str(error)))
 
-
+# %% ../../nbs/core/05_files.ipynb #aa46cbfc
 @contextmanager
 def file_errors() -> Iterator[None]:
     """Errors of the file system as one sentence: path, what is wrong, what to do; and memory that ran out.
@@ -107,7 +107,7 @@ def file_errors() -> Iterator[None]:
         path = e.filename2 or e.filename or 'a file'
         raise FileError(f'{path}: {_ADVICE[e.errno]}, and start the same command again') from e
 
-
+# %% ../../nbs/core/05_files.ipynb #f3a16bb1
 def atomic_write(
     path: str | Path,  # the file; its folder is made when missing
     data: str | bytes,  # the whole content; text is written as UTF-8
@@ -130,7 +130,7 @@ def atomic_write(
     sync(path.parent)
     return path
 
-
+# %% ../../nbs/core/05_files.ipynb #eb70e7d7
 def sync(
     path: str | Path,  # of a file, or of a folder: its entries, where a rename lives
 ) -> None:
@@ -185,18 +185,18 @@ def _groups(
 ) -> Iterator[tuple[Path, tuple[str, str, str]]]:  # folders, and what their files are called
     "The cgroups that limit this process: its own and those around it, as far as they can be seen."
     lines = proc.read_text().splitlines() if proc.is_file() else []
-    for _, controllers, own in (line.split(':', 2) for line in lines):
+    for _, controllers, group_path in (line.split(':', 2) for line in lines):
         version = 1 if 'memory' in controllers.split(',') else 2
         if version == 2 and controllers:
             continue
         # beside version 1, version 2 is elsewhere
         for top in (mounted / 'memory',) if version == 1 else (mounted, mounted / 'unified'):
             # a container may see its own group as the top, whatever it is called outside
-            parts = own.strip('/').split('/')
+            parts = group_path.strip('/').split('/')
             for n in range(len(parts) + 1):
                 yield top.joinpath(*parts[:n]), _GROUP_FILES[version]
 
-
+# %% ../../nbs/core/05_files.ipynb #c6a5d166
 def free_memory(
     proc: Path = Path('/proc/self/cgroup'),
     mounted: Path = Path('/sys/fs/cgroup'),
@@ -225,7 +225,7 @@ def sha256_bytes(
     "The sha256 of bytes."
     return hashlib.sha256(data).hexdigest()
 
-
+# %% ../../nbs/core/05_files.ipynb #3282265a
 def sha256_text(
     *parts: str,  # any number of texts; their order and borders count
 ) -> str:  # 64 hex digits
@@ -262,7 +262,7 @@ def _as_json(path: str | Path, obj: dict) -> str:
             'what is unknown'
         ) from None
 
-
+# %% ../../nbs/core/05_files.ipynb #29c5c285
 def read_json(
     path: str | Path,
 ) -> dict:
@@ -321,7 +321,7 @@ def lock(
             raise BusyError(f'{path} is held by another process; wait for it to end, or stop it')
         time.sleep(0.05)
 
-
+# %% ../../nbs/core/05_files.ipynb #c9c6875c
 def is_named(
     fd: int,  # of an open file
     path: Path,
@@ -350,7 +350,7 @@ def root() -> Path:
         return Path(home).resolve()
     return checkout() or Path.cwd().resolve()
 
-
+# %% ../../nbs/core/05_files.ipynb #554f348e
 def checkout() -> Path | None:
     "The nearest folder upwards that is a checkout of kdnotes."
     here = Path.cwd().resolve()
@@ -367,14 +367,14 @@ def runs_path() -> Path:
         raise FileError(f'{path}: {_NO_ACCESS}')
     return path
 
-
+# %% ../../nbs/core/05_files.ipynb #ea8565ae
 CACHE = 'KDNOTES_CACHE'  # names the folder that `cached_at` says, for the ranks, too
 
 
 def cache_path() -> Path:
     "The folder of what is made of a content and can be made again."
-    own = os.environ.get(CACHE)
-    return Path(own) if own else runs_path() / '.cache'
+    folder = os.environ.get(CACHE)
+    return Path(folder) if folder else runs_path() / '.cache'
 
 
 def figures_path(study: str) -> Path:
@@ -392,7 +392,7 @@ _DAY_S = 86_400
 
 
 @dataclass(frozen=True)
-class OwnFolder:
+class PrivateFolder:
     "A temporary folder, and the lock that says it is in use."
 
     path: Path
@@ -404,10 +404,10 @@ class OwnFolder:
         with suppress(OSError):  # closed already
             os.close(self.descriptor)
 
-
-def own_folder(
+# %% ../../nbs/core/05_files.ipynb #17f0bdfc
+def private_folder(
     what: str,  # it is for, as 'ranks'
-) -> OwnFolder:
+) -> PrivateFolder:
     "A new temporary folder; those whose owners have died are removed."
     _remove_abandoned(Path(tempfile.gettempdir()))
     while True:
@@ -416,10 +416,10 @@ def own_folder(
         with suppress(OSError):  # a file system without locks: nobody can take it, either
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if is_named(descriptor, path / _OWNER):  # another may have found it before it was locked
-            return OwnFolder(path, descriptor)
+            return PrivateFolder(path, descriptor)
         os.close(descriptor)
 
-
+# %% ../../nbs/core/05_files.ipynb #64471ea3
 def _remove_abandoned(place: Path) -> None:
     "Remove this user's temporary folders that belong to nobody who lives."
     for folder in place.glob('kdnotes-*'):
@@ -464,7 +464,7 @@ def _variable(name: str, value: str) -> Iterator[None]:
         else:
             os.environ[name] = before
 
-
+# %% ../../nbs/core/05_files.ipynb #3f7e6dfe
 def cached_at(
     folder: str | Path | None,  # None: where it is
 ) -> AbstractContextManager:
@@ -496,10 +496,10 @@ _NAMED_CACHES = (
 )
 _places: dict[int, Path] = {}  # by process: a fork has one of its own
 
-
+# %% ../../nbs/core/05_files.ipynb #d7faa9ea
 def own_home() -> Path:  # without runs; beside it the evidence of the checkout
     "A new home, and until this process ends a data folder and caches of its own."
-    place = _own_place()
+    place = _process_folder()
     home = Path(tempfile.mkdtemp(prefix='home-', dir=place))
     if here := checkout():
         with_evidence(home, here)
@@ -511,10 +511,10 @@ def own_home() -> Path:  # without runs; beside it the evidence of the checkout
     return home
 
 
-def _own_place() -> Path:
+def _process_folder() -> Path:
     "The folder of this process, which goes with it."
     if os.getpid() not in _places:
-        folder = own_folder('lessons')
+        folder = private_folder('lessons')
         (folder.path / 'data').mkdir()
         # at the end of a worker, too
         Finalize(None, shutil.rmtree, (folder.path,), dict(ignore_errors=True), exitpriority=0)
@@ -522,7 +522,7 @@ def _own_place() -> Path:
     return _places[os.getpid()]
 
 # %% ../../nbs/core/05_files.ipynb #52505c63
-def own_disk(
+def local_disk_folder(
     name: str,  # tells it from the folders of other homes
 ) -> Path:  # made when missing
     "A folder of this user's on this machine's own disk, which stays."
@@ -543,7 +543,7 @@ def file_state(
 
 _UNSETTLED_NS = 2_000_000_000  # a file changed later than this may change again without its times telling
 
-
+# %% ../../nbs/core/05_files.ipynb #7e9e50d1
 def sha256_big_file(
     path: str | Path,
 ) -> str:  # 64 hex digits

@@ -35,20 +35,20 @@ def read_grid(
         raise ConfigError(
             f'grid={truncate_repr(grid)} is no grid; write grid={{\'temperature\': [2, 4]}}, say'
         )
-    found: dict[str, list] = {}
+    parsed: dict[str, list] = {}
     for name, values in pairs:
         _check_name(name)
-        if name in found:
+        if name in parsed:
             raise ConfigError(f'the grid names {name} twice; name it once, with all its values')
-        found[name] = _values(name, values)
-    if (n := prod(map(len, found.values()))) > MOST_CELLS:
+        parsed[name] = _values(name, values)
+    if (n := prod(map(len, parsed.values()))) > MOST_CELLS:
         raise ConfigError(
             f'the grid has {n:,} combinations, and a study takes at most {MOST_CELLS:,}; leave values out, '
             'or search for a setting with kdnotes search'
         )
-    return found
+    return parsed
 
-
+# %% ../../nbs/core/10_grid.ipynb #4f08f454
 def _words(grid: str | Sequence[str]) -> Sequence[str]:
     "The words of a grid that is typed in one line."
     if not isinstance(grid, str):
@@ -69,7 +69,7 @@ def _pair(word: Any) -> tuple[str, str]:
         )
     return name, values
 
-
+# %% ../../nbs/core/10_grid.ipynb #4859d72a
 def _check_name(name: Any) -> None:
     "Refuse what all runs of a study have in common."
     if name in _OF_A_STUDY:
@@ -78,7 +78,7 @@ def _check_name(name: Any) -> None:
             'leave it out, or make several studies'
         )
 
-
+# %% ../../nbs/core/10_grid.ipynb #9d73d7cb
 def _values(name: str, values: Any) -> list:
     "The values of one parameter."
     if isinstance(values, str):
@@ -92,7 +92,7 @@ def _values(name: str, values: Any) -> list:
         )
     return list(values)
 
-
+# %% ../../nbs/core/10_grid.ipynb #43c967f2
 def cells(
     grid: Mapping[str, Sequence],  # of `read_grid`
 ) -> list[dict[str, Any]]:  # name -> value; [{}]: no grid
@@ -109,7 +109,7 @@ def _as_named(value: Any) -> str:
     text = str(value).lower() if value is None or isinstance(value, bool) else str(value)
     return re.sub('[^A-Za-z0-9._-]+', '-', text.rstrip('/').rpartition('/')[2]).strip('-') or 'other'
 
-
+# %% ../../nbs/core/10_grid.ipynb #c3de50e9
 def cell_name(
     mode: str,  # of MODES
     values: Mapping[str, Any],  # name -> value, of its type; {}: as its mode has them
@@ -121,7 +121,7 @@ def cell_name(
         return name
     return f'{name[:91]}-{sha256_text(mode, repr(sorted(values.items())))[:8]}'
 
-
+# %% ../../nbs/core/10_grid.ipynb #52fd72aa
 def arm_order(
     mode: str,  # of MODES
     arm: str,  # an arm of this mode

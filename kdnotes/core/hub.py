@@ -38,7 +38,7 @@ def within(
     threading.Thread(target=work, daemon=True).start()
     return future.result(seconds)
 
-
+# %% ../../nbs/core/13_hub.ipynb #6d682c0d
 def ask_hub(
     hub_id: str,  # as for `fetch_hub`
     seconds: float = ANSWER_S,  # time it has to answer
@@ -74,7 +74,7 @@ def ask_hub(
             f'the hub ({hub}) could not be asked for {hub_id!r} ({without_password(reason(e))}); {_HELP}'
         ) from None
 
-
+# %% ../../nbs/core/13_hub.ipynb #dfe57125
 def fetch_hub(
     hub_id: str,  # 'owner/name' of a dataset; 'owner/name:part' of one with several
 ):  # a `datasets.DatasetDict`: a table for each split
@@ -97,10 +97,12 @@ def fetch_hub(
             f"the hub's dataset {hub_id!r} could not be loaded ({without_password(reason(e))}); {_HELP}"
         ) from None
 
-
+# %% ../../nbs/core/13_hub.ipynb #0661ab82
 def dataset_classes(
     table: Any,  # a `datasets.Dataset`; others have none
 ) -> dict[str, list[str]]:  # column -> names of its classes
     "Which of a table's numbers are classes with names."
     features = getattr(table, 'features', None) or {}
-    return {name: list(of.names) for name, of in features.items() if getattr(of, 'names', None)}
+    return {
+        name: list(feature.names) for name, feature in features.items() if getattr(feature, 'names', None)
+    }

@@ -25,13 +25,13 @@ class NamesBefore:
         earlier = namespace.get('before')
         known = earlier if isinstance(earlier, NamesBefore) else None
         self.refused = known.refused if known else set()  # names that stay in the kernel
-        left = self.refused - known.own.keys() if known else set()
+        left = self.refused - known.existing.keys() if known else set()
         # a parameter may not take these names
-        self.own = {name: value for name, value in namespace.items() if name not in left}
-        self.values = self.own  # when the parameters cell begins
+        self.existing = {name: value for name, value in namespace.items() if name not in left}
+        self.values = self.existing  # when the parameters cell begins
         self.first = None  # names at the first reading: what later cells made is no parameter
 
-
+# %% ../../nbs/core/14_notebook_parameters.ipynb #4d982995
 def fresh(
     before: NamesBefore,
     namespace: dict,  # the notebook's `globals()` now
@@ -39,13 +39,13 @@ def fresh(
     "Forget what earlier runs of the parameters cell assigned; this is its first line."
     for name in before.allowed | before.refused:
         namespace.pop(name, None)
-        if name in before.refused and name in before.own:
-            namespace[name] = before.own[name]
+        if name in before.refused and name in before.existing:
+            namespace[name] = before.existing[name]
     before.refused = set()
     before.values = dict(namespace)
     before.first = None
 
-
+# %% ../../nbs/core/14_notebook_parameters.ipynb #21b9daf1
 def parameters_from(
     before: NamesBefore,
     namespace: dict,  # the notebook's `globals()` now

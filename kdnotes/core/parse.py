@@ -73,7 +73,7 @@ OTHER_NAMES = {
     'world_size': 'ranks',
 }
 
-
+# %% ../../nbs/core/03_parse.ipynb #ee8e6968
 def nearest(
     name: str,
     allowed: Iterable[str],  # names of parameters
@@ -86,7 +86,7 @@ def nearest(
     begun = [other for other in allowed if len(name) > 2 and other.startswith(name)]
     return begun[:3] or get_close_matches(name, allowed, 3, likeness)
 
-
+# %% ../../nbs/core/03_parse.ipynb #b81b9105
 def no_parameter(name: str, allowed: Iterable[str]) -> str:
     "The refusal of a name that is none: with the nearest ones, or all of them if they are few."
     allowed = sorted(allowed)
@@ -99,17 +99,17 @@ def no_parameter(name: str, allowed: Iterable[str]) -> str:
         else '`kdnotes parameters` lists them all'
     )
 
-
+# %% ../../nbs/core/03_parse.ipynb #45c4d94e
 def check_names(
     names: Iterable[str],  # flat
     task: str,  # of TASKS
 ) -> None:
     "Refuse a name that is no parameter, or that another task reads."
     for name in names:
-        own = name.removeprefix('teacher.')
-        if own in parameters(task):
+        base_name = name.removeprefix('teacher.')
+        if base_name in parameters(task):
             continue
-        readers = [t for t in TASKS if own in task_info(t).settings.model_fields]
+        readers = [t for t in TASKS if base_name in task_info(t).settings.model_fields]
         if readers:
             raise ConfigError(
                 f"{name} is a setting of task={' and '.join(map(repr, readers))}, "
@@ -124,52 +124,54 @@ def flat_names(
 ) -> dict[str, Any]:  # by flat names
     "A nested spec by the flat names of its fields; what is no group is left as it is."
     names = {path: name for name, path in PATHS.items()}
-    found: dict[str, Any] = {}
+    flat_values: dict[str, Any] = {}
     for key, value in nested.items():
         if key == 'teacher' and isinstance(value, Mapping):
-            found |= _flat_teacher(value)
+            flat_values |= _flat_teacher(value)
         elif key == 'task_settings' and isinstance(value, Mapping):
-            found |= {f'{prefix}{name}': of for name, of in value.items()}
+            flat_values |= {f'{prefix}{name}': setting for name, setting in value.items()}
         elif key in GROUPS and isinstance(value, Mapping):
-            found |= {f'{prefix}{name}': of for name, of in _flat_group(key, value, names).items()}
+            flat_values |= {
+                f'{prefix}{name}': setting for name, setting in _flat_group(key, value, names).items()
+            }
         elif not (key in GROUPS and value is None and key != 'teacher'):
-            found[f'{prefix}{names.get(key, key)}'] = value
-    return found
+            flat_values[f'{prefix}{names.get(key, key)}'] = value
+    return flat_values
 
-
+# %% ../../nbs/core/03_parse.ipynb #5f6a0c53
 def _flat_group(group: str, values: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any]:
     "The fields of a group by their flat names."
-    found: dict[str, Any] = {}
+    flat_values: dict[str, Any] = {}
     for key, value in values.items():
         path = f'{group}.{key}'
         if path in GROUPS:
-            found |= _flat_group(path, value or {}, names)
+            flat_values |= _flat_group(path, value or {}, names)
         elif path in names:
-            found[names[path]] = value
+            flat_values[names[path]] = value
         else:
             allowed = [p.rpartition('.')[2] for p in names if p.rpartition('.')[0] == group]
             raise ConfigError(f'{group}: {no_parameter(key, allowed)}')
-    return found
+    return flat_values
 
-
+# %% ../../nbs/core/03_parse.ipynb #54620088
 def _flat_teacher(values: Mapping[str, Any]) -> dict[str, Any]:
     "What a nested spec says of a teacher, by flat names."
     kind = values.get('kind', 'run')
     if kind == 'scores':
         names = dict(are='scores_are', mean='teachers_mean', weights='teachers_weights')
-        return {names.get(key, key): of for key, of in values.items() if key != 'kind'} | dict(
+        return {names.get(key, key): value for key, value in values.items() if key != 'kind'} | dict(
             teacher_mode='scores'
         )
     if kind == 'models':
         names = dict(sources='teachers', mean='teachers_mean', weights='teachers_weights')
-        return {names.get(key, key): of for key, of in values.items() if key != 'kind'}
+        return {names.get(key, key): value for key, value in values.items() if key != 'kind'}
     if values.get('train', {}) is None:
         return dict(teacher_mode='given') | _renamed_teacher(flat_names(values, 'teacher.'))
-    found = flat_names(values, 'teacher.')
-    mixed = found.pop('teacher.precision', None) == 'mixed'
-    return _renamed_teacher(found) | (dict(teacher_mode='mixed_baseline') if mixed else {})
+    teacher_values = flat_names(values, 'teacher.')
+    mixed = teacher_values.pop('teacher.precision', None) == 'mixed'
+    return _renamed_teacher(teacher_values) | (dict(teacher_mode='mixed_baseline') if mixed else {})
 
-
+# %% ../../nbs/core/03_parse.ipynb #04e6e66a
 def _renamed_teacher(values: dict[str, Any]) -> dict[str, Any]:
     "The same; the model and what has a flat name of its own by that name."
     short = {
@@ -181,7 +183,7 @@ def _renamed_teacher(values: dict[str, Any]) -> dict[str, Any]:
     values.pop('teacher.task', None)
     return {short.get(name, name): value for name, value in values.items()}
 
-
+# %% ../../nbs/core/03_parse.ipynb #5eddfea0
 def read_spec(
     path: str | PurePath,  # a YAML file: a nested spec, or flat names
 ) -> dict[str, Any]:  # by flat names
@@ -218,7 +220,7 @@ def read_spec(
         )
     return flat_names(nested)
 
-
+# %% ../../nbs/core/03_parse.ipynb #7b49df57
 def flat_parameters(
     given: Mapping[str, Any],  # flat names, groups of a nested spec, and spec=<YAML file>
 ) -> dict[str, Any]:  # by flat names; what is given replaces what the file says
@@ -234,7 +236,7 @@ def _is_none(value: Any) -> bool:
         return not value
     return value is None or (isinstance(value, str) and value.lower() in ('', 'none', 'null'))
 
-
+# %% ../../nbs/core/03_parse.ipynb #f63a547e
 def student_start(
     given: dict[str, Any],  # flat parameters of a run or a study
 ) -> str:  # of the parameter student_init
@@ -244,7 +246,7 @@ def student_start(
     one_model = given.get('teacher_mode') != 'scores' and _is_none(given.get('teachers'))
     return 'teacher_finetuned' if one_model else 'teacher_pretrained'
 
-
+# %% ../../nbs/core/03_parse.ipynb #8ad20d3e
 # parameters that say how several ranks and machines find each other
 PLACE = ('nodes', 'launcher', 'rendezvous', 'node_cache', 'stage')
 
@@ -269,7 +271,7 @@ def unread(
         names | _unread_of_teacher(arm, given, taught, model_given) | _unread_of_compute(arm, given, taught)
     )
 
-
+# %% ../../nbs/core/03_parse.ipynb #f0995512
 def _unread_of_teacher(arm, given: Mapping[str, Any], taught: bool, model_given: bool) -> set[str]:
     "Of the parameters about a teacher those that an arm does not have."
     of_run = {name for name in given if name.startswith(('teacher_', 'teacher.'))}
@@ -281,7 +283,7 @@ def _unread_of_teacher(arm, given: Mapping[str, Any], taught: bool, model_given:
         lacks |= of_run - {'teacher_mode'}
     return lacks
 
-
+# %% ../../nbs/core/03_parse.ipynb #3837469e
 def _unread_of_compute(arm, given: Mapping[str, Any], taught: bool) -> set[str]:
     "Of the parameters about formats and ranks those that an arm does not have."
     lacks = set()
@@ -292,7 +294,7 @@ def _unread_of_compute(arm, given: Mapping[str, Any], taught: bool) -> set[str]:
         lacks |= ({'ranks', *PLACE} - {'node_cache', 'stage'}) & given.keys()
     return lacks
 
-
+# %% ../../nbs/core/03_parse.ipynb #10e1e872
 def of_arm(
     mode: str,  # of MODES
     common: dict[str, Any],  # flat parameters of a study
@@ -305,7 +307,7 @@ def of_arm(
         taken['student_init'] = start  # of all students of a study, whatever else an arm takes
     return taken if MODES[mode].kd else task_info(common.get('task', FIRST_TASK)).without_kd(taken)
 
-
+# %% ../../nbs/core/03_parse.ipynb #295a2a76
 def arm(
     mode: str,  # of MODES
     spec: RunConfig,  # with everything that a run can have
@@ -345,7 +347,7 @@ def _check_arm(config: RunConfig, given: Mapping[str, Any]) -> None:
             f'which trains in {mode.precision}; use a mixed mode, or leave amp_dtype out'
         )
 
-
+# %% ../../nbs/core/03_parse.ipynb #0371a155
 def _check_losses(config: RunConfig) -> None:
     "Refuse losses that other groups contradict."
     loss = config.loss
@@ -372,8 +374,10 @@ def _check_losses(config: RunConfig) -> None:
             )
         return
     usual = profile.student_layers if config.model.pretrained in (None, profile.teacher) else None
-    kept = student.kept_layers or usual
-    n_layers = student.layers or (None if kept is None else len(kept))  # None: the plan knows the teacher
+    student_layers = student.kept_layers or usual
+    n_layers = student.layers or (
+        None if student_layers is None else len(student_layers)
+    )  # None: the plan knows the teacher
     if layers is not None and n_layers is not None and len(layers) not in (1, n_layers):
         raise ConfigError(
             f'hidden_layers={truncate_repr(layers)} must name a layer of the teacher for each of the '
@@ -388,7 +392,7 @@ _WHY = {
     'train': 'would change a training, and a given teacher is not trained; leave it out',
 }
 
-
+# %% ../../nbs/core/03_parse.ipynb #81f3700f
 def _check_unread(
     mode: str,  # of MODES
     given: Mapping[str, Any],  # flat, as they were given
@@ -434,7 +438,7 @@ def _check_teacher(config: RunConfig, names: TeacherNames, given: Mapping[str, A
                 f'{name}={truncate_repr(value)} changes the teacher, and {who} has none; leave it out'
             )
 
-
+# %% ../../nbs/core/03_parse.ipynb #5e10ab42
 def _check_given(config: RunConfig, names: TeacherNames, given: Mapping[str, Any]) -> None:
     "Refuse a given teacher that would be trained, or that nobody names."
     if names.teacher_mode != 'given':
@@ -507,7 +511,7 @@ def _check_scores(config: RunConfig, names: TeacherNames) -> None:
     if names.teacher_seed is not None:
         raise ConfigError(f'teacher_seed={names.teacher_seed} {why}')
 
-
+# %% ../../nbs/core/03_parse.ipynb #aaa74a61
 def _check_no_scores(config: RunConfig, names: TeacherNames, named: bool) -> None:
     "Refuse what only scores have."
     if named and config.loss is not None:
@@ -526,7 +530,7 @@ def _check_no_scores(config: RunConfig, names: TeacherNames, named: bool) -> Non
                 'leave it out'
             )
 
-
+# %% ../../nbs/core/03_parse.ipynb #e1fa2171
 def _check_teachers(config: RunConfig, names: TeacherNames) -> None:
     "Refuse several teachers that cannot teach together."
     if not names.teachers:
@@ -562,7 +566,7 @@ def _check_teachers(config: RunConfig, names: TeacherNames) -> None:
         )
     check_weights(config, len(names.teachers))
 
-
+# %% ../../nbs/core/03_parse.ipynb #44b473e3
 def check_weights(
     config: RunConfig,
     n: int,  # teachers
@@ -580,25 +584,7 @@ def check_weights(
             'ratios count, so write 1,1 for equal ones'
         )
 
-# %% ../../nbs/core/03_parse.ipynb #4f65d520
-def _sentence(errors: list[dict], group: str) -> str:
-    "The first problem of a pydantic report as a sentence, with the flat name of the field."
-    error = errors[0]
-    if error['type'] == 'value_error':
-        return str(error['ctx']['error'])
-    names = {path: name for name, path in PATHS.items()}
-    field = str(error['loc'][0])
-    where = names.get(f'{group}.{field}'.lstrip('.'), field)
-    value = truncate_repr(error.get('input'))
-    if error['type'] == 'string_pattern_mismatch':
-        return f'{where}={value} is refused: {NAME_RULE}'
-    # one for each type the field may have
-    rules = dict.fromkeys(
-        e['msg'][0].lower() + e['msg'][1:] for e in errors if e['loc'][0] == error['loc'][0]
-    )
-    return f"{where}={value} is refused: {', or '.join(rules)}"
-
-
+# %% ../../nbs/core/03_parse.ipynb #65da0d9d
 def preset_values(
     given: dict[str, Any],  # flat parameters of a run
     kind: type,  # the settings of its task
@@ -632,6 +618,24 @@ def preset_values(
     }
     return {name: value for name, value in new.items() if not of_groups.get(groups[name])}
 
+# %% ../../nbs/core/03_parse.ipynb #4f65d520
+def _sentence(errors: list[dict], group: str) -> str:
+    "The first problem of a pydantic report as a sentence, with the flat name of the field."
+    error = errors[0]
+    if error['type'] == 'value_error':
+        return str(error['ctx']['error'])
+    names = {path: name for name, path in PATHS.items()}
+    field = str(error['loc'][0])
+    where = names.get(f'{group}.{field}'.lstrip('.'), field)
+    value = truncate_repr(error.get('input'))
+    if error['type'] == 'string_pattern_mismatch':
+        return f'{where}={value} is refused: {NAME_RULE}'
+    # one for each type the field may have
+    rules = dict.fromkeys(
+        e['msg'][0].lower() + e['msg'][1:] for e in errors if e['loc'][0] == error['loc'][0]
+    )
+    return f"{where}={value} is refused: {', or '.join(rules)}"
+
 # %% ../../nbs/core/03_parse.ipynb #3e62d565
 def _build(group: str, kind: type, values: Mapping[str, Any]) -> Any:
     "A group of parameters, or a refusal that names the first wrong one."
@@ -640,7 +644,7 @@ def _build(group: str, kind: type, values: Mapping[str, Any]) -> Any:
     except ValidationError as e:
         raise ConfigError(_sentence(e.errors(), group)) from None
 
-
+# %% ../../nbs/core/03_parse.ipynb #2f1998be
 def _teacher_spec(config: RunConfig, names: TeacherNames, given: Mapping[str, Any]) -> RunSpec:
     "The spec of the run that trains a student's teacher: its own setting, or that of the student's study."
     seed = {} if names.teacher_seed is None else dict(seed=names.teacher_seed)
@@ -675,17 +679,17 @@ def _teacher_spec(config: RunConfig, names: TeacherNames, given: Mapping[str, An
     else:
         mixed = MODES[mode].precision == 'mixed'
         shared = dict(task=config.task) | (dict(amp_dtype=config.compute.amp_dtype) if mixed else {})
-    of = make_config(mode=mode, **shared | changes)
+    teacher = make_config(mode=mode, **shared | changes)
     precision = dict(precision='mixed') if mode == 'mixed_baseline' else {}
     return RunSpec(
-        task=of.task,
-        task_settings=of.task_settings,
-        compute=of.compute.model_copy(update=precision),
-        train=of.train,
+        task=teacher.task,
+        task_settings=teacher.task_settings,
+        compute=teacher.compute.model_copy(update=precision),
+        train=teacher.train,
         **seed,
     )
 
-
+# %% ../../nbs/core/03_parse.ipynb #1d1a1185
 def make_config(
     # flat names, groups of a nested spec as dicts, or spec=<YAML file>, whose values the others replace
     **parameters: Any,
@@ -700,7 +704,7 @@ def stored_config(
     "The configuration of a run that was planned before: what it does not read was filled in by its plan."
     return _configuration(values, stored=True)
 
-
+# %% ../../nbs/core/03_parse.ipynb #6c1be038
 def _configuration(parameters: Mapping[str, Any], stored: bool = False) -> RunConfig:
     "The configuration that flat names, groups or a file describe."
     given = with_plugin(flat_parameters(parameters))
@@ -722,7 +726,7 @@ def _configuration(parameters: Mapping[str, Any], stored: bool = False) -> RunCo
     settings = _build('', kind, {name: value for name, value in given.items() if name in kind.model_fields})
     return _assembled(given, _with_usual(given, settings), checks=not stored)
 
-
+# %% ../../nbs/core/03_parse.ipynb #963bc93f
 def _with_usual(given: dict[str, Any], settings: TaskSettings) -> dict[str, Any]:
     "The flat values of a run, with what its task takes where nothing is given; `task_settings` among them."
     values = given | dict(task_settings=settings)
@@ -731,7 +735,7 @@ def _with_usual(given: dict[str, Any], settings: TaskSettings) -> dict[str, Any]
         usual = usual | dict(student_init=start)
     return usual | values | {name: value for name, value in usual.items() if name == 'task_settings'}
 
-
+# %% ../../nbs/core/03_parse.ipynb #b34538e7
 def _assembled(given: Mapping[str, Any], values: Mapping[str, Any], checks: bool) -> RunConfig:
     "The groups of a run, without those that its mode does not have, and the checks between them."
     parts: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
@@ -766,7 +770,7 @@ def _assembled(given: Mapping[str, Any], values: Mapping[str, Any], checks: bool
     )
     return _with_its_teacher(config, names, given)
 
-
+# %% ../../nbs/core/03_parse.ipynb #75d0f8b0
 def _with_its_teacher(config: RunConfig, names: TeacherNames, given: Mapping[str, Any]) -> RunConfig:
     "A run with its teacher, whose parts fit each other."
     teacher: Any = None

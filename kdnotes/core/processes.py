@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 import psutil
 from .config import KdnotesError, truncate_repr
-from .files import file_errors, lock, own_folder, root
+from .files import file_errors, lock, private_folder, root
 
 # %% auto #0
 __all__ = ['SPINS', 'STORE', 'PLACES', 'JOIN_TIMEOUT_S', 'EXIT_STOPPED', 'EXIT_FAILED', 'STOP_TIMEOUT_S', 'UNANSWERED_TIMEOUT_S',
@@ -311,7 +311,7 @@ class Ranks:
         serves: bool = False,  # as of `Rendezvous.command`
     ):
         self.stopping = False  # was this launcher asked to stop?
-        self._folder = own_folder('ranks')
+        self._folder = private_folder('ranks')
         agent = []
         self._ranks = ranks  # processes that are watched here
         self._environment = process_environment(threads)

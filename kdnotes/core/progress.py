@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from fastcore.basics import patch
 from .config import pluralize
 from .files import FileError, read_json
 
@@ -50,7 +51,7 @@ class Report:
             f'{text}, about {pluralize(max(1, round(seconds)), "second") if seconds < 90 else minutes} left'
         )
 
-
+# %% ../../nbs/core/09_progress.ipynb #bb018e7d
 Sink = Callable[[Report], None]
 _sinks: list[Sink] = []  # the last one is used; []: the default of the process
 _numbers = itertools.count()
@@ -79,7 +80,7 @@ def report(
 def silent(report: Report) -> None:
     "A sink that shows nothing."
 
-
+# %% ../../nbs/core/09_progress.ipynb #66e96d42
 @contextlib.contextmanager
 def stage(
     what: str,  # 'making the signal'
@@ -106,7 +107,7 @@ def stage(
         if now.elapsed_s or time.monotonic() >= due:
             report(replace(now, elapsed_s=time.monotonic() - began, over=True))
 
-
+# %% ../../nbs/core/09_progress.ipynb #491efffa
 def followed(
     items: Iterable,  # batches, rows
     what: str,  # as of `stage`
@@ -124,16 +125,16 @@ def followed(
 class Lines:
     "A sink for a log: a line when a stage takes long, and one at its end."
 
-    def __init__(self, say: Callable[[str], None]):
-        self.say = say
+    def __init__(self, log: Callable[[str], None]):
+        self.log = log
         self.begun: set[str] = set()
 
     def __call__(self, report: Report) -> None:
         if report.over or report.stage not in self.begun:
-            self.say(str(report))
+            self.log(str(report))
         self.begun.add(report.stage)
 
-
+# %% ../../nbs/core/09_progress.ipynb #f4f8a7ec
 class Bars:
     "A sink for a terminal: a bar of Rich for each stage, and a line at its end."
 
@@ -170,7 +171,7 @@ class Bars:
             self.progress.stop()
         self.progress.console.print(str(report), markup=False, highlight=False)
 
-
+# %% ../../nbs/core/09_progress.ipynb #759ed052
 def default_sink() -> Sink:
     "Where a process reports by default: not to standard output, which may be data, except in a kernel."
     ipython = sys.modules.get('IPython')
@@ -196,7 +197,7 @@ class ReportFile:
         finally:
             temporary.unlink(missing_ok=True)
 
-
+# %% ../../nbs/core/09_progress.ipynb #c209c69c
 class ReportFollower:
     "Passes on the reports in such a file, each once."
 
@@ -206,27 +207,33 @@ class ReportFollower:
         self.last: Report | None = None
         self.path.unlink(missing_ok=True)  # of an earlier process
 
-    def look(self) -> None:
-        "Pass on a new report."
-        try:
-            latest = Report(**read_json(self.path))
-        except (FileError, TypeError):  # no report yet, or another file
-            return
-        if latest == self.last:
-            return
-        if self.last and self.last.stage != latest.stage:
-            self._end()
-        self.last = latest
-        self.sink(latest)
-
-    def _end(self) -> None:
-        "The last report of a stage may have been replaced before it was read."
-        if self.last and not self.last.over:
-            self.sink(replace(self.last, over=True))
-        self.last = None
-
-    def close(self) -> None:
-        "The other process has ended."
-        self.look()
+# %% ../../nbs/core/09_progress.ipynb #4a118b7d
+@patch
+def look(self: ReportFollower) -> None:
+    "Pass on a new report."
+    try:
+        latest = Report(**read_json(self.path))
+    except (FileError, TypeError):  # no report yet, or another file
+        return
+    if latest == self.last:
+        return
+    if self.last and self.last.stage != latest.stage:
         self._end()
-        self.path.unlink(missing_ok=True)
+    self.last = latest
+    self.sink(latest)
+
+# %% ../../nbs/core/09_progress.ipynb #120658aa
+@patch
+def _end(self: ReportFollower) -> None:
+    "The last report of a stage may have been replaced before it was read."
+    if self.last and not self.last.over:
+        self.sink(replace(self.last, over=True))
+    self.last = None
+
+
+@patch
+def close(self: ReportFollower) -> None:
+    "The other process has ended."
+    self.look()
+    self._end()
+    self.path.unlink(missing_ok=True)

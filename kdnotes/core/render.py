@@ -43,7 +43,7 @@ def _side(value: float, null: float) -> int:
     "-1 below the null, 1 above, 0 on it."
     return int(value > null) - int(value < null)
 
-
+# %% ../../nbs/core/15_render.ipynb #4fd4f16c
 def number_texts(
     values: Sequence[float | None],  # an estimate and its bounds; None stays None
     spec: str = '.3f',  # a format of floats: sign, comma, precision (the least) and f or g
@@ -72,7 +72,7 @@ def number_texts(
         for p, t in zip(printed, texts)
     ]
 
-
+# %% ../../nbs/core/15_render.ipynb #d7d6baa5
 def _fixed(value: Any, spec: str) -> str:
     "A number, or an `Interval`, in a format, with true minus signs; '-': not known."
     # an exponent keeps its hyphen, so that the number can be typed again
@@ -86,7 +86,7 @@ def number(
     "One number, with a true minus sign."
     return _fixed(value, spec)
 
-
+# %% ../../nbs/core/15_render.ipynb #b34df6af
 def amount(
     value: float,
 ) -> str:  # '66.3 M', '12.4 k', '0.6707'
@@ -105,7 +105,7 @@ def percent(
     "A share as it is written."
     return '-' if value is None else f'{number(100 * value, f".{digits}f")}%'
 
-
+# %% ../../nbs/core/15_render.ipynb #87c7a9de
 def p_text(
     p: float | None,  # None: there is no test
 ) -> str:  # '.23', '.034', '.005', '< .001'; '-': no test
@@ -130,7 +130,7 @@ def p_equals(p: float) -> str:  # 'p = .034', 'p < .001'
     text = p_text(p)
     return f'p {text}' if text[0] in '<>' else f'p = {text}'
 
-
+# %% ../../nbs/core/15_render.ipynb #5512b712
 def listed(
     names: Iterable[object],
     word: str = 'and',
@@ -162,11 +162,11 @@ def quantity(
     "A value of a record with its unit."
     if isinstance(value, str):
         return value
-    unit, scale = next((of for end, of in _UNITS.items() if key.endswith(end)), ('', 1))
+    unit, scale = next((unit_scale for end, unit_scale in _UNITS.items() if key.endswith(end)), ('', 1))
     value *= scale
     return number(value, ',.3g' if isinstance(value, float) and abs(value) < 100 else ',.0f') + unit
 
-
+# %% ../../nbs/core/15_render.ipynb #99cc10b2
 def score(
     value: float | None,
     task: str,  # of TASKS
@@ -177,7 +177,7 @@ def score(
         return 'unknown'
     return percent(value) if metric in task_info(task).percent else number(value, '.3f')
 
-
+# %% ../../nbs/core/15_render.ipynb #c120fd59
 def duration(seconds: float) -> str:  # '40 s', '12 min', '3.5 h'
     "A time span to two or three digits."
     if seconds < 100:
@@ -201,7 +201,7 @@ _MARKUP = re.compile(
     r'|^[-+=#]|(?<=^\d)[.)]|(?<=^\d\d)[.)]'  # of a list or a heading
 )
 
-
+# %% ../../nbs/core/15_render.ipynb #91fbf388
 def _escaped(text: str) -> str:
     "A text in which Markdown and HTML find nothing."
     return html.escape(_MARKUP.sub(r'\\\g<0>', text), quote=False)
@@ -259,7 +259,7 @@ class Unit:
         "How large a difference is."
         return f'{abs(value) * self.factor:.{self.digits}f}{self.points}'
 
-
+# %% ../../nbs/core/15_render.ipynb #688a1300
 def _scaled(value: Any, factor: float) -> Any:
     "A number, or an `Interval` with all of its ends, in another unit."
     if isinstance(value, (int, float)):
@@ -271,7 +271,7 @@ def _scaled(value: Any, factor: float) -> Any:
 PLAIN = Unit()
 PERCENT = Unit(100.0, 2, ' percentage points', '%')  # of a share
 
-
+# %% ../../nbs/core/15_render.ipynb #29ba74b3
 def unit_of(
     task: str,  # of TASKS
     metric: str,
@@ -297,11 +297,11 @@ def cells(values: Iterable[object]) -> str:  # None is an empty cell
     "A row of a table, as `table` reads it."
     return '\t'.join('' if value is None else ' '.join(str(value).split()) for value in values)
 
-
+# %% ../../nbs/core/15_render.ipynb #8c1ac121
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     "The templates of kdnotes, and what they may call."
-    found = Environment(
+    jinja = Environment(
         loader=PackageLoader('kdnotes', 'report/templates'),
         undefined=StrictUndefined,
         autoescape=lambda name: name is not None and name.endswith('.html'),
@@ -310,8 +310,8 @@ def environment() -> Environment:
         keep_trailing_newline=True,
         auto_reload=False,
     )
-    found.globals |= dict(unit_of=unit_of, metric_name=metric_name, task_info=task_info, ALPHA=ALPHA)
-    found.filters |= dict(
+    jinja.globals |= dict(unit_of=unit_of, metric_name=metric_name, task_info=task_info, ALPHA=ALPHA)
+    jinja.filters |= dict(
         fixed=_fixed,
         number=number,
         amount=amount,
@@ -332,9 +332,9 @@ def environment() -> Environment:
         markdown=markdown,
         capital=lambda text: text[:1].upper() + text[1:],
     )
-    return found
+    return jinja
 
-
+# %% ../../nbs/core/15_render.ipynb #2be340e9
 def render(
     name: str,  # of a file under report/templates
     **context: Any,
@@ -360,7 +360,7 @@ def phrase(
     "What a macro says."
     return _one_line(str(getattr(_macros(name), macro)(*values, **named)))
 
-
+# %% ../../nbs/core/15_render.ipynb #28c6c365
 def sentences(
     name: str,  # of a file under report/templates
     macro: str,  # in it

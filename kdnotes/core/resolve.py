@@ -49,7 +49,7 @@ class Machine:
     gpus: int = 0  # visible GPUs
     bf16: bool = True  # has the device instructions for bf16?
 
-
+# %% ../../nbs/core/04_resolve.ipynb #5fed380c
 def resolve_precision(
     precision: str,  # 'fp32' | 'tf32' | 'mixed'
     amp_dtype: str,  # 'auto' | 'fp16' | 'bf16'
@@ -77,7 +77,7 @@ def resolve_precision(
         raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
     return 'bf16', code
 
-
+# %% ../../nbs/core/04_resolve.ipynb #299d5fec
 def check_forward(
     forward_dtype: str,  # 'fp32' | 'bf16': what a teacher computes its outputs in
     device: str,  # 'cpu' | 'cuda'
@@ -108,13 +108,13 @@ def cpu_flags() -> set[str]:  # empty: the system does not list them
     facts = cpu_facts()
     return set((facts.get('flags') or facts.get('Features') or '').split())
 
-
+# %% ../../nbs/core/04_resolve.ipynb #6c64a278
 def cpu_has_bf16() -> bool:
     "Does this CPU have instructions for a matmul in bf16? Where the system does not say, yes."
     flags = cpu_flags()
     return not flags or any(flag.endswith('bf16') for flag in flags)
 
-
+# %% ../../nbs/core/04_resolve.ipynb #a285406e
 def machine() -> Machine:
     "What this machine offers: the CPU cores this process may use, and the visible GPUs."
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
@@ -135,7 +135,7 @@ def parallel_ranks(machine: Machine) -> int:
     "How many processes train where a run is to have several: the visible GPUs, or two on a CPU."
     return max(1, machine.gpus) if machine.device == 'cuda' else min(machine.cores, 2)
 
-
+# %% ../../nbs/core/04_resolve.ipynb #e86d9fa9
 def resolve_ranks(
     ranks: int | str,  # 'auto' or a number
     threads_per_rank: int | str | None,  # 'auto' or a number; ignored on CUDA
@@ -155,18 +155,19 @@ def resolve_ranks(
         raise ConfigError(
             f'ranks={ranks} cannot be shared equally by nodes={nodes} machines; make it a multiple of {nodes}'
         )
-    beside = '' if nodes == 1 else f' on {nodes} machines'
+    on_nodes = '' if nodes == 1 else f' on {nodes} machines'
     if machine.device == 'cuda':
         if here > machine.gpus:
             raise ConfigError(
-                f'ranks={ranks}{beside} needs {pluralize(here, "GPU")} here, and {machine.gpus} are visible; '
-                'lower ranks or free CUDA_VISIBLE_DEVICES'
+                f'ranks={ranks}{on_nodes} needs {pluralize(here, "GPU")} here, and {machine.gpus} are '
+                'visible; lower ranks or free CUDA_VISIBLE_DEVICES'
             )
         return ranks, None
     if here > (most := _RANKS_A_CORE * machine.cores):
         raise ConfigError(
-            f'ranks={ranks}{beside} would start {here} processes on {pluralize(machine.cores, "CPU core")}; '
-            f'use at most {most * nodes}, and as many ranks as cores for speed'
+            f'ranks={ranks}{on_nodes} would start {here} processes on '
+            f'{pluralize(machine.cores, "CPU core")}; use at most {most * nodes}, and as many ranks as '
+            'cores for speed'
         )
     return ranks, max(1, machine.cores // here) if threads_per_rank in ('auto', None) else threads_per_rank
 
@@ -226,7 +227,7 @@ def resolve(
         **{k: setting[k] if _is_open(config, k) else value_of(config, k) for k in setting},
     )
 
-
+# %% ../../nbs/core/04_resolve.ipynb #20f814cf
 def _is_open(config: RunConfig, name: str) -> bool:
     "Is a parameter left to the corpus?"
     return value_of(config, name) in (None, 'auto')
@@ -246,7 +247,7 @@ def _processes(config: RunConfig, machine: Machine) -> tuple[dict, dict]:
     alone = dict(nodes=1, launcher='local', rendezvous=None) if ranks == 1 else {}
     return where | dict(ranks=ranks, threads_per_rank=threads), alone
 
-
+# %% ../../nbs/core/04_resolve.ipynb #a2d71257
 def _format(config: RunConfig, machine: Machine, ranks: int) -> dict:  # precision, amp_dtype
     "The number format, which all that is computed in it has to bear."
     precision = config.compute.precision or MODES[config.where.mode].precision
@@ -260,7 +261,7 @@ def _format(config: RunConfig, machine: Machine, ranks: int) -> dict:  # precisi
         )
     return dict(precision=precision, amp_dtype=dtype if precision == 'mixed' else 'auto')
 
-
+# %% ../../nbs/core/04_resolve.ipynb #3bcf102c
 def _seeds(config: RunConfig) -> dict:  # teacher_seed, labels_seed
     "The seed of the teacher's training, and that of the labels where it is not the run's."
     teacher = value_of(config, 'teacher_seed')
@@ -270,7 +271,7 @@ def _seeds(config: RunConfig) -> dict:  # teacher_seed, labels_seed
         labels_seed=None if labels == config.seed else labels,
     )
 
-
+# %% ../../nbs/core/04_resolve.ipynb #a27dcd03
 def _where(config: RunConfig) -> dict:  # ranks, nodes, rendezvous
     "How many ranks and machines there are and where they connect: as given, or as torchrun has started them."
     if MODES[config.where.mode].ranks == '1':
@@ -287,13 +288,13 @@ def _where(config: RunConfig) -> dict:  # ranks, nodes, rendezvous
             )
     return place
 
-
+# %% ../../nbs/core/04_resolve.ipynb #1a04c2fd
 def _several_ranks(config: RunConfig) -> bool:
     "Do processes pay on a CPU, or are they what is studied?"
     tokens = value_of(config, 'batch_size') * config.data.max_length
     return tokens > value_of(config, 'micro_batch_tokens') or config.where.mode == SEVERAL_RANKS
 
-
+# %% ../../nbs/core/04_resolve.ipynb #fc2b7796
 def _shape(
     config: RunConfig,
     teacher_depth: int | None,  # as for `resolve`
@@ -315,7 +316,7 @@ def _shape(
         shape = dict(student=None, student_layers=spread_layers(depth, student.layers), layers=None)
     return shape | dict(hidden_layers=_hidden_layers(config, shape['student_layers'], depth))
 
-
+# %% ../../nbs/core/04_resolve.ipynb #b7309081
 def _hidden_layers(
     config: RunConfig,
     layers: tuple[int, ...] | None,  # of the teacher, that the student starts from
@@ -328,25 +329,25 @@ def _hidden_layers(
         return (depth - 1,)
     return config.loss.hidden_layers or layers
 
-
+# %% ../../nbs/core/04_resolve.ipynb #21b59da0
 def _of_task(task: str) -> dict[str, str]:  # setting of a student's run -> setting of its teacher's
     "The settings of a task that a student's teacher may have another value of."
-    own = task_info(task).settings.model_fields
-    return {name: theirs for name, theirs in teacher_names(task).items() if name in own}
+    task_fields = task_info(task).settings.model_fields
+    return {name: theirs for name, theirs in teacher_names(task).items() if name in task_fields}
 
 
 def _teachers_settings(config: RunConfig, corpus: str, transfer: str) -> dict:
     """For each setting of the task that a student's teacher may have another value of:
     what the teacher had; None without a teacher.
     """
-    own = _of_task(config.task)
+    paired_names = _of_task(config.task)
     untrained = value_of(config, 'teacher_mode') in ('given', 'scores') or several_teachers(config)
     if not is_student(config) or untrained:
-        return dict.fromkeys(own)
+        return dict.fromkeys(paired_names)
     usual = task_info(config.task).default_setting(corpus, 'teacher', transfer)
     return {
         name: next((value_of(config, k) for k in (name, same) if not _is_open(config, k)), usual[same])
-        for name, same in own.items()
+        for name, same in paired_names.items()
     }
 
 # %% ../../nbs/core/04_resolve.ipynb #e4905c97
@@ -375,7 +376,7 @@ def _signal_formats(config: RunConfig) -> str | None:  # say 'fp32' or 'bf16, co
     computed = config.loss.forward_dtype
     return stored if computed == 'fp32' else f'{stored}, computed in {computed}'
 
-
+# %% ../../nbs/core/04_resolve.ipynb #82d65140
 def resolved_dtype(
     config: RunConfig,  # resolved
 ) -> str:  # fp32 | tf32 | fp16 | bf16
@@ -407,7 +408,7 @@ def training_settings(
     "What a model that is never trained does not read."
     return {name for name in parameters(task) if group_of(name, task) == 'train'}
 
-
+# %% ../../nbs/core/04_resolve.ipynb #07b10b57
 def result_parameters(
     config: RunConfig,
 ) -> set[str]:  # flat names, including those of the task
@@ -417,7 +418,7 @@ def result_parameters(
         return known
     return known | {'score_every'} | ({'score_epochs'} if config.where.score_epochs > 1 else set())
 
-
+# %% ../../nbs/core/04_resolve.ipynb #fde5aac9
 # what every record lists; other settings only where they are not the default
 ALWAYS_RECORDED = frozenset(
     {
@@ -431,7 +432,7 @@ ALWAYS_RECORDED = frozenset(
     }
 )
 
-
+# %% ../../nbs/core/04_resolve.ipynb #c3ada106
 def settings(
     config: RunConfig,  # resolved
 ) -> dict:  # flat, JSON-able, without the seed
@@ -459,7 +460,7 @@ def settings(
         values |= dict.fromkeys(('teacher_seed', *_of_task(config.task)))
     return values
 
-
+# %% ../../nbs/core/04_resolve.ipynb #789a3269
 def canonical(
     config: RunConfig,  # resolved
 ) -> dict:  # nested, JSON-able
@@ -478,7 +479,7 @@ def canonical(
             _without(values, PATHS[name].split('.'))
     return values
 
-
+# %% ../../nbs/core/04_resolve.ipynb #0c6fcfdc
 def _without(values: Any, path: list[str]) -> None:
     "Take a value out of nested dicts, if it is there."
     first, *rest = path
@@ -487,7 +488,7 @@ def _without(values: Any, path: list[str]) -> None:
     elif isinstance(values, dict):
         values.pop(first, None)
 
-
+# %% ../../nbs/core/04_resolve.ipynb #ca6ba63d
 def run_id(
     config: RunConfig,  # resolved
     corpus_sha256: str,  # of the corpus' content
@@ -509,7 +510,7 @@ _SHOWN_ELSEWHERE = frozenset(
     }
 )
 
-
+# %% ../../nbs/core/04_resolve.ipynb #b1faf154
 def changed_settings(
     values: dict,  # of `settings`
     task: str,  # of TASKS

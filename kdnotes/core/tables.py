@@ -33,7 +33,7 @@ __all__ = ['LARGEST', 'FORMATS', 'PART', 'CorpusError', 'Table', 'places', 'chec
 class CorpusError(KdnotesError):
     "A corpus that is missing, malformed, or does not come."
 
-
+# %% ../../nbs/core/11_tables.ipynb #b61d45a0
 @dataclass(frozen=True)
 class Table:
     "A table's cells, or those of a part of it."
@@ -69,7 +69,7 @@ def check_regular(path: Path) -> None:
             f'{path} is no ordinary file (a folder, a pipe or a device); put the file itself there'
         )
 
-
+# %% ../../nbs/core/11_tables.ipynb #5939e9e5
 @contextmanager
 def unchanged(*paths: Path) -> Iterator[None]:
     "Refuse files that are written while they are read; the time of writing alone can be set back."
@@ -84,7 +84,7 @@ def changed(path: Path) -> CorpusError:
     "The error for a file that is another one than when its reading began."
     return CorpusError(f'{path} changed while it was read; start the same command again when it is whole')
 
-
+# %% ../../nbs/core/11_tables.ipynb #18017386
 LARGEST = 1 << 30  # bytes that a small packed file may unpack to
 _RATIO = 100  # bytes that a larger one may unpack to for each of its own
 
@@ -105,7 +105,7 @@ def _counted(path: Path, state: tuple[int, ...]) -> tuple[int, int]:  # bytes an
                 )
     return size, lines
 
-
+# %% ../../nbs/core/11_tables.ipynb #abae6106
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     "A file's bytes, unpacked; one that cannot be read, or decoded, is refused."
@@ -125,7 +125,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             f'{path} cannot be read ({e.strerror or e}); check that it is a file and its permissions'
         ) from None
 
-
+# %% ../../nbs/core/11_tables.ipynb #39b9b071
 def _not_utf8(path: Path) -> CorpusError:
     "Where a file's first byte is that is not UTF-8."
     with opened(path) as file:
@@ -144,7 +144,7 @@ def read_text(path: Path) -> str:
         check_memory(2 * size_of(path), f'the text of {path}')
         return file.read().decode().removeprefix('\ufeff')
 
-
+# %% ../../nbs/core/11_tables.ipynb #62b7cd9d
 def check_memory(
     needed: int,  # bytes
     what: str,  # in the singular or the plural of 'take'
@@ -170,12 +170,12 @@ def _separated(path: Path, possible: Container[str]) -> Iterator:
             if possible and len(header) == 1 and header[0] not in possible and set(header[0]) & set('\t;|,'):
                 raise csv.Error(f'{truncate_repr(header[0])} is one column')
             yield header if any(map(str.strip, header)) else [], {}
-            kept = [i for i, name in enumerate(header) if name in possible]
+            needed = [i for i, name in enumerate(header) if name in possible]
             row += 1
             for row, fields in rows:
                 if len(fields) != len(header):
                     raise csv.Error(f'{len(fields)} fields where the header has {len(header)}')
-                yield row, [fields[i] for i in kept]
+                yield row, [fields[i] for i in needed]
                 row += 1
         except csv.Error as e:
             raise CorpusError(
@@ -183,7 +183,7 @@ def _separated(path: Path, possible: Container[str]) -> Iterator:
                 f'{"tabs" if tsv else "commas"}, and correct quotes and line ends'
             ) from None
 
-
+# %% ../../nbs/core/11_tables.ipynb #cadf9391
 def _tsv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
     "The cells of each line that is not empty, with its number. Quotes are part of a text."
     for number, line in enumerate(lines, 1):
@@ -215,7 +215,7 @@ def class_cells(
     "Classes by their names."
     return [names[cell] if type(cell) is int and 0 <= cell < len(names) else cell for cell in cells]
 
-
+# %% ../../nbs/core/11_tables.ipynb #1a319ed7
 def number_text(digits: str) -> str:
     "A fraction of JSON as other files hold it, or its own digits where that would be another number."
     text = as_text(float(digits))
@@ -223,7 +223,7 @@ def number_text(digits: str) -> str:
     exact = Decimal(digits, Context(traps=[]))
     return text if Decimal(text) == exact else digits
 
-
+# %% ../../nbs/core/11_tables.ipynb #f7c8815b
 def _twice(names: Iterable[str]) -> str | None:
     "A name that is there more than once."
     return next((name for name, n in Counter(names).items() if n > 1), None)
@@ -235,7 +235,7 @@ def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         raise ValueError(f'{truncate_repr(twice)} is there twice')
     return dict(pairs)
 
-
+# %% ../../nbs/core/11_tables.ipynb #e8a6053d
 def json_rows(
     path: Path,
     **how: Any,  # of `json.JSONDecoder`
@@ -258,35 +258,35 @@ def json_rows(
                 ) from None
             yield number, row
 
-
+# %% ../../nbs/core/11_tables.ipynb #6c1b09d6
 def _jsonl(path: Path, possible: Container[str]) -> Iterator:
     "A file with one JSON object a line, its numbers as texts."
     rows = json_rows(path, parse_int=str, parse_float=number_text)
     first = list(islice(rows, PART))
     names = dict.fromkeys(name for _, row in first for name in row)
     yield list(names), {}
-    kept = [name for name in names if name in possible]
+    needed = [name for name in names if name in possible]
     for number, row in chain(first, rows):
         if late := [name for name in row if name not in names and name in possible]:
             raise CorpusError(
                 f'{path}, line {number}: none of the first {PART:,} rows has {truncate_repr(late[0])}; '
                 'give it to one of them, or take it away here'
             )
-        yield number, [row.get(name) for name in kept]
+        yield number, [row.get(name) for name in needed]
 
-
+# %% ../../nbs/core/11_tables.ipynb #d3120a1a
 def _parquet(path: Path, possible: Container[str]) -> Iterator:
     "A Parquet file."
     with _parquet_file(path) as file:
         names = file.schema_arrow.names
         yield names, _classes(file.schema_arrow.metadata or {})
-        kept = [name for name in names if name in possible]
+        needed = [name for name in names if name in possible]
         first = 1
-        for part in file.iter_batches(PART, columns=kept) if kept else ():
-            yield from enumerate(zip(*(part.column(name).to_pylist() for name in kept)), first)
+        for part in file.iter_batches(PART, columns=needed) if needed else ():
+            yield from enumerate(zip(*(part.column(name).to_pylist() for name in needed)), first)
             first += len(part)
 
-
+# %% ../../nbs/core/11_tables.ipynb #efe0c305
 @contextmanager
 def _parquet_file(path: Path) -> Iterator[Any]:  # a `pyarrow.parquet.ParquetFile`
     "An open file; what is wrong with it, and with what it holds, is refused."
@@ -303,13 +303,15 @@ def _parquet_file(path: Path) -> Iterator[Any]:  # a `pyarrow.parquet.ParquetFil
             f'{path} cannot be read as Parquet ({reason(e)}); correct the file, or save it as .csv'
         ) from None
 
-
+# %% ../../nbs/core/11_tables.ipynb #0d51dc73
 def _classes(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:  # column -> names of its classes
     "What the package datasets writes beside a table about numbers that are classes."
     try:
         features = json.loads(metadata[b'huggingface'])['info']['features']
         return {
-            name: list(map(str, of['names'])) for name, of in features.items() if of['_type'] == 'ClassLabel'
+            name: list(map(str, feature['names']))
+            for name, feature in features.items()
+            if feature['_type'] == 'ClassLabel'
         }
     except (
         KeyError,
@@ -326,10 +328,10 @@ def reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return type(error).__name__ + (f': {lines[0][:160]}' if lines else '')
 
-
+# %% ../../nbs/core/11_tables.ipynb #ad544bf2
 # of a format: its reader, and what is numbered
 _READERS = dict(tsv=(_separated, 'line'), csv=(_separated, 'row'), jsonl=(_jsonl, 'line'))
-_READERS |= dict(parquet=(_parquet, 'row')) | {f'{end}.gz': of for end, of in _READERS.items()}
+_READERS |= dict(parquet=(_parquet, 'row')) | {f'{end}.gz': reader for end, reader in _READERS.items()}
 FORMATS = tuple(_READERS)  # as a file's name ends
 PART = 20_000  # rows of a large file that are in memory at a time
 
@@ -338,7 +340,7 @@ def format_of(path: Path) -> str:  # of FORMATS; '': none
     "What a file is by its name."
     return next((end for end in FORMATS if path.name.endswith(f'.{end}')), '')
 
-
+# %% ../../nbs/core/11_tables.ipynb #29edbb8e
 def no_table(path: Path) -> str:  # '': it is one
     "What is said of a file that is no table by its name."
     if format_of(path):
@@ -361,10 +363,10 @@ def read_table(
     if not names:
         raise CorpusError(f'{path} is empty; it needs the names of its columns, and a row at least')
     yield Table(str(path), names, unit=unit)
-    kept = [name for name in names if name in possible]
+    needed = [name for name in names if name in possible]
     while some := list(islice(rows, at_once)):
         numbers, cells = zip(*some)
-        by_name = dict(zip(kept, map(list, zip(*cells))))
+        by_name = dict(zip(needed, map(list, zip(*cells))))
         yield Table(str(path), names, by_name, list(numbers), unit, classes)
 
 # %% ../../nbs/core/11_tables.ipynb #8d7875d8
@@ -384,7 +386,7 @@ def n_rows(path: Path) -> int:
         return 0
     return max(0, lines - (not format_of(path).startswith('jsonl')))  # the header is no row
 
-
+# %% ../../nbs/core/11_tables.ipynb #1bf0a8d1
 def size_of(
     path: Path,
     possible: Container[str] | None = None,  # columns of Parquet that may be needed; None: all
@@ -403,7 +405,7 @@ def size_of(
         size = first.nbytes * rows // len(first) if len(first) else 0
         return max(size, rows * _COLUMNS_ROW)
 
-
+# %% ../../nbs/core/11_tables.ipynb #d0f26f3c
 def check_rows_fit(
     path: Path,
     possible: Container[str] | None = None,  # as of `size_of`

@@ -24,7 +24,7 @@ from typing import Any
 from .. import __version__
 from ..core.config import ConfigError, KdnotesError, load_plugin, truncate_repr
 from ..core.spec import with_values
-from ..core.files import OwnFolder, at_home, file_errors, own_folder, root, sha256_text
+from ..core.files import PrivateFolder, at_home, file_errors, private_folder, root, sha256_text
 from ..core.processes import STOP_TIMEOUT_S, Stopped, StopTraining, stoppable
 from ..core.render import phrase
 from ..core.resolve import settings
@@ -289,7 +289,7 @@ class Cluster:
         machines: int = 1,  # like this one, that a local cluster simulates
     ):
         self.address = address
-        self._folder: OwnFolder | None = None
+        self._folder: PrivateFolder | None = None
         self._turn = RLock()  # two runs do not train one teacher twice
         ray = load_ray()
         self._joined = not ray.is_initialized()  # else a user has, who ends it, too
@@ -301,7 +301,7 @@ class Cluster:
                     f'{joined}; give auto, or call ray.shutdown() first'
                 )
         elif address == 'local':
-            self._folder = own_folder('ray')
+            self._folder = private_folder('ray')
             try:
                 _start_here(self._folder.path, machines)
             except BaseException:

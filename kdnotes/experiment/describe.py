@@ -15,7 +15,7 @@ from ..core.config import FIRST_TASK, ConfigError, truncate_repr, task_info
 from ..core.spec import RunConfig, flat, is_given, parameters as run_parameters, teacher_names
 from ..core.config import with_plugin
 from ..core.parse import PLACE, make_config
-from ..core.files import cache_path, cached_at, own_disk, root, sha256_text
+from ..core.files import cache_path, cached_at, local_disk_folder, root, sha256_text
 from ..core.processes import staged
 from ..core.render import phrase, render, sentences
 from kdnotes.core.resolve import (
@@ -38,7 +38,7 @@ def on_this_machine(
     "Inside, what this machine makes for itself lies where it is to lie, and the user's command has been run."
     folder = Path(config.where.node_cache).expanduser().absolute() if config.where.node_cache else None
     if config.where.nodes > 1 and folder is None:
-        folder = own_disk(f'node-{sha256_text(str(root()))[:16]}')
+        folder = local_disk_folder(f'node-{sha256_text(str(root()))[:16]}')
     with cached_at(folder):
         if config.where.stage:
             staged(config.where.stage, cache_path() / 'staged')

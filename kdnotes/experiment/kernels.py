@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from ..core.files import own_folder, root
+from ..core.files import private_folder, root
 
 # %% auto #0
 __all__ = ['Kernels']
@@ -23,7 +23,7 @@ class _Kernel:
         from jupyter_client import AsyncKernelManager
         from traitlets.config import Config
 
-        self.folder = own_folder('kernel')  # of its sockets
+        self.folder = private_folder('kernel')  # of its sockets
         # absolute: a notebook may be executed from another folder
         sockets = dict(transport='ipc', ip=str(self.folder.path / 'kernel'))
         self.manager = AsyncKernelManager(kernel_name='python3', config=Config(KernelManager=sockets))

@@ -436,7 +436,7 @@ def answers(
         dict(id=str(i), question=given['question'], context=given['passage'], answers=(), cluster='')
         for i, given in enumerate(inputs)
     ]
-    rows = Columns.of(rows)
+    rows = Columns.from_rows(rows)
     _check_questions(reader, [given['question'] for given in inputs], stride)
     windows = encode_windows(reader.tokenizer, rows, reader.max_length, stride)
     scores = np.zeros((len(windows.row), 4), dtype=np.float32)

@@ -189,7 +189,7 @@ class Corpus:
     left_out: int = 0
 
     def __post_init__(self):
-        splits = {split: Columns.of(rows) for split, rows in self.splits.items()}
+        splits = {split: Columns.from_rows(rows) for split, rows in self.splits.items()}
         object.__setattr__(self, 'splits', splits)
 
     @property
@@ -415,7 +415,7 @@ def _check_cells(cells: Cells, schema: Schema, place: Callable[[int], str], name
         raise CorpusError(f'{place(i)}: {fault}')
 
 # %% ../../nbs/tasks/00_schema.ipynb #d02ae0e0
-_AS_COLUMN = dict(binary=lambda cells: np.array(list(map(int, cells)), dtype=np.int64), json=Json.of)
+_AS_COLUMN = dict(binary=lambda cells: np.array(list(map(int, cells)), dtype=np.int64), json=Json.from_cells)
 
 # %% ../../nbs/tasks/00_schema.ipynb #693b34f1
 def checked_parts(
@@ -443,7 +443,9 @@ def checked_parts(
         elif schema.labelled:
             cells = schema.labelled(cells, table.place, names)
         kinds = {key: schema.columns[key].kind if key in schema.columns else 'scores' for key in cells}
-        rows = Columns({key: _AS_COLUMN.get(kind, Strings.of)(cells[key]) for key, kind in kinds.items()})
+        rows = Columns(
+            {key: _AS_COLUMN.get(kind, Strings.from_cells)(cells[key]) for key, kind in kinds.items()}
+        )
         yield rows.filled(schema.no_label.key, schema.no_label.value) if label else rows
 
 # %% ../../nbs/tasks/00_schema.ipynb #8a6bef61
@@ -469,7 +471,7 @@ def _clashes(rows: Rows, schema: Schema) -> Iterator[tuple[tuple[str, ...], np.n
     for key in schema.keys(*_NAMES):
         if key not in rows.columns or all(_alike(name) == name for name in rows[key]):
             continue
-        twin = earliest(hashes(rows[key], of=_alike))
+        twin = earliest(hashes(rows[key], text_key=_alike))
         values = hashes(rows[key])
         more = 'looks like {earlier} of an earlier row and is not the same; write both alike, or apart'
         yield (key,), twin, values[twin] != values, more
