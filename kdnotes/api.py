@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 # %% ../nbs/89_api.ipynb #47c608c5
 def _signature_lines(source: str) -> list[str]:  # of a function or a method
     "The parameters of a signature that is written a line each, with what its comments say."
-    found: list[str] = []
+    parameters: list[str] = []
     above: list[str] = []
     source = textwrap.dedent(source)
     for line in source[source.index('\ndef ') + 1 :].splitlines()[1:]:
@@ -67,10 +67,10 @@ def _signature_lines(source: str) -> list[str]:  # of a function or a method
         elif re.match(r'\s+self\b', line):
             continue
         elif parameter := re.match(r'\s+(\**\w+)\s*:?[^#]*(?:#\s(.*))?', line):
-            said = ' '.join([*above, parameter[2] or '']).strip()
-            found.append(f'    {parameter[1]}: {said}')
+            meaning = ' '.join([*above, parameter[2] or '']).strip()
+            parameters.append(f'    {parameter[1]}: {meaning}')
             above = []
-    return found
+    return parameters
 
 
 def _explained(*example: str) -> Callable[[Callable], Callable]:  # lines of Python
@@ -136,24 +136,24 @@ def load_data(
         file = Path(os.path.expanduser(source))
         if not os.path.isfile(file):
             typed = typed_columns(columns, scores)
-            found = load_corpus(task, str(source), typed)
-            return Data(task, str(source), typed, more, describe_corpus(found, task))
+            loaded = load_corpus(task, str(source), typed)
+            return Data(task, str(source), typed, more, describe_corpus(loaded, task))
         source, columns = table_of_file(file, task, columns, scores)
-    folder, own, dealt = write_corpus(source, task, columns, scores, shares, seed)
-    if own and more:
+    folder, unlabelled_rows, dealt = write_corpus(source, task, columns, scores, shares, seed)
+    if unlabelled_rows and more:
         raise ConfigError(
             'rows without a label are given twice, in the data and as unlabelled=; join the two or leave one '
             'out'
         )
     teacher = typed_columns({}, scores)
     try:
-        found = load_corpus(task, str(folder), teacher)
+        loaded = load_corpus(task, str(folder), teacher)
     except CorpusError as e:
         raise CorpusError(f'{e} (of the table, a row a line)') from None
     if dealt:
         say(dealt)
-    about = describe_corpus(found, task, n_rows(Path(own)) if own else 0)
-    return Data(task, str(folder), teacher, own or more, about)
+    about = describe_corpus(loaded, task, n_rows(Path(unlabelled_rows)) if unlabelled_rows else 0)
+    return Data(task, str(folder), teacher, unlabelled_rows or more, about)
 
 # %% ../nbs/89_api.ipynb #3fc490e7
 @dataclass(frozen=True)
@@ -209,26 +209,26 @@ class Run:
         from kdnotes.experiment.predict import predict
 
         named = dict(question=question, candidates=candidates, passage=passage, text=text, pair=pair)
-        asked = {name: value for name, value in named.items() if value is not None}
-        if any(isinstance(value, pd.DataFrame) for value in (*texts, *asked.values())):
-            return self._predict_table(*texts, **asked, beside=beside, columns=columns)
+        inputs = {name: value for name, value in named.items() if value is not None}
+        if any(isinstance(value, pd.DataFrame) for value in (*texts, *inputs.values())):
+            return self._predict_table(*texts, **inputs, beside=beside, columns=columns)
         if columns is not None:
             raise ConfigError('columns is for the columns of a DataFrame; leave it out, or give one')
         use = task_info(self.record['task']).use
         names = (*use.takes, *use.may_take)
-        twice = [f'{name} is given twice' for name in names[: len(texts)] if name in asked]
+        twice = [f'{name} is given twice' for name in names[: len(texts)] if name in inputs]
         if len(texts) > len(names) or twice:
             wrong = f'{len(texts)} are given' if len(texts) > len(names) else twice[0]
             raise ConfigError(f'its model is asked with {" and ".join(names)}, in this order, and {wrong}')
-        return predict(self.run_id, beside, **dict(zip(names, texts)) | asked)
+        return predict(self.run_id, beside, **dict(zip(names, texts)) | inputs)
 
     def _predict_table(
-        self, *texts: Any, beside: str | None, columns: Mapping[str, str] | str | None, **asked: Any
+        self, *texts: Any, beside: str | None, columns: Mapping[str, str] | str | None, **inputs: Any
     ) -> pd.DataFrame:
         "Ask its model about the rows of a table, which is all that is given."
         from kdnotes.experiment.predict_tables import predict_table
 
-        if len(texts) != 1 or asked or beside is not None:
+        if len(texts) != 1 or inputs or beside is not None:
             raise ConfigError(
                 'a DataFrame is asked about alone, as in run.predict(table); leave the rest out'
             )
@@ -320,12 +320,12 @@ def load_run(
     run_id: str,  # the name of its folder
 ) -> Run:
     "A run that is finished, whatever study made it."
-    found = find_record(run_id)
-    if found is None:
+    record = find_record(run_id)
+    if record is None:
         raise ConfigError(
             f'there is no finished run {truncate_repr(run_id)}; make it, or look at the folders under runs/'
         )
-    return Run(found[0])
+    return Run(record[0])
 
 # %% ../nbs/89_api.ipynb #c28ab04f
 def _ignored(row: dict) -> None:
@@ -355,16 +355,20 @@ def _folder_of(model: Any) -> str:
 def _given(data: Data, parameters: dict) -> dict:
     "The parameters of a run, with its data, and models as their folders."
     models = {
-        name: _folder_of(of) for name, of in parameters.items() if name in ('teacher', 'student') and of
+        name: _folder_of(given_value)
+        for name, given_value in parameters.items()
+        if name in ('teacher', 'student') and given_value
     }
     if isinstance(several := parameters.get('teachers'), (list, tuple)):
         models['teachers'] = tuple(map(_folder_of, several))
     parameters = {name: value for name, value in parameters.items() if name != 'loss' or value is not None}
     if 'loss' in parameters:
         parameters['loss'] = as_file(parameters['loss'])
-    own = dict(task=data.task, corpus=data.corpus)
-    own |= {name: of for name in ('columns', 'unlabelled') if (of := getattr(data, name))}
-    return own | parameters | models
+    given_data = dict(task=data.task, corpus=data.corpus)
+    given_data |= {
+        name: given_value for name in ('columns', 'unlabelled') if (given_value := getattr(data, name))
+    }
+    return given_data | parameters | models
 
 
 def _planned(data: Data, mode: str, parameters: dict):  # an `experiment.describe.Plan`
@@ -473,8 +477,8 @@ def study(
 
     _check_data(data)
     given = _given(data, parameters | dict(loss=loss))
-    own = dict(say=say, on_row=on_row, ray_address=ray_address, grid=grid)
-    return run_study(seeds, arms, **own, **given)
+    options = dict(say=say, on_row=on_row, ray_address=ray_address, grid=grid)
+    return run_study(seeds, arms, **options, **given)
 
 
 @_explained("found = kd.search(data, teacher, n_trials=40, study='mine')", 'found')
@@ -529,12 +533,12 @@ def load_results(
     units: bool = False,  # add one row per test unit (a question, a text) and metric
 ) -> pd.DataFrame:  # columns of `results.table.RESULT_COLUMNS`
     "The metrics and costs of a study's runs as one tidy table: one row per run, set and metric."
-    found = records(study)
-    if not found:
+    finished = records(study)
+    if not finished:
         raise ConfigError(
             f'study {truncate_repr(study)} has no finished runs; `kdnotes list` names the studies'
         )
-    return results_table(found, units_of(study) if units else None, timed(found).has)
+    return results_table(finished, units_of(study) if units else None, timed(finished).has)
 
 
 @_explained('print(kd.doctor(data, layers=3))')

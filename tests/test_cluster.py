@@ -170,7 +170,9 @@ def test_a_process_joins_one_cluster_at_a_time(cluster):
 @pytest.mark.exhaustive
 def test_what_cannot_be_made_there_is_one_sentence(cluster, home, small_teacher):
     p = baseline(small_teacher)
-    large = plan(make_config(**flat(p.asked, changed=True) | dict(threads_per_rank=64)), Machine('cpu', 64))
+    large = plan(
+        make_config(**flat(p.requested, changed=True) | dict(threads_per_rank=64)), Machine('cpu', 64)
+    )
     with pytest.raises(RunError, match='needs 1 x 64 CPUs, and the cluster at local has 0 of them'):
         cluster.execute(large)
     assert cluster.room([p]) == len(os.sched_getaffinity(0))
@@ -237,7 +239,7 @@ def test_a_lost_worker_is_replaced_once(kills, cluster, home, small_teacher):
 @pytest.mark.exhaustive
 def test_a_stop_reaches_a_run_on_the_cluster_which_then_goes_on(cluster, home, small_teacher):
     # long enough for the stop to come before its end, on a busy machine too
-    longer = flat(baseline(small_teacher).asked, changed=True) | dict(epochs=10, smoke=False)
+    longer = flat(baseline(small_teacher).requested, changed=True) | dict(epochs=10, smoke=False)
     p = plan(make_config(**longer), ON)
     future = in_thread(cluster.execute, p)
     rank = next_rank(future, set())
@@ -253,7 +255,7 @@ def test_a_stop_reaches_a_run_on_the_cluster_which_then_goes_on(cluster, home, s
 @pytest.mark.exhaustive
 def test_two_students_at_a_time_make_their_teacher_once(cluster, home, small_teacher):
     students = [
-        plan(make_config(**flat(planned(TASK, mode, small_teacher).asked, changed=True)), ON)
+        plan(make_config(**flat(planned(TASK, mode, small_teacher).requested, changed=True)), ON)
         for mode in ('full_student', 'full_kd')
     ]
     said = []
@@ -267,7 +269,7 @@ def test_two_students_at_a_time_make_their_teacher_once(cluster, home, small_tea
 
 def on_two(teacher: Path, mode: str = 'full_student', **more) -> Plan:
     "Two ranks on two machines, for which this one stands."
-    asked = flat(planned(TASK, mode, teacher).asked, changed=True)
+    asked = flat(planned(TASK, mode, teacher).requested, changed=True)
     place = dict(ranks=2, nodes=2, launcher='ray', rendezvous='local', track='tensorboard')
     return plan(make_config(**asked | place | more), ON)
 

@@ -98,7 +98,7 @@ def test_texts_are_as_long_as_a_model_reads_where_nothing_else_is_given(home, ta
     assert student.teacher.run_id == alone.run_id
     assert {p.config.data.max_length for p in (student, student.teacher, alone)} == {96}
     assert flat(alone.config).get('stride') == stride
-    assert plan(alone.asked).run_id == alone.run_id, 'said aloud it is the same run'
+    assert plan(alone.requested).run_id == alone.run_id, 'said aloud it is the same run'
     for mode in ('baseline', 'full_kd'):
         with pytest.raises(ModelError, match='of at most 96 tokens, and max_length=100; use max_length=96'):
             plan(make_config(mode=mode, max_length=100, **given))

@@ -316,7 +316,7 @@ def test_several_models_teach_as_the_mean_of_their_scores_does(signal, tmp_path,
     of_models = dict(teachers=','.join(map(str, teachers)), teacher_mode='baseline', columns=columns)
     of_models |= dict(signal=signal)
     its_plan = plan(asked(corpus, student, **of_models, **more))
-    models_taught = run(its_plan.asked)
+    models_taught = run(its_plan.requested)
     of_columns = run(asked(corpus, student, columns=f'{columns},teacher=a;b', **more))
     batch = dict(input_ids=torch.randint(5, 50, (8, 12), generator=torch.Generator().manual_seed(0)))
 

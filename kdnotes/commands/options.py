@@ -189,7 +189,9 @@ def with_fields(
 
     def add(function: Callable[..., int]) -> Callable[..., int]:
         hints = inspect.get_annotations(function, eval_str=True)
-        own = [p for name, p in inspect.signature(function).parameters.items() if name != 'given']
+        parameters_of_command = [
+            p for name, p in inspect.signature(function).parameters.items() if name != 'given'
+        ]
         kind = inspect.Parameter.KEYWORD_ONLY
         added = [inspect.Parameter(name, kind, default=defaults.get(name)) for name in fields]
 
@@ -204,7 +206,8 @@ def with_fields(
         hints = {name: hint for name, hint in hints.items() if name != 'given'} | fields
         command.__annotations__ = hints
         command.__signature__ = inspect.Signature(
-            [p.replace(annotation=hints[p.name]) for p in [*own, *added]], return_annotation=int
+            [p.replace(annotation=hints[p.name]) for p in [*parameters_of_command, *added]],
+            return_annotation=int,
         )
         del command.__wrapped__  # Typer would read the annotations of the function
         return command

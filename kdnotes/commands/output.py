@@ -167,7 +167,7 @@ def saved(
     from kdnotes.results.runs import RunFolder
 
     n_done = sum(RunFolder(p.config.where.study, p.run_id).done for p in plans)
-    every = {p.run_id: p for p in [*(first for p in plans for first in p.foundations), *plans]}
+    every = {p.run_id: p for p in [*(first for p in plans for first in p.dependencies), *plans]}
     folders = [RunFolder(p.config.where.study, p.run_id) for p in every.values()]
     steps = {folder.run_id: saved_step(folder) for folder in folders if not folder.done}
     steps = {run_id: step for run_id, step in steps.items() if step is not None}

@@ -66,18 +66,18 @@ def _choices(annotation: Any) -> list[str]:
 
 @cache
 def comments(
-    of: type,  # a model
+    model: type,  # a model
 ) -> dict[str, str]:
     "The comment next to each field in the source, or the comment above it."
-    found = {}
+    texts = {}
     above: list[str] = []
-    for line in inspect.getsource(of).splitlines():
+    for line in inspect.getsource(model).splitlines():
         field = re.match(r'    (\w+): (?:.*? # (.*))?', line)
         if field:
-            found[field[1]] = field[2] or ' '.join(above)
+            texts[field[1]] = field[2] or ' '.join(above)
         comment = re.match(r'    # (.*)', line)
         above = [*above, comment[1]] if comment else []
-    return found
+    return texts
 
 
 # group of `core.spec.GROUPS` -> the heading above its parameters
@@ -118,11 +118,11 @@ class Described:
     tasks: tuple[str, ...]  # that read it; (): all
 
 # %% ../../nbs/commands/01_parameters.ipynb #3f398ebf
-def _described(of: type, tasks: tuple[str, ...]) -> list[Described]:
+def _described(model: type, tasks: tuple[str, ...]) -> list[Described]:
     "The parameters that one model declares."
-    texts = comments(of)
+    texts = comments(model)
     heading = f'task={tasks[0]} alone'
-    return [_one(name, field, texts[name], heading, tasks) for name, field in of.model_fields.items()]
+    return [_one(name, field, texts[name], heading, tasks) for name, field in model.model_fields.items()]
 
 
 def _one(name: str, field: Any, text: str, heading: str, tasks: tuple[str, ...] = ()) -> Described:
@@ -155,13 +155,13 @@ def describe_parameters(
     task: str | None = None,  # of TASKS; None: all
 ) -> list[Described]:  # in the order they are declared, those of one task last
     "The parameters of a run; with a task those it reads, and its own defaults."
-    own = {} if task is None else usual_of(task)
-    found = []
+    usual = {} if task is None else usual_of(task)
+    described = []
     for one in of_all_tasks().values():
-        found.append(Described(**asdict(one) | dict(default=own.get(one.name, one.default))))
+        described.append(Described(**asdict(one) | dict(default=usual.get(one.name, one.default))))
     for name in TASKS if task is None else (task,):
-        found += _described(task_info(name).settings, (name,))
-    return found
+        described += _described(task_info(name).settings, (name,))
+    return described
 
 # %% ../../nbs/commands/01_parameters.ipynb #eed2f385
 def parameter_rows(

@@ -260,7 +260,7 @@ def taught_by(
     if teachers := record.get('teachers'):
         if 'models' in teachers:
             return '; '.join(teachers['models'])
-        return f'scores in {"; ".join(" and ".join(of) for of in teachers["columns"])}'
+        return f'scores in {"; ".join(" and ".join(columns) for columns in teachers["columns"])}'
     return record.get('teacher_run_id')
 
 # %% ../../nbs/core/01_config.ipynb #3f2a5a2a

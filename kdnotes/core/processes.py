@@ -109,8 +109,8 @@ class Rendezvous:
     @property
     def is_host(self) -> bool:
         "Does this machine train what the run needs, and lock the run?"
-        own, host = self._addresses
-        return own == host if self.rank is None else self.rank == 0
+        addresses, host = self._addresses
+        return addresses == host if self.rank is None else self.rank == 0
 
     def command(
         self,
@@ -135,9 +135,11 @@ class Rendezvous:
         place = {}
         if self.rank is not None:
             place = {name: os.environ[name] for name in PLACES if name in os.environ}
-        own = self._addresses[0]
+        addresses = self._addresses[0]
         interfaces = (
-            name for name, known in psutil.net_if_addrs().items() if any(a.address == own for a in known)
+            name
+            for name, known in psutil.net_if_addrs().items()
+            if any(a.address == addresses for a in known)
         )
         interface = next(interfaces, _LOOPBACK)
         names = ('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME')
@@ -150,8 +152,8 @@ class Rendezvous:
     ) -> int:  # as of `Ranks.poll`
         "The exit code of the rank that ended first."
         text = '\n'.join(lines)
-        if found := re.search(r'Root Cause.*?exitcode\s*: (-?\d+)', text, re.DOTALL):
-            return _as_stop(int(found[1])) or code
+        if match := re.search(r'Root Cause.*?exitcode\s*: (-?\d+)', text, re.DOTALL):
+            return _as_stop(int(match[1])) or code
         return EXIT_STOPPED if 'SignalException' in text else code
 
     @cached_property
@@ -161,18 +163,18 @@ class Rendezvous:
             family, _, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, socket.SOCK_DGRAM) as s:
                 s.connect(place)  # sends nothing
-                own = s.getsockname()[0]
+                address = s.getsockname()[0]
         except (OSError, OverflowError) as e:
             raise RendezvousError(
                 f'rendezvous={self.address} cannot be reached from here: {e}; name one of the machines and a '
                 'free port'
             ) from None
-        if self.nodes > 1 and own.startswith(_LOCAL) and not host.startswith(('localhost', *_LOCAL)):
+        if self.nodes > 1 and address.startswith(_LOCAL) and not host.startswith(('localhost', *_LOCAL)):
             raise RendezvousError(
-                f'rendezvous={self.address} is {own} here, which no other machine can reach; give the '
+                f'rendezvous={self.address} is {address} here, which no other machine can reach; give the '
                 'address by which the others know this machine'
             )
-        return own, place[0]
+        return address, place[0]
 
 # %% ../../nbs/core/06_processes.ipynb #633083cb
 def die_with_parent() -> None:

@@ -665,15 +665,15 @@ class FlatName(NamedTuple):
 def _flat_fields() -> dict[str, FlatName]:
     "All common parameters by their flat names."
     names = {path: name for name, path in ALIASES.items() if not path.startswith('teacher.')}
-    found = {}
+    fields = {}
     for group, model in GROUPS.items():
         for field_name, field in model.model_fields.items():
             path = f'{group}.{field_name}'.lstrip('.')
             if group in ('', 'model') and field_name in _NOT_FLAT:
                 continue
             name = names.get(path, field_name)
-            found[name] = FlatName(ALIASES.get(name, path), field, group, field_name)
-    return found
+            fields[name] = FlatName(ALIASES.get(name, path), field, group, field_name)
+    return fields
 
 
 FLAT_NAMES = _flat_fields()

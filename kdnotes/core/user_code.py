@@ -129,13 +129,13 @@ def _module_of(function: FunctionType, parameter: str) -> str:
     lines: dict[str, str] = {}  # name -> the import or constant that defines it
     functions: dict[str, str] = {}
 
-    def add(of: FunctionType) -> None:
-        functions[of.__name__] = source = _source_of(of, parameter)
-        for name in sorted(_global_names(source) & of.__globals__.keys()):
-            value = of.__globals__[name]
+    def add(callee: FunctionType) -> None:
+        functions[callee.__name__] = source = _source_of(callee, parameter)
+        for name in sorted(_global_names(source) & callee.__globals__.keys()):
+            value = callee.__globals__[name]
             if name in lines or name in functions:
                 continue
-            if isinstance(value, FunctionType) and value.__globals__ is of.__globals__:
+            if isinstance(value, FunctionType) and value.__globals__ is callee.__globals__:
                 add(value)
             else:
                 lines[name] = _definition(name, value, function, parameter)

@@ -183,13 +183,13 @@ def why_ended(
     code: int = 1,  # the exit code, negative for a signal
 ) -> str:  # our own error's sentence, else that of SIGKILL, else the first Python error, else the last line
     "The reason to give for ranks that ended and left none in their state."
-    own = [line.removeprefix('kdnotes: ') for line in lines if line.startswith('kdnotes: ')]
+    sentences = [line.removeprefix('kdnotes: ') for line in lines if line.startswith('kdnotes: ')]
     killed = [_KILLED] * (code == -signal.SIGKILL)
     errors = [
         line for line in lines if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b(?! raised from)', line)
     ]
     advice = [advice for name, advice in _OF_TORCHRUN.items() if any(name in line for line in errors)]
-    return next(iter([*own, *killed, *advice, *errors, *lines[-1:]]), 'no output')
+    return next(iter([*sentences, *killed, *advice, *errors, *lines[-1:]]), 'no output')
 
 # %% ../../nbs/experiment/04_attempt.ipynb #5ab755dc
 def outcome(

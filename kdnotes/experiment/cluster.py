@@ -99,14 +99,14 @@ def _start_here(
 def _connect(address: str) -> None:
     "Join a cluster that runs."
     if address != 'auto':
-        found = re.fullmatch('(ray://)?([^/:]+):([0-9]+)', address)
-        if not found or int(found[3]) > 65535:
+        match = re.fullmatch('(ray://)?([^/:]+):([0-9]+)', address)
+        if not match or int(match[3]) > 65535:
             raise ConfigError(
                 f'{truncate_repr(address)} is no address of a Ray cluster; give local, auto, host:port '
                 'or ray://host:port'
             )
         try:  # Ray would try for minutes
-            socket.create_connection((found[2], int(found[3])), timeout=_CONNECT_S).close()
+            socket.create_connection((match[2], int(match[3])), timeout=_CONNECT_S).close()
         except OSError as e:
             raise ConfigError(
                 f'no Ray cluster answers at {truncate_repr(address)} ({e.strerror or e}); start one with '
@@ -388,8 +388,8 @@ class Cluster:
             yield [start().remote(sent(_placed(plan)), *others, plugin)]
             return
         with _reserved(nodes, needs, 'PACK' if self.address == 'local' else 'STRICT_SPREAD') as places:
-            asked = load_ray().remote(num_cpus=0)(_own_address)
-            [address] = _Tasks(plan.run_id, [asked.options(scheduling_strategy=places[0]).remote()]).wait()
+            answer = load_ray().remote(num_cpus=0)(_own_address)
+            [address] = _Tasks(plan.run_id, [answer.options(scheduling_strategy=places[0]).remote()]).wait()
             if self.address == 'local':  # no other machine needs to reach it
                 address = f'127.0.0.1:{address.rsplit(":", 1)[1]}'
             part = sent(_placed(plan, nodes, 'torchrun', address))

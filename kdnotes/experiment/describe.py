@@ -77,7 +77,7 @@ _FEW_CLUSTERS = 11
 class Plan:
     "A run that is about to be made, or found done."
 
-    asked: RunConfig  # as it was given
+    requested: RunConfig  # as it was given
     config: RunConfig  # resolved
     run_id: str
     corpus_sha256: str
@@ -123,16 +123,16 @@ class Plan:
         return sentences(TEMPLATE, 'findings', self, task, one_step, few_clusters)
 
     @property
-    def stands_on(self) -> dict:
+    def name_dependencies(self) -> dict:
         "Of its name what is no setting: what its weights start from, and whose outputs it learns."
         teachers = {'teachers': self.teachers['sha256']} if self.teachers else {}
         return self.initial | {'teacher': self.teacher.run_id if self.teacher else None} | teachers
 
     @property
-    def foundations(self) -> list[Plan]:
+    def dependencies(self) -> list[Plan]:
         "The runs that it stands on, and before each those that this one stands on."
         direct = [first for first in (self.teacher, self.transfer) if first]
-        return [p for first in direct for p in (*first.foundations, first)]
+        return [p for first in direct for p in (*first.dependencies, first)]
 
     @property
     def amount(self) -> str:
@@ -169,14 +169,16 @@ def teacher_origin(
     plan: Plan,  # of a run that has a teacher
 ) -> str:
     "Where the setting of the teacher comes from."
-    given = flat(plan.asked, changed=True)
+    given = flat(plan.requested, changed=True)
     of_teacher = flat(plan.teacher.config)
     # what a student's run calls a parameter of its teacher -> the parameter
-    own = teacher_names(plan.asked.task)
-    names = [name for name in run_parameters(plan.asked.task) if name in ('teacher_seed', *own)]
+    names_of_teacher = teacher_names(plan.requested.task)
+    names = [
+        name for name in run_parameters(plan.requested.task) if name in ('teacher_seed', *names_of_teacher)
+    ]
     students_own = [
         (name, given[name], of_teacher[name], theirs)
-        for theirs, name in own.items()
+        for theirs, name in names_of_teacher.items()
         if name in ('epochs', 'learning_rate', 'batch_size')
         and given.get(name) not in (None, of_teacher[name])
         and given.get(theirs) is None
@@ -188,7 +190,7 @@ def teacher_origin(
 def unconverged_teachers_of(plans: Sequence[Plan]) -> list:  # of `stats.convergence.unconverged_teachers`
     "Finished teachers of these runs that stopped while they still learnt."
     teachers = {p.teacher.run_id for p in plans if p.teacher}
-    records = [found[0] for run_id in sorted(teachers) if (found := find_record(run_id))]
+    records = [match[0] for run_id in sorted(teachers) if (match := find_record(run_id))]
     if not records:
         return []
     # a rank imports this module, and has no use for statistics, which take a second to be imported
@@ -219,8 +221,8 @@ def named(
 ) -> dict:  # the same, with the corpus' resolved name and the study's
     "The parameters of a study, once its corpus is found. Smoke runs have a study of their own, NAME-smoke."
     parameters = with_plugin(parameters)
-    own = {'task', 'corpus', 'smoke', *PLACE}
-    config = make_config(**{k: v for k, v in parameters.items() if k in own or k == 'study' and v})
+    place = {'task', 'corpus', 'smoke', *PLACE}
+    config = make_config(**{k: v for k, v in parameters.items() if k in place or k == 'study' and v})
     with on_this_machine(config):
         corpus = resolve_corpus(config.task, config.data.corpus)
     name = config.where.study if parameters.get('study') else study_name(corpus, task=config.task)

@@ -222,13 +222,13 @@ class _Maker:
                 return
         try:
             self.make(p, concurrent)
-            found = find_record(p.run_id)
-            if not found:
+            record = find_record(p.run_id)
+            if not record:
                 raise RunError(
                     'no record of this name was left, as when a corpus or a model changes meanwhile; '
                     'start the study again'
                 )
-            self.say(f'   {p.run_id}: {self.summarize(found[0])}')
+            self.say(f'   {p.run_id}: {self.summarize(record[0])}')
         except Stopped:
             raise  # the study stops with it
         except KdnotesError as e:
@@ -277,17 +277,17 @@ def stop_futures(
 # %% ../../nbs/experiment/06_launch.ipynb #bb524459
 def stages(plans: Sequence[Plan]) -> list[list[Plan]]:
     "These runs and their pending dependencies; those of a stage depend on earlier stages alone."
-    found: dict[str, tuple[int, Plan]] = {}
+    stage_of: dict[str, tuple[int, Plan]] = {}
 
     def depth(p: Plan) -> int:  # 1: all its dependencies are there
-        if p.run_id not in found:
-            found[p.run_id] = (1 + max(map(depth, missing(p)), default=0), p)
-        return found[p.run_id][0]
+        if p.run_id not in stage_of:
+            stage_of[p.run_id] = (1 + max(map(depth, missing(p)), default=0), p)
+        return stage_of[p.run_id][0]
 
     for p in plans:
         depth(p)
-    numbers = sorted({number for number, _ in found.values()})
-    return [[p for number, p in found.values() if number == stage] for stage in numbers]
+    numbers = sorted({number for number, _ in stage_of.values()})
+    return [[p for number, p in stage_of.values() if number == stage] for stage in numbers]
 
 # %% ../../nbs/experiment/06_launch.ipynb #9dfd2e76
 def _complete(folder: RunFolder) -> bool:
@@ -327,8 +327,8 @@ def _write_job(
     "Write what the ranks of a run are to do, and what its dependencies took, which may be removed meanwhile."
 
     def time_of(first: Plan | None, name: str) -> float | None:  # seconds
-        found = find_record(first.run_id) if first else None
-        return found[0]['time'][name] if found else None
+        record = find_record(first.run_id) if first else None
+        return record[0]['time'][name] if record else None
 
     for file, text in plan.code.items():
         atomic_write(folder.path / file, text)
@@ -342,7 +342,9 @@ def _write_job(
             initial=plan.initial,
             precision_reason=plan.reason,
             overlap=plan.overlap,
-            trained_rows={of: plan.sizes[of]['rows'] for of in ('train', UNLABELLED) if of in plan.sizes},
+            trained_rows={
+                split: plan.sizes[split]['rows'] for split in ('train', UNLABELLED) if split in plan.sizes
+            },
             config_sha256=plan.config_sha256,
             vocabulary_sha256=plan.vocabulary_sha256,
             reading_sha256=plan.reading_sha256,
@@ -422,7 +424,7 @@ def _fail(folder: RunFolder, why: str, cause: str) -> None:
 
 def _refuse(folder: RunFolder, code: int, rendezvous: Rendezvous | None, log: Path) -> None:
     "Say why a run's ranks ended early."
-    said = folder.state() or {}
+    state = folder.state() or {}
     lines = [line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()]
     if rendezvous:
         code = rendezvous.first_code(lines, code)
@@ -432,9 +434,9 @@ def _refuse(folder: RunFolder, code: int, rendezvous: Rendezvous | None, log: Pa
         raise Stopped(
             f'{folder.path.name} was stopped before its end; the same command {then} (all output: {log})'
         )
-    said_why = said.get('status') == 'failed'
-    why = said['reason'] if said_why else why_ended(lines, code)
-    cause = said.get('cause', '') if said_why else 'killed' * (code == -signal.SIGKILL)
+    said_why = state.get('status') == 'failed'
+    why = state['reason'] if said_why else why_ended(lines, code)
+    cause = state.get('cause', '') if said_why else 'killed' * (code == -signal.SIGKILL)
     folder.write_state('failed', exit_code=code, reason=why, cause=cause)
     again = f'the same command {then}; all output: {log}'
     raise RunError(f'{folder.path.name} {how_ended(code)}: {why} ({again})', cause=cause)

@@ -80,11 +80,11 @@ __all__ = ['teacher_config', 'transfer_config', 'plan', 'plan_study', 'explain_s
 
 # %% ../../nbs/experiment/03_plan.ipynb #28e16843
 def teacher_config(
-    asked: RunConfig,  # of a student, as given
+    requested: RunConfig,  # of a student, as given
     config: RunConfig,  # the same, resolved
 ) -> RunConfig:  # of the run that teaches it, not resolved
     "The run that trains a student's teacher: it reads the texts of its student, on a single rank."
-    teacher = asked.teacher
+    teacher = requested.teacher
     info = task_info(config.task)
     shared = {name for name in info.settings.model_fields if group_of(name, config.task) == 'data'}
     settings = {name: getattr(config.task_settings, name) for name in shared}
@@ -94,9 +94,9 @@ def teacher_config(
         if theirs in info.settings.model_fields and value_of(config, name) is not None
     }
     # in the setting of a study, its runs are scored and saved alike, too
-    where = asked.where if asked.where.teacher_setting == 'shared' else Where()
+    where = requested.where if requested.where.teacher_setting == 'shared' else Where()
     same = ('study', 'grid_g_per_kwh', 'plugin', 'track')
-    own = dict(mode=teachers_mode(config)) | {name: getattr(config.where, name) for name in same}
+    of_teacher = dict(mode=teachers_mode(config)) | {name: getattr(config.where, name) for name in same}
     alone = dict(arm=None, preset='none', teacher_setting='own', nodes=1, launcher='local', rendezvous=None)
     return RunConfig(
         task=config.task,
@@ -106,7 +106,7 @@ def teacher_config(
         compute=teacher.compute,
         train=_with_labels(teacher.train, config),
         seed=value_of(config, 'teacher_seed'),
-        where=where.model_copy(update=alone | own),
+        where=where.model_copy(update=alone | of_teacher),
     )
 
 
@@ -132,16 +132,16 @@ def transfer_config(
         'columns',
         'transfer',
     }
-    own = dict(mode='mixed_baseline')
+    arm_values = dict(mode='mixed_baseline')
     if starts_from(config, 'transferred'):
         shape = {name for name in parameters(config.task) if group_of(name, config.task) == 'model.student'}
-        own = {name: value_of(config, name) for name in shape - {'student', 'student_init'}}
-        own |= dict(mode='mixed_kd', teacher_mode='mixed_baseline')
+        arm_values = {name: value_of(config, name) for name in shape - {'student', 'student_init'}}
+        arm_values |= dict(mode='mixed_kd', teacher_mode='mixed_baseline')
     return make_config(
         corpus=config.data.transfer,
         study=study_name(config.data.transfer, config.data.smoke, config.task),
         seed=0,
-        **own,
+        **arm_values,
         **{name: value_of(config, name) for name in same},
     )
 
@@ -171,13 +171,13 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         on.device,
         on.bf16,
     )
-    asked = config = _as_read(config)
-    config, corpus = _resolve_on_corpus(asked, on, corpora)
-    config, user_code = _with_code(asked, config, check)
+    requested = config = _as_read(config)
+    config, corpus = _resolve_on_corpus(requested, on, corpora)
+    config, user_code = _with_code(requested, config, check)
     task_info(config.task).check_corpus(corpus, config)
     if check:
         check_reading(config)
-    teacher = plan(teacher_config(asked, config), on, corpora, check) if needs_teacher(config) else None
+    teacher = plan(teacher_config(requested, config), on, corpora, check) if needs_teacher(config) else None
     first = (
         plan(transfer_config(config), on, corpora, check)
         if config.data.transfer != 'none' and _starts_pretrained(config)
@@ -194,9 +194,9 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
     notes['unknown'] = unknown_tokens(config, corpus, from_file=not check)
     if teacher and teacher.head:
         notes['head'] = tuple(dict.fromkeys((*notes['head'], *teacher.head)))
-    own = reads_as(config)
-    found = Plan(
-        asked=asked,
+    tokenizer_source = reads_as(config)
+    planned = Plan(
+        requested=requested,
         config=config,
         run_id='',  # its name follows from the rest
         corpus_sha256=corpus.sha256,
@@ -205,11 +205,11 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         teacher=teacher,
         transfer=first,
         teachers=teachers,
-        tokens=own != config.model.pretrained
-        and reason('own_tokens', student=own, teacher=config.model.pretrained),
+        tokens=tokenizer_source != config.model.pretrained
+        and reason('own_tokens', student=tokenizer_source, teacher=config.model.pretrained),
         config_sha256=config_sha256(source_of(config)) if 'weights_sha256' in initial else None,
-        vocabulary_sha256=vocabulary_sha256(own),
-        reading_sha256=reading_sha256(source_of(config), own),
+        vocabulary_sha256=vocabulary_sha256(tokenizer_source),
+        reading_sha256=reading_sha256(source_of(config), tokenizer_source),
         overlap=_with_rows(corpus, corpus.overlap),
         contradictions=_with_rows(corpus, corpus.contradictions),
         sizes=split_sizes(corpus, config.task),
@@ -220,16 +220,16 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
         code=user_code,
         **notes,
     )
-    return replace(found, run_id=run_id(config, corpus.sha256, found.stands_on, SCHEMA))
+    return replace(planned, run_id=run_id(config, corpus.sha256, planned.name_dependencies, SCHEMA))
 
 
 def _with_code(
-    asked: RunConfig,
+    requested: RunConfig,
     config: RunConfig,  # the same, resolved
     check: bool,  # execute it to see whether it can be loaded
 ) -> tuple[RunConfig, dict[str, str]]:  # with the hashes of the user's code; name of its file -> text
     "The code of the user's own that a run executes: a loss, a task."
-    loss = planned_loss(asked)
+    loss = planned_loss(requested)
     plugin = plugin_text(config.task)
     if plugin:
         remember_plugin(config.task, plugin)
@@ -241,31 +241,35 @@ def _with_code(
     return config, ({LOSS_FILE: loss.text} if loss else {}) | ({PLUGIN_FILE: plugin} if plugin else {})
 
 
-def _as_read(asked: RunConfig) -> RunConfig:
+def _as_read(requested: RunConfig) -> RunConfig:
     "The same; texts no longer than its model reads, where that is less than usual and nothing else is given."
     from kdnotes.distill.tokenizers import longest_text
 
-    of_task = task_info(asked.task).usual(dict(mode=asked.where.mode)).get('max_length')
-    given = 'max_length' in asked.data.model_fields_set and asked.data.max_length != of_task
-    if given or asked.model.pretrained is None:
-        return asked  # a profile's models read what is usual
-    longest = longest_text(asked.model.pretrained)
-    if longest is None or longest >= asked.data.max_length:
-        return asked
-    again = make_config(**flat(asked, changed=True) | dict(max_length=longest))
-    return again.model_copy(update=dict(teacher=asked.teacher))
+    of_task = task_info(requested.task).usual(dict(mode=requested.where.mode)).get('max_length')
+    given = 'max_length' in requested.data.model_fields_set and requested.data.max_length != of_task
+    if given or requested.model.pretrained is None:
+        return requested  # a profile's models read what is usual
+    longest = longest_text(requested.model.pretrained)
+    if longest is None or longest >= requested.data.max_length:
+        return requested
+    again = make_config(**flat(requested, changed=True) | dict(max_length=longest))
+    return again.model_copy(update=dict(teacher=requested.teacher))
 
 
 def _resolve_on_corpus(
-    asked: RunConfig,
+    requested: RunConfig,
     on: Machine,
     corpora: dict[str, Corpus],  # by resolved name; this one is added where it is not there
 ) -> tuple[RunConfig, Corpus]:
     "A configuration with all that its machine and its corpus decide, and the corpus."
-    transfer = 'none' if asked.data.transfer == 'none' else resolve_corpus(asked.task, asked.data.transfer)
-    name = resolve_corpus(asked.task, asked.data.corpus)
-    depth = teacher_depth(asked)
-    config = resolve(asked, on, name, transfer, depth)
+    transfer = (
+        'none'
+        if requested.data.transfer == 'none'
+        else resolve_corpus(requested.task, requested.data.transfer)
+    )
+    name = resolve_corpus(requested.task, requested.data.corpus)
+    depth = teacher_depth(requested)
+    config = resolve(requested, on, name, transfer, depth)
     if config.data.transfer == config.data.corpus:
         raise ConfigError(
             f'transfer={config.data.transfer!r} is the corpus itself; name another one, or transfer=none'
@@ -278,8 +282,8 @@ def _resolve_on_corpus(
     corpus = corpus_of(config, corpora)
     if corpus.name != name:
         # a folder with a known corpus has its settings
-        config = with_values(resolve(asked, on, corpus.name, transfer, depth), corpus=name)
-    named = value_of(asked, 'unlabelled_id')
+        config = with_values(resolve(requested, on, corpus.name, transfer, depth), corpus=name)
+    named = value_of(requested, 'unlabelled_id')
     if named not in ('', corpus.unlabelled_id):
         raise ConfigError(
             f'unlabelled_id={named} names other rows without a label than there are '
@@ -291,8 +295,8 @@ def _resolve_on_corpus(
             f'unlabelled_share={share:g} is a share of no rows, since corpus '
             f'{corpus.name} has none without a label; leave it out, or name them with unlabelled=<corpus>'
         )
-    found = dict(unlabelled=resolve_unlabelled(config), unlabelled_id=corpus.unlabelled_id)
-    return with_values(config, **found), corpus
+    unlabelled = dict(unlabelled=resolve_unlabelled(config), unlabelled_id=corpus.unlabelled_id)
+    return with_values(config, **unlabelled), corpus
 
 
 def _clusters(config: RunConfig, corpus: Corpus) -> tuple[str, int] | None:
@@ -303,9 +307,9 @@ def _clusters(config: RunConfig, corpus: Corpus) -> tuple[str, int] | None:
     return where, len(set(corpus.splits[where]['cluster']))
 
 
-def _with_rows(corpus: Corpus, found: dict[str, int]) -> dict[str, tuple[int, int]]:
+def _with_rows(corpus: Corpus, counts: dict[str, int]) -> dict[str, tuple[int, int]]:
     "How many rows of each split, and of how many."
-    return {split: (n, len(corpus.splits[split])) for split, n in found.items()}
+    return {split: (n, len(corpus.splits[split])) for split, n in counts.items()}
 
 
 def _starts_pretrained(config: RunConfig) -> bool:
@@ -338,14 +342,17 @@ def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> 
 
 # %% ../../nbs/experiment/03_plan.ipynb #e0e660e6
 def _with_ranks(
-    own: dict[str, dict],  # mode -> what it takes of a study's parameters
+    taken_by_mode: dict[str, dict],  # mode -> what it takes of a study's parameters
 ) -> dict[str, dict]:
     "The same; where ranks are one of the things a study varies, all arms that may have several have them."
-    given = any(taken.get('ranks', 'auto') != 'auto' for taken in own.values())
-    if given or SEVERAL_RANKS not in own:
-        return own
+    given = any(taken.get('ranks', 'auto') != 'auto' for taken in taken_by_mode.values())
+    if given or SEVERAL_RANKS not in taken_by_mode:
+        return taken_by_mode
     several = dict(ranks=parallel_ranks(machine()))
-    return {mode: taken | (several if MODES[mode].ranks == 'auto' else {}) for mode, taken in own.items()}
+    return {
+        mode: taken | (several if MODES[mode].ranks == 'auto' else {})
+        for mode, taken in taken_by_mode.items()
+    }
 
 
 def _taken(modes: Sequence[str], common: dict) -> dict[str, dict]:
@@ -391,27 +398,27 @@ class _Cells:
 
     def arms(self) -> list[tuple[str, dict]]:  # (mode, what it takes, its name among it)
         "Each run once; a grid that changes none is refused."
-        found = []
+        named_arms = []
         runs: set[str] = set()
         varied: set[str] = set()
         for cell in cells(self.grid):
             taken = _taken(self.modes, self.common | cell)
             for mode in self.modes:
-                own = self.own(mode, cell)
-                varied |= own.keys()
+                own_values = self.own(mode, cell)
+                varied |= own_values.keys()
                 run = self.run_id(mode, cell)
                 if run in runs:
                     continue
                 runs.add(run)
-                name = cell_name(mode, own, self.values)
-                self.values[name] = own
-                found.append((mode, taken[mode] | (dict(arm=name) if name != mode else {})))
+                name = cell_name(mode, own_values, self.values)
+                self.values[name] = own_values
+                named_arms.append((mode, taken[mode] | (dict(arm=name) if name != mode else {})))
         if idle := [name for name, values in self.grid.items() if len(values) > 1 and name not in varied]:
             raise ConfigError(
                 f'the grid of {" and ".join(idle)} changes no run of these arms; leave it out, or add arms '
                 'that read it'
             )
-        return found
+        return named_arms
 
 
 def _teachers_named(plans: list[Plan], values: dict[str, dict]) -> list[Plan]:
@@ -425,13 +432,17 @@ def _teachers_named(plans: list[Plan], values: dict[str, dict]) -> list[Plan]:
             taught.setdefault(p.teacher.run_id, []).append(p)
 
     def name(teacher: Plan) -> str:
-        own = teacher.config
+        teacher_run = teacher.config
         seeds = [t[0].teacher.config.seed for t in taught.values()]
-        if teacher.run_id in arms or seeds.count(own.seed) == 1:
-            return arms.get(teacher.run_id, own.where.arm)
+        if teacher.run_id in arms or seeds.count(teacher_run.seed) == 1:
+            return arms.get(teacher.run_id, teacher_run.where.arm)
         first, *others = (values[p.config.where.arm] for p in taught[teacher.run_id])
-        shared = {k: v for k, v in first.items() if all(k in its and its[k] == v for its in others)}
-        return cell_name(own.where.mode, shared)
+        shared = {
+            k: v
+            for k, v in first.items()
+            if all(k in values_of_arm and values_of_arm[k] == v for values_of_arm in others)
+        }
+        return cell_name(teacher_run.where.mode, shared)
 
     def of(p: Plan) -> Plan:
         if p.teacher is None:
@@ -472,8 +483,13 @@ def plan_study(
             f'{" and ".join(twice)} is given twice, in the grid and besides; leave one of them out'
         )
     common = named(study=study, **common)
-    own = [_taken(modes, common | cell) for cell in cells(grid)]
-    unused = (common.keys() | grid.keys()) - {name for of in own for its in of.values() for name in its}
+    taken_by_cell = [_taken(modes, common | cell) for cell in cells(grid)]
+    unused = (common.keys() | grid.keys()) - {
+        name
+        for arms_of_cell in taken_by_cell
+        for taken_by_arm in arms_of_cell.values()
+        for name in taken_by_arm
+    }
     # a notebook gives defaults, too
     if idle := sorted(unused - {name for name in unused if common.get(name) == 'auto'}):
         raise ConfigError(
@@ -482,7 +498,7 @@ def plan_study(
         )
     corpora: dict[str, Corpus] = {}
     of_grid = _Cells(modes, common, grid, corpora)
-    named_arms = of_grid.arms() if grid else list(own[0].items())
+    named_arms = of_grid.arms() if grid else list(taken_by_cell[0].items())
     configs = [
         make_config(mode=mode, seed=seed, **taken)
         for seed in range(seeds)

@@ -156,4 +156,4 @@ def notebook_parameters(
     plan: Plan,
 ) -> dict:  # JSON-able
     "What run.ipynb is given to show a planned run."
-    return flat(plan.asked, changed=True)
+    return flat(plan.requested, changed=True)

@@ -182,9 +182,9 @@ def starting_model(
         'model.safetensors': (source_sha256, source, initial.get('weights_sha256')),
         "tokenizer": (vocabulary_sha256, reads_as(config), job.get('vocabulary_sha256')),
     }
-    for name, (sha256, of, then) in planned.items():
+    for name, (sha256, source_file, then) in planned.items():
         if then:
-            _check_unchanged(f'the {name} of {of}', sha256(of), then)
+            _check_unchanged(f'the {name} of {source_file}', sha256(source_file), then)
     if 'teacher_run_id' in initial:
         model = _model_of_run(task, job['teacher_run_id'])
     elif 'transfer_run_id' in initial:
@@ -238,8 +238,8 @@ def _model_of_run(task, run_id: str):
             f'kdnotes forget {folder.parent.parent.name} {run_id}'
         )
     # the folder holds zeros for heads that the run did without
-    kept = record.get('kept_heads')
-    return set_heads(model, kept) if kept else model
+    heads = record.get('kept_heads')
+    return set_heads(model, heads) if heads else model
 
 # %% ../../nbs/experiment/07_worker.ipynb #6d35827d
 def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its caches took or None)
@@ -389,26 +389,26 @@ def _add_evaluation(config, task, result, evaluation, on_row: Callable) -> None:
     "The final evaluation as rows, and the last points of the curves."
     from kdnotes.train.state import evaluation_point
 
-    kept = result.kept or {}
-    step = kept.get('step') or result.steps
+    best = result.kept or {}
+    step = best.get('step') or result.steps
     for name in task.evaluation_sets:
         on_row(
             'eval',
             step=step,
-            epoch=kept['epoch'] if kept.get('step') else result.epoch,
+            epoch=best['epoch'] if best.get('step') else result.epoch,
             set=name,
             metrics=evaluation.metrics[name],
             elapsed_s=result.train_s,
         )
-    if kept:
+    if best:
         return  # all that was evaluated is in the curves already, at its step
     metric = task.primary.metric
     # the sets that have a curve, and the first in any case
     watched = {task.evaluation_sets[0], *(point['set'] for point in result.curve if 'set' in point)}
     for name in task.evaluation_sets:
         if name in watched:
-            found = evaluation.metrics[name]
-            point = evaluation_point(config, name, metric, found, result.steps, result.train_s)
+            metrics = evaluation.metrics[name]
+            point = evaluation_point(config, name, metric, metrics, result.steps, result.train_s)
             result.curve.append(point)
 
 # %% ../../nbs/experiment/07_worker.ipynb #f1005b45
@@ -508,23 +508,23 @@ def _floor_tasks(
     info = task_info(config.task)
     alone = dict(unlabelled='none', labels=value_of(config, 'labels') if few else None, labels_seed=None)
     known = {}
-    found = []
+    tasks = []
     for seed in range(DRAWS) if few else [config.seed]:
-        own = with_values(config, **alone | dict(seed=seed))
+        run = with_values(config, **alone | dict(seed=seed))
         try:
-            corpus = corpus_of(own, known)
-            info.check_corpus(corpus, own)
+            corpus = corpus_of(run, known)
+            info.check_corpus(corpus, run)
         except KdnotesError:
             if few:
                 continue  # as a run with this draw would be refused
             raise
         if corpus.sha256 != corpus_sha256:
             return []
-        task = make_task(own, corpus)
+        task = make_task(run, corpus)
         if task.evaluates_itself:  # its floors count word pieces; those of the others read rows
             task.encode(load_tokenizer(config.model.pretrained), cache_path() / 'tokens')
-        found.append(task)
-    return found
+        tasks.append(task)
+    return tasks
 
 
 def _mean_table(tables: list):  # DataFrames of `floor_table`

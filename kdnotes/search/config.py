@@ -188,7 +188,9 @@ def identity_of(resolved: ResolvedSearch) -> dict[str, Any]:  # JSON-able
         settings={k: v for k, v in flat(first.config).items() if k in names and k not in resolved.space},
     )
     in_teacher = ('layers', 'teacher', 'teacher_run_id')  # named by the teacher's run or the space
-    if models := {name: content for name, content in first.stands_on.items() if name not in in_teacher}:
+    if models := {
+        name: content for name, content in first.name_dependencies.items() if name not in in_teacher
+    }:
         identity['models'] = models
     return json.loads(json.dumps(identity))
 

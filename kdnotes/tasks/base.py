@@ -80,7 +80,7 @@ def unit_table(
 ) -> pd.DataFrame:  # split, set, unit, cluster, metric, value
     "What metrics average over."
     common = dict(split=split, set=kind, unit=units, cluster=clusters)
-    parts = [pd.DataFrame(common | dict(metric=metric, value=of)) for metric, of in values.items()]
+    parts = [pd.DataFrame(common | dict(metric=metric, value=column)) for metric, column in values.items()]
     return pd.concat(parts, ignore_index=True)
 
 # %% ../../nbs/tasks/05_base.ipynb #99088ff5
@@ -139,11 +139,11 @@ def check_free_weights(
     config: RunConfig,
 ) -> None:
     "Refuse a student that learns nothing."
-    own, loss = config.task_settings, config.loss
+    settings, loss = config.task_settings, config.loss
     if loss is None:
         return
     intermediate = not loss.hidden_loss == loss.relation_loss == 'none'
-    if not (own.soft_weight or own.hard_weight or intermediate):
+    if not (settings.soft_weight or settings.hard_weight or intermediate):
         raise ValueError(
             'soft_weight=0, hard_weight=0 and hidden_loss=none leave nothing to learn; give one of them'
         )
@@ -188,8 +188,8 @@ def worst_units(
     higher = metric is None and record['primary']['higher_is_better']
     chosen = units[(units['split'] == where) & (units['metric'] == (metric or record['primary']['metric']))]
     worst = chosen.sort_values(['value', 'unit'], ascending=[higher, True]).head(n)
-    said = dict(list(predictions[predictions['split'] == where].groupby('unit')))
-    return [(unit, said[unit.unit]) for unit in worst.itertuples() if unit.unit in said]
+    rows_of_unit = dict(list(predictions[predictions['split'] == where].groupby('unit')))
+    return [(unit, rows_of_unit[unit.unit]) for unit in worst.itertuples() if unit.unit in rows_of_unit]
 
 
 def worst_rows(
@@ -206,16 +206,16 @@ def worst_rows(
     rows = corpus.splits[record['primary']['set']] if corpus else ()
     texts = {row['id']: ' | '.join(filter(None, (row[key] for key in info.texts))) for row in rows}
 
-    def row(unit: Any, own: pd.DataFrame) -> dict[str, Any]:
+    def row(unit: Any, rows: pd.DataFrame) -> dict[str, Any]:
         return {
             'text': textwrap.shorten(texts.get(unit.unit, unit.unit), 400, placeholder=' …'),
-            'label': own['item'][own['label'].astype(float) > 0].iloc[0],
-            'predicted': own['item'].iloc[int(own['score'].to_numpy().argmax())],
+            'label': rows['item'][rows['label'].astype(float) > 0].iloc[0],
+            'predicted': rows['item'].iloc[int(rows['score'].to_numpy().argmax())],
             metric: round(unit.value, 3),
         }
 
-    found = worst_units(record, units, predictions, n)
-    return pd.DataFrame([row(*of) for of in found], columns=['text', 'label', 'predicted', metric])
+    worst = worst_units(record, units, predictions, n)
+    return pd.DataFrame([row(*of) for of in worst], columns=['text', 'label', 'predicted', metric])
 
 # %% ../../nbs/tasks/05_base.ipynb #1ce991d5
 def lower_words(
@@ -249,8 +249,8 @@ def encoder_key(
     start: str,  # what names the pretrained weights
 ) -> str:  # 12 hex digits
     "The name of what the frozen encoder of some weights scores."
-    own = settings if info.probes else {**settings, 'labels': None}
-    key = floors_key(info, corpus_sha256, own)
+    read_settings = settings if info.probes else {**settings, 'labels': None}
+    key = floors_key(info, corpus_sha256, read_settings)
     return sha256_text('frozen_encoder', key, str(settings.get('max_length')), start)[:12]
 
 
@@ -287,11 +287,11 @@ FLOOR_COLUMNS = ('floor', 'split', 'set', 'unit', 'cluster', 'metric', 'value')
 
 
 def floor_table(
-    found: Mapping[str, Evaluation],  # of `Task.floors`
+    evaluations: Mapping[str, Evaluation],  # of `Task.floors`
 ) -> pd.DataFrame:  # columns of FLOOR_COLUMNS; a row without a unit is a metric, which may be no mean
     "What trivial baselines score, as one table."
     parts = []
-    for name, evaluation in found.items():
+    for name, evaluation in evaluations.items():
         rows = [
             dict(split=split, set='', unit='', cluster='', metric=metric, value=value)
             for split, metrics in evaluation.metrics.items()
@@ -421,8 +421,8 @@ class Task:
         more = corpus.unlabelled[:64] if self.smoke else corpus.unlabelled
         self.unlabelled = len(more)
         self.rows['train'] = Columns.joined([self.rows['train'], more])
-        own = self.labels['train']
-        self.labels['train'] = np.concatenate([own, np.full(len(more), NO_LABEL, own.dtype)])
+        labelled = self.labels['train']
+        self.labels['train'] = np.concatenate([labelled, np.full(len(more), NO_LABEL, labelled.dtype)])
         return more
 
     def encoder_floor(self, embed: Embed) -> Evaluation | None:
@@ -542,7 +542,7 @@ class Task:
         scores: dict[str, np.ndarray],  # (n, k) by evaluation set, rows in the split's order
     ) -> Evaluation:
         "Metrics, units and predictions of the evaluation sets given."
-        return Evaluation.of({split: self._evaluated(split, of) for split, of in scores.items()})
+        return Evaluation.of({split: self._evaluated(split, of_split) for split, of_split in scores.items()})
 
     def _evaluated(self, split: str, scores: np.ndarray) -> tuple[dict, pd.DataFrame, pd.DataFrame]:
         "Those of one set."
@@ -699,9 +699,9 @@ def split_sizes(
     task: str,  # of `config.TASKS`
 ) -> dict[str, dict[str, int]]:  # split -> 'rows', and what several rows make together: 'questions'
     "How much there is of each split."
-    of = task_info(task).rows_of
+    rows_of = task_info(task).rows_of
     return {
-        split: dict(rows=len(rows)) | ({of[0]: len(set(rows[of[1]]))} if of else {})
+        split: dict(rows=len(rows)) | ({rows_of[0]: len(set(rows[rows_of[1]]))} if rows_of else {})
         for split, rows in corpus.splits.items()
     }
 

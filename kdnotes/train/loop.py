@@ -170,9 +170,9 @@ def accumulate(
     runtime = objective.runtime
     counts = task.loss_counts('train', index, epoch)
     parts = rank_micro_batches(task, index, config, runtime)
-    own = len(parts)
-    passes = _passes(task, index, config, runtime, own)
-    parts += [index[:1]] * (passes - own)  # a rank without examples computes one too, with a weight of 0
+    n_own = len(parts)
+    passes = _passes(task, index, config, runtime, n_own)
+    parts += [index[:1]] * (passes - n_own)  # a rank without examples computes one too, with a weight of 0
     losses = {}
     tokens = 0
     cells = 0
@@ -184,13 +184,13 @@ def accumulate(
                 outputs = call(model, batch.inputs)
             terms = _loss_terms(objective, outputs, batch)
             shares = {
-                name: float(i < own) * value / max(1, counts[name]) for name, (value, _) in terms.items()
+                name: float(i < n_own) * value / max(1, counts[name]) for name, (value, _) in terms.items()
             }
             total, shares = weighted_sum(shares, objective.loss_weights)
             scaler.scale(total * runtime.ranks).backward()
         if waits and not more:
             waits.end()
-        if i < own:
+        if i < n_own:
             tokens += batch.tokens
             cells += batch.inputs['input_ids'].numel()
         for name, value in (shares | {'total': total}).items():
@@ -585,13 +585,15 @@ def _explain_non_finite(
     "Raise the error that names the step, the layer and the examples."
     again = ((step, _non_finite(state, step)) for step in steps)
     nowhere = ('none when the step is done again', steps[-1].index.tolist())
-    step, (place, examples) = next((found for found in again if found[1]), (steps[-1], nowhere))
+    step, (place, examples) = next(
+        (place_of_step for place_of_step in again if place_of_step[1]), (steps[-1], nowhere)
+    )
     if state.config.train.custom_loss_id:
         place = place.replace('the loss itself', f'loss={state.config.train.custom_loss_id} itself')
-    kept = f'; the checkpoint before it stays in {state.folder}' if state.folder else ''
+    last_checkpoint = f'; the checkpoint before it stays in {state.folder}' if state.folder else ''
     raise TrainingError(
         f'loss or gradients are not finite at step {step.done}; the first layer concerned: {place}, '
         f'with training examples {", ".join(map(str, examples[:40]))}; '
-        f'look at these, or lower learning_rate={state.config.train.learning_rate:g}{kept}',
+        f'look at these, or lower learning_rate={state.config.train.learning_rate:g}{last_checkpoint}',
         cause='not finite',
     )
