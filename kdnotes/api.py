@@ -314,7 +314,7 @@ class Run:
 
         return run_box(self.record)._repr_html_()
 
-
+# %% ../nbs/89_api.ipynb #de56e398
 @_explained("kd.load_run('full_kd-s0-1a2b3c4d5e').predict('Iron rusts.')")
 def load_run(
     run_id: str,  # the name of its folder
@@ -331,7 +331,7 @@ def load_run(
 def _ignored(row: dict) -> None:
     "What is done with rows that nobody asks for."
 
-
+# %% ../nbs/89_api.ipynb #f33a8753
 def _check_data(data: Any) -> None:
     "Refuse what `load_data` has not read."
     if not isinstance(data, Data):
@@ -399,14 +399,14 @@ def _taught_by(teacher: Run | str | Path, data: Data, mode: str, parameters: dic
     return parameters | named if usual and usual.run_id == teacher.run_id else given
 
 
-def _made(
+def _train(
     data: Data, mode: str, say: Callable[[str], None], on_row: Callable[[dict], None], parameters: dict
 ) -> Run:
     from kdnotes.experiment.cluster import make_run
 
     return Run(make_run(_planned(data, mode, parameters), on_row, say))
 
-
+# %% ../nbs/89_api.ipynb #a23aa379
 @_explained("teacher = kd.finetune(data, 'bert-base-uncased', epochs=2)")
 def finetune(
     data: Data,  # of `load_data`
@@ -423,7 +423,7 @@ def finetune(
     if model is not None:
         parameters = parameters | dict(teacher=_folder_of(model))
     parameters = parameters | dict(loss=loss)
-    return _made(data, 'mixed_baseline' if mixed else 'baseline', say, on_row, parameters)
+    return _train(data, 'mixed_baseline' if mixed else 'baseline', say, on_row, parameters)
 
 
 @_explained(
@@ -452,7 +452,7 @@ def distil(
     parameters = parameters | dict(loss=loss)
     if teacher is not None:
         parameters = _taught_by(teacher, data, mode, parameters)
-    return _made(data, mode, say, on_row, parameters)
+    return _train(data, mode, say, on_row, parameters)
 
 # %% ../nbs/89_api.ipynb #d4fcdb14
 @_explained(
@@ -480,7 +480,7 @@ def study(
     options = dict(say=say, on_row=on_row, ray_address=ray_address, grid=grid)
     return run_study(seeds, arms, **options, **given)
 
-
+# %% ../nbs/89_api.ipynb #8d8ac0b3
 @_explained("found = kd.search(data, teacher, n_trials=40, study='mine')", 'found')
 def search(
     data: Data,  # of `load_data`
@@ -504,7 +504,7 @@ def search(
     given = _given(data, parameters)
     return search_for(n_trials=n_trials, workers=workers, space=space, log=say, **given)
 
-
+# %% ../nbs/89_api.ipynb #ebc932c9
 @_explained('kd.compare(alone, student)')
 def compare(
     a: Run | Sequence[Run],  # runs of one arm, a seed each
@@ -540,7 +540,7 @@ def load_results(
         )
     return results_table(finished, units_of(study) if units else None, timed(finished).has)
 
-
+# %% ../nbs/89_api.ipynb #3b2c48be
 @_explained('print(kd.doctor(data, layers=3))')
 def doctor(
     data: Data,  # of `load_data`

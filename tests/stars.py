@@ -53,7 +53,7 @@ class Stars(Task):
 
 TASK = TaskInfo(
     name='stars',
-    make=Stars.made,
+    make=Stars.from_corpus,
     corpora=Corpora(SCHEMA, example_reviews),
     defaults={('*', '*'): setting(4, 3e-4)},
     metric_names={'stars_off': 'stars off'},

@@ -79,7 +79,7 @@ def qa_config(mode: str = 'full_kd', ranks: int = 1, **parameters) -> RunConfig:
 
 
 def qa_task(config: RunConfig) -> ExtractiveQA:
-    task = ExtractiveQA.made(passages(), config)
+    task = ExtractiveQA.from_corpus(passages(), config)
     task.encode(tiny_tokenizer())
     return task
 

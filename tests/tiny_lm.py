@@ -62,7 +62,7 @@ def tiny_lm_config(mode: str = 'full_kd', ranks: int = 1, **parameters) -> RunCo
 
 def tiny_task(config: RunConfig, corpus: Corpus | None = None, tokenizer=None) -> MaskedLM:
     "The task of a configuration, encoded."
-    task = MaskedLM.made(corpus or tiny_corpus(), config)
+    task = MaskedLM.from_corpus(corpus or tiny_corpus(), config)
     task.encode(tokenizer or tiny_tokenizer())
     return task
 

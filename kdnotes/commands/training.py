@@ -165,7 +165,7 @@ def study(
         raise RunError(result.failure)
     return 0
 
-
+# %% ../../nbs/commands/05_training.ipynb #f1f00357
 def _execute(name: str, output: Path, values: dict, table: Path | None = None) -> int:
     "Execute a notebook, and print the table that it has written."
     say(f'executing nbs/{name}.ipynb, which is saved as {output}')

@@ -52,7 +52,7 @@ PLACES = (
 )
 _LOOPBACK = 'lo0' if sys.platform == 'darwin' else 'lo'
 
-
+# %% ../../nbs/core/06_processes.ipynb #d604ff09
 def process_environment(
     threads: int | None,  # of the process; None: as many as it likes
 ) -> dict[str, str]:  # for subprocess
@@ -89,7 +89,7 @@ def rank_environment(
 JOIN_TIMEOUT_S = 1800  # that machines wait for each other
 _LOCAL = ('127.', '::1')  # how addresses begin that are this machine's alone
 
-
+# %% ../../nbs/core/06_processes.ipynb #c98ff633
 class RendezvousError(KdnotesError):
     "A rendezvous that this machine cannot reach."
 
@@ -199,7 +199,7 @@ UNANSWERED_TIMEOUT_S = (
     5.0  # the same, after one that a signal ended before it could answer: nothing is trained yet
 )
 
-
+# %% ../../nbs/core/06_processes.ipynb #c7f4fc24
 class Stopped(KdnotesError):
     "Something that was asked to stop, and goes on with the same command."
 
@@ -217,7 +217,7 @@ class StopTraining(Stopped):
         super().__init__(*(texts or (reason,)))
         self.reason = str(reason)
 
-
+# %% ../../nbs/core/06_processes.ipynb #7fc4258c
 @contextmanager
 def _handled(handler: Callable, *numbers: int) -> Iterator[None]:
     "Give signals to a handler, those that are not ignored; outside the main thread nothing happens."
@@ -264,7 +264,7 @@ def held_back() -> Iterator[None]:
         for number in signals[:1]:
             signal.raise_signal(number)
 
-
+# %% ../../nbs/core/06_processes.ipynb #6108fe28
 _running: set[Any] = set()  # of this process, in whatever thread: `Ranks`, and what is like them
 
 
@@ -292,7 +292,7 @@ def kill_all() -> None:
         ranks.stopping = True
         ranks.kill()
 
-
+# %% ../../nbs/core/06_processes.ipynb #e47b892f
 class Ranks:
     """The processes of a run, one a rank, from `start` on. `poll` or `wait` must be called, since nobody else
     watches them.
@@ -431,7 +431,7 @@ class Ranks:
         self._log.close()
         self._folder.remove()
 
-
+# %% ../../nbs/core/06_processes.ipynb #91abd575
 def _as_stop(code: int | None) -> int | None:
     "An exit code; a process that SIGTERM or SIGINT ended before it could answer them was asked to stop, too."
     return EXIT_STOPPED if code in (-signal.SIGTERM, -signal.SIGINT) else code

@@ -71,7 +71,7 @@ def read_texts(
 
     return {name: read(name, value) for name, value in values.items()}
 
-
+# %% ../../nbs/core/02_spec.ipynb #9671258b
 class Group(BaseModel):
     "Parameters that belong together."
 
@@ -652,7 +652,7 @@ ALIASES = {
 }
 _NOT_FLAT = ('task_settings', 'data', 'model', 'teacher', 'loss', 'compute', 'train', 'student')
 
-
+# %% ../../nbs/core/02_spec.ipynb #836017d1
 class FlatName(NamedTuple):
     "Where a parameter is declared."
 
@@ -746,7 +746,7 @@ def _teacher_mode(config: RunSpec) -> str:
         return 'given'
     return teachers_mode(config)
 
-
+# %% ../../nbs/core/02_spec.ipynb #4dbc48dd
 _TEACHER_KIND = {
     'teacher_mode': _teacher_mode,
     'teachers': lambda config: several_teachers(config) or None,
@@ -769,7 +769,7 @@ def flat(
         if not changed or value != known[name].default
     }
 
-
+# %% ../../nbs/core/02_spec.ipynb #31bd5807
 def with_values(
     config: RunConfig,
     **values: Any,  # by their flat names; they are not validated, and those the run cannot have are left out

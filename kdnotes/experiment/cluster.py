@@ -52,7 +52,7 @@ _STORE_BYTES = 256 * 2**20  # of shared memory
 _CONNECT_S = 10.0
 _START_ATTEMPTS = 3  # Ray gives its own processes 30 s to start, which a busy machine may exceed
 
-
+# %% ../../nbs/experiment/10_cluster.ipynb #06a024b1
 def load_ray() -> ModuleType:
     "Import Ray, which nothing else needs; it reads its settings when it is imported."
     for name, value in _SETTINGS.items():
@@ -76,7 +76,7 @@ def _init(address: str, **options: Any) -> None:
             f'{" ".join(str(e).split()) or type(e).__name__}'
         ) from None
 
-
+# %% ../../nbs/experiment/10_cluster.ipynb #fe9cdbd1
 def _start_here(
     folder: Path,  # of its files
     machines: int,  # like this one, that it simulates
@@ -147,7 +147,7 @@ def _execute_there(
     except KdnotesError as e:
         return e
 
-
+# %% ../../nbs/experiment/10_cluster.ipynb #15b3fcaa
 def _needs(
     plan: Plan,
 ) -> dict[str, int]:  # as Ray's options of a task

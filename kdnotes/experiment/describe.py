@@ -72,7 +72,7 @@ TEMPLATE = 'plan.txt.jinja'
 # intervals over fewer clusters cover about 91 % instead of 95 (LOG.md)
 _FEW_CLUSTERS = 11
 
-
+# %% ../../nbs/experiment/02_describe.ipynb #7f2c3808
 @dataclass(frozen=True)
 class Plan:
     "A run that is about to be made, or found done."

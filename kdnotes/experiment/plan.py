@@ -109,7 +109,7 @@ def teacher_config(
         where=where.model_copy(update=alone | of_teacher),
     )
 
-
+# %% ../../nbs/experiment/03_plan.ipynb #538a21d5
 def _with_labels(train: Train | None, config: RunConfig) -> Train | None:
     "A teacher's training that knows the labels of its student, and no others."
     if train is None:
@@ -119,7 +119,7 @@ def _with_labels(train: Train | None, config: RunConfig) -> Train | None:
     known = dict(labels=labels, labels_seed=None if labels is None else seed)
     return train.model_copy(update=dict(head_bias=config.train.head_bias) | known)
 
-
+# %% ../../nbs/experiment/03_plan.ipynb #701baafc
 def transfer_config(
     config: RunConfig,  # resolved, with a transfer
 ) -> RunConfig:  # of the run that all arms and seeds start from, not resolved
@@ -158,7 +158,7 @@ def plan(
     with on_this_machine(config):
         return _plan(config, on, {} if corpora is None else corpora, check)
 
-
+# %% ../../nbs/experiment/03_plan.ipynb #b782ab47
 def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], check: bool) -> Plan:
     "The same, where its files are."
     from kdnotes.distill.tokenizers import reads_as
@@ -222,7 +222,7 @@ def _plan(config: RunConfig, on: Machine | None, corpora: dict[str, Corpus], che
     )
     return replace(planned, run_id=run_id(config, corpus.sha256, planned.name_dependencies, SCHEMA))
 
-
+# %% ../../nbs/experiment/03_plan.ipynb #8ff5a1cc
 def _with_code(
     requested: RunConfig,
     config: RunConfig,  # the same, resolved
@@ -240,7 +240,7 @@ def _with_code(
     config = with_values(config, loss_id=loss.id if loss else '', plugin_id=plugin_id(config.task))
     return config, ({LOSS_FILE: loss.text} if loss else {}) | ({PLUGIN_FILE: plugin} if plugin else {})
 
-
+# %% ../../nbs/experiment/03_plan.ipynb #7731f5a6
 def _as_read(requested: RunConfig) -> RunConfig:
     "The same; texts no longer than its model reads, where that is less than usual and nothing else is given."
     from kdnotes.distill.tokenizers import longest_text
@@ -255,7 +255,7 @@ def _as_read(requested: RunConfig) -> RunConfig:
     again = make_config(**flat(requested, changed=True) | dict(max_length=longest))
     return again.model_copy(update=dict(teacher=requested.teacher))
 
-
+# %% ../../nbs/experiment/03_plan.ipynb #32ebeacd
 def _resolve_on_corpus(
     requested: RunConfig,
     on: Machine,
@@ -298,7 +298,7 @@ def _resolve_on_corpus(
     unlabelled = dict(unlabelled=resolve_unlabelled(config), unlabelled_id=corpus.unlabelled_id)
     return with_values(config, **unlabelled), corpus
 
-
+# %% ../../nbs/experiment/03_plan.ipynb #36ded0c6
 def _clusters(config: RunConfig, corpus: Corpus) -> tuple[str, int] | None:
     "The set of the primary metric, and how many clusters its rows belong to."
     if not task_info(config.task).cluster_name:
@@ -359,7 +359,7 @@ def _taken(modes: Sequence[str], common: dict) -> dict[str, dict]:
     "What each arm takes of the parameters of a study that has one setting."
     return _with_ranks({mode: of_arm(mode, dict(teacher_setting='shared') | common) for mode in modes})
 
-
+# %% ../../nbs/experiment/03_plan.ipynb #d848d980
 class _Cells:
     "The arms that a grid makes of the modes of a study."
 
@@ -385,7 +385,7 @@ class _Cells:
                 self.known[key] = None
         return self.known[key]
 
-    def own(self, mode: str, cell: dict) -> dict[str, Any]:
+    def values_of(self, mode: str, cell: dict) -> dict[str, Any]:
         "The values of a cell without which the run of an arm would be another one."
         config = self.config(mode, cell)
         run = plan(config, corpora=self.corpora, check=False).run_id
@@ -404,7 +404,7 @@ class _Cells:
         for cell in cells(self.grid):
             taken = _taken(self.modes, self.common | cell)
             for mode in self.modes:
-                own_values = self.own(mode, cell)
+                own_values = self.values_of(mode, cell)
                 varied |= own_values.keys()
                 run = self.run_id(mode, cell)
                 if run in runs:
@@ -420,7 +420,7 @@ class _Cells:
             )
         return named_arms
 
-
+# %% ../../nbs/experiment/03_plan.ipynb #0b301803
 def _teachers_named(plans: list[Plan], values: dict[str, dict]) -> list[Plan]:
     """The runs of a grid with the names of their teachers: a teacher that is an arm of the study is called as
     it is there, and another one, where there are several, after the values that its students share.
@@ -444,15 +444,15 @@ def _teachers_named(plans: list[Plan], values: dict[str, dict]) -> list[Plan]:
         }
         return cell_name(teacher_run.where.mode, shared)
 
-    def of(p: Plan) -> Plan:
+    def with_teacher_name(p: Plan) -> Plan:
         if p.teacher is None:
             return p
         config = with_values(p.teacher.config, arm=name(p.teacher))
         return replace(p, teacher=replace(p.teacher, config=config))
 
-    return [of(p) for p in plans]
+    return [with_teacher_name(p) for p in plans]
 
-
+# %% ../../nbs/experiment/03_plan.ipynb #da586d4a
 def plan_study(
     seeds: int = 3,  # seeds 0 .. seeds - 1
     arms: str = 'usual',  # as for `choose_arms`
@@ -507,7 +507,7 @@ def plan_study(
     plans = [plan(config, corpora=corpora, check=check) for config in configs]
     return _teachers_named(plans, of_grid.values) if grid else plans
 
-
+# %% ../../nbs/experiment/03_plan.ipynb #f124f897
 def explain_study(
     plans: Sequence[Plan],  # of `plan_study`
     time: str = '',  # that its runs will take; '': not shown

@@ -93,7 +93,7 @@ def _folder_of(config_file: str | Path) -> RunFolder:
     path = Path(config_file).absolute().parent
     return RunFolder(path.parent.name, path.name)
 
-
+# %% ../../nbs/experiment/07_worker.ipynb #80a26e08
 def worker(
     config_file: str | Path,  # the run folder's config.json
 ) -> None:
@@ -158,7 +158,7 @@ def task_of_teacher(
     alike = not asks or reads_as(config) == config.model.pretrained
     return task if alike else encoded_task(config, corpus, runtime, config.model.pretrained)
 
-
+# %% ../../nbs/experiment/07_worker.ipynb #03d2c224
 def starting_model(
     config: RunConfig,  # resolved
     task,  # a `tasks.base.Task`
@@ -201,7 +201,7 @@ def starting_model(
     model = configure_model(config, task, model, shaped)
     return model, weights_sha256(model)
 
-
+# %% ../../nbs/experiment/07_worker.ipynb #929fdd0e
 def configure_model(
     config: RunConfig,
     task,  # a `tasks.base.Task`
@@ -218,7 +218,7 @@ def configure_model(
     qa_dropout = getattr(config.task_settings, 'qa_dropout', None)
     return model if qa_dropout is None else head_dropout(model, qa_dropout)
 
-
+# %% ../../nbs/experiment/07_worker.ipynb #3fb5c400
 def _model_of_run(task, run_id: str):
     "The model of a finished run, in its shape."
     from kdnotes.distill.heads import set_heads
@@ -263,7 +263,7 @@ def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its ca
     seconds = None if config.loss.signal == 'online' else sum(signal.meta['teacher_s'] for signal in signals)
     return Teachers(tuple(signals), config) if several_teachers(config) else signals[0], seconds
 
-
+# %% ../../nbs/experiment/07_worker.ipynb #b6f3d568
 def _teachers(rank: Rank, task) -> Iterator:  # models
     "The teachers of a run, loaded as they are asked for."
     from kdnotes.distill.models import load_given
@@ -285,7 +285,7 @@ def _scores(rank: Rank, task):
     _check_unchanged(f'the scores in {rank.corpus.where}', scores.sha256, rank.job['teachers']['sha256'])
     return scores
 
-
+# %% ../../nbs/experiment/07_worker.ipynb #fda0316a
 def _cached_signal(rank: Rank, task, teacher):
     "The teacher's stored outputs, made now if nobody has made them."
     from kdnotes.distill import teacher_cache as te
@@ -334,7 +334,7 @@ def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)
 
     return on_row
 
-
+# %% ../../nbs/experiment/07_worker.ipynb #c5338c0c
 def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (TrainResult, Evaluation)
     "Train and evaluate; `student` is the phase of the network in training, whichever it is."
     from kdnotes.train.evaluation import evaluate
@@ -367,7 +367,7 @@ def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (Tr
         _add_evaluation(rank.config, task, result, evaluation, on_row)
     return result, evaluation
 
-
+# %% ../../nbs/experiment/07_worker.ipynb #ff4c2a74
 def _untrained(rank: Rank, task, on_row: Callable):  # a TrainResult
     "What a given model has of a training: no step, no second and no example."
     from kdnotes.train.loop import TrainResult
@@ -443,7 +443,7 @@ def have_floors(
             keep_floors(config.where.study, key, _mean_table(tables))
     return [f'the frozen encoder was not scored: {why}' for why in left_out]
 
-
+# %% ../../nbs/experiment/07_worker.ipynb #7e8954e1
 def floor_keys(
     config: RunConfig,  # resolved
     corpus_sha256: str,
@@ -456,7 +456,7 @@ def floor_keys(
         *(encoder_key(info, corpus_sha256, settings(config), start) for start in starts),
     ]
 
-
+# %% ../../nbs/experiment/07_worker.ipynb #3c2b7331
 def _starts(
     config: RunConfig,
     left_out: list[str],  # why a start cannot be had; those found here are added
@@ -493,7 +493,7 @@ def _encoder(
 
     return FrozenEncoder(name, max_length, device, folder)
 
-
+# %% ../../nbs/experiment/07_worker.ipynb #f15dda18
 DRAWS = 5  # of the labels that a baseline is fitted to, where a run has fewer than its corpus
 
 

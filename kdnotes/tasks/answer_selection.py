@@ -305,7 +305,7 @@ def _evaluation(
 ) -> Evaluation:
     "Metrics, units and predictions; thresholds need dev among the sets."
     thresholds = choose_thresholds(questions['dev'], scores['dev']) if 'dev' in scores else None
-    return Evaluation.of(
+    return Evaluation.from_sets(
         {
             split: evaluate_split(split, questions[split], of_split, thresholds)
             for split, of_split in scores.items()
@@ -444,7 +444,7 @@ def _without_kd(given: dict) -> dict:
 TASK = base.TaskInfo(
     name='answer_selection',
     settings=AnswerSelectionSettings,
-    make=AnswerSelection.made,
+    make=AnswerSelection.from_corpus,
     corpora=CORPORA,
     defaults=DEFAULTS,
     auto_class=base.SEQUENCE_HEAD,

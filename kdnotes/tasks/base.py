@@ -61,7 +61,7 @@ class Evaluation:
     predictions: pd.DataFrame  # split, unit, item, label, score
 
     @classmethod
-    def of(
+    def from_sets(
         cls,
         # by evaluation set: metrics, units and predictions
         sets: Mapping[str, tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]],
@@ -70,7 +70,7 @@ class Evaluation:
         metrics, *tables = zip(*sets.values())
         return cls(dict(zip(sets, metrics)), *(pd.concat(table, ignore_index=True) for table in tables))
 
-
+# %% ../../nbs/tasks/05_base.ipynb #b84ee9f7
 def unit_table(
     split: str,  # the evaluation set
     kind: str,  # of units: 'all', or which of them
@@ -126,7 +126,7 @@ def soft_targets(
         return SoftTargets()
     return SoftTargets(loss.temperature, loss.alpha, loss.dialect, loss.min_probability, loss.top_k)
 
-
+# %% ../../nbs/tasks/05_base.ipynb #20d77290
 def free_weights(
     settings: Any,  # of a task that has `soft_weight` and `hard_weight` instead of `alpha`
     kd: bool,  # is there a teacher?
@@ -173,7 +173,7 @@ def sequence_head_flops(
     width = config.hidden_size
     return float(examples * (2 * width * width + 2 * width * config.num_labels))
 
-
+# %% ../../nbs/tasks/05_base.ipynb #a6d9aa97
 def worst_units(
     record: dict,
     units: pd.DataFrame,  # of the run
@@ -215,7 +215,7 @@ def worst_rows(
         }
 
     worst = worst_units(record, units, predictions, n)
-    return pd.DataFrame([row(*of) for of in worst], columns=['text', 'label', 'predicted', metric])
+    return pd.DataFrame([row(*pair) for pair in worst], columns=['text', 'label', 'predicted', metric])
 
 # %% ../../nbs/tasks/05_base.ipynb #1ce991d5
 def lower_words(
@@ -224,7 +224,7 @@ def lower_words(
     "The words of a text in their order, in small letters."
     return re.findall(r'\w+', text.lower())
 
-
+# %% ../../nbs/tasks/05_base.ipynb #a97ec13a
 def floors_key(
     info: TaskInfo,
     corpus_sha256: str,
@@ -253,7 +253,7 @@ def encoder_key(
     key = floors_key(info, corpus_sha256, read_settings)
     return sha256_text('frozen_encoder', key, str(settings.get('max_length')), start)[:12]
 
-
+# %% ../../nbs/tasks/05_base.ipynb #d85c8000
 # texts (n) -> an embedding of each (n, width), as of `distill.encoder.FrozenEncoder`
 Embed = Callable[[Sequence[str]], np.ndarray]
 
@@ -282,7 +282,7 @@ def some_rows(
     index = index[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
     return rows[index], index
 
-
+# %% ../../nbs/tasks/05_base.ipynb #0abfbcbf
 FLOOR_COLUMNS = ('floor', 'split', 'set', 'unit', 'cluster', 'metric', 'value')
 
 
@@ -323,7 +323,7 @@ class Forward(Protocol):
     def sum(self, values: np.ndarray) -> np.ndarray:
         "The sum over all ranks, on each of them."
 
-
+# %% ../../nbs/tasks/05_base.ipynb #fe4afb95
 class Task:
     """What training, the teacher's signal and the record need of a task with a corpus. What is written out is
     that of examples that are a text or a pair with a label, scored by one forward; a task overrides the rest.
@@ -373,7 +373,7 @@ class Task:
         self.take(corpus)
 
     @classmethod
-    def made(
+    def from_corpus(
         cls,
         corpus: Corpus,
         config: RunConfig,  # resolved
@@ -542,7 +542,9 @@ class Task:
         scores: dict[str, np.ndarray],  # (n, k) by evaluation set, rows in the split's order
     ) -> Evaluation:
         "Metrics, units and predictions of the evaluation sets given."
-        return Evaluation.of({split: self._evaluated(split, of_split) for split, of_split in scores.items()})
+        return Evaluation.from_sets(
+            {split: self._evaluated(split, of_split) for split, of_split in scores.items()}
+        )
 
     def _evaluated(self, split: str, scores: np.ndarray) -> tuple[dict, pd.DataFrame, pd.DataFrame]:
         "Those of one set."
@@ -590,7 +592,7 @@ def setting(
     "A setting by which a network is trained where a run gives none."
     return dict(epochs=epochs, learning_rate=learning_rate, warmup_fraction=0.1, tuning_id=None) | more
 
-
+# %% ../../nbs/tasks/05_base.ipynb #a1b25809
 @dataclass(frozen=True, kw_only=True)
 class TaskInfo:
     "What is known of a task before a corpus is read."
@@ -598,7 +600,7 @@ class TaskInfo:
     name: str
     # a `config.TaskSettings`: the fields of a configuration that only this task reads
     settings: type = TaskSettings
-    make: Callable[..., Task]  # (corpus, resolved config) -> the task, not yet encoded: `Task.made`
+    make: Callable[..., Task]  # (corpus, resolved config) -> the task, not yet encoded: `Task.from_corpus`
     corpora: Any  # a `tasks.sources.Corpora`: where its texts come from, and what is refused
     # (corpus, network) -> the setting of a run that gives none, of `setting`; '*' is every corpus, or
     # network, without a row of its own; corpus 'a -> b' is b after transfer from a

@@ -43,7 +43,7 @@ class MaskedLM(Task):
     seed = 0  # of the training masks
 
     @classmethod
-    def made(cls, corpus: Corpus, config: RunConfig) -> Self:
+    def from_corpus(cls, corpus: Corpus, config: RunConfig) -> Self:
         "The task a configuration names; masks are sampled with its seed."
         settings, soft = config.task_settings, base.soft_targets(config)
         if config.loss is None:  # none are learnt, and the output layer is not needed elsewhere
@@ -333,7 +333,7 @@ def _evaluation(self: MaskedLM, scored: dict[str, tuple[Hidden, Sampled | None]]
     for name, scores in scored.items():
         text = self.texts[name]
         sets[name] = score_metrics(text, *scores, self.unigram), *score_tables(text, *scores)
-    return Evaluation.of(sets)
+    return Evaluation.from_sets(sets)
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #bed1659e
 @patch
@@ -484,7 +484,7 @@ DEFAULTS = {('*', '*'): setting(3, 5e-4), ('embedded', '*'): setting(3, 1e-3)}
 TASK = base.TaskInfo(
     name='masked_lm',
     settings=MaskedLMSettings,
-    make=MaskedLM.made,
+    make=MaskedLM.from_corpus,
     corpora=CORPORA,
     defaults=DEFAULTS,
     auto_class=MaskedLM.auto_class,

@@ -224,7 +224,7 @@ def answers_evaluated(
 ) -> Evaluation:  # the threshold needs dev among the sets
     "Metrics, units and predictions."
     threshold = predicted['dev'].threshold() if 'dev' in predicted else EVEN
-    return Evaluation.of(
+    return Evaluation.from_sets(
         {split: _evaluated(split, rows[split], of_split, threshold) for split, of_split in predicted.items()}
     )
 

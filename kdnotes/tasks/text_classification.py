@@ -342,7 +342,7 @@ def _make(
 ) -> LabelledTexts:  # not yet encoded
     "The task for the target of the run: classes or numbers."
     kind = TextRegression if config.task_settings.target == 'number' else TextClassification
-    return kind.made(corpus, config)
+    return kind.from_corpus(corpus, config)
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #a9c8f4ad
 TASK = base.TaskInfo(
