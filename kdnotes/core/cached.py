@@ -193,7 +193,7 @@ _SETTLED_NS = (
 )
 _verified: dict[Path, list] = {}  # of this process: by folder the state of its files when they were compared
 
-
+# %% ../../nbs/core/08_cached.ipynb #4f21d2e6
 def open_cached(
     folder: Path,
 ) -> Cached | None:  # None: not there, not whole, or not what was written

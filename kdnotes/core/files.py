@@ -77,7 +77,7 @@ _NO_MEMORY = re.compile(
 )
 MORE_MEMORY = 'end other programs, raise the limit of this process (ulimit -v) if it has one'
 
-
+# %% ../../nbs/core/05_files.ipynb #0721bb7b
 def lacks_memory(
     error: BaseException,
 ) -> bool:
@@ -251,7 +251,7 @@ def write_json(
     "Write a JSON file in one step, with sorted keys."
     return atomic_write(path, _as_json(path, obj) + '\n')
 
-
+# %% ../../nbs/core/05_files.ipynb #cc942abb
 def _as_json(path: str | Path, obj: dict) -> str:
     "An object as the text of a file."
     try:
@@ -288,7 +288,7 @@ def write_signed(
     plain = json.loads(_as_json(path, obj))  # as it is read again: keys are texts
     return write_json(path, plain | dict(sha256=_signature(plain)))
 
-
+# %% ../../nbs/core/05_files.ipynb #6543a3dc
 def read_signed(
     path: str | Path,
 ) -> dict:  # without the hash
@@ -359,7 +359,7 @@ def checkout() -> Path | None:
             return folder
     return None
 
-
+# %% ../../nbs/core/05_files.ipynb #8c42bfcd
 def runs_path() -> Path:
     "The folder of all runs. One that may not be read is refused: its runs are not missing."
     path = root() / 'runs'
@@ -376,7 +376,7 @@ def cache_path() -> Path:
     folder = os.environ.get(CACHE)
     return Path(folder) if folder else runs_path() / '.cache'
 
-
+# %% ../../nbs/core/05_files.ipynb #50499179
 def figures_path(study: str) -> Path:
     "The folder of a study's figures, beside its runs."
     return runs_path() / study / 'figures'
@@ -427,7 +427,7 @@ def _remove_abandoned(place: Path) -> None:
             if folder.lstat().st_uid == os.getuid():
                 _remove_if_abandoned(folder)
 
-
+# %% ../../nbs/core/05_files.ipynb #975a5cfd
 def _remove_if_abandoned(folder: Path) -> None:
     try:
         descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
@@ -471,7 +471,7 @@ def cached_at(
     "Inside, `cache_path` is a folder, say on this machine's own disk."
     return _variable(CACHE, str(folder)) if folder else nullcontext()
 
-
+# %% ../../nbs/core/05_files.ipynb #206e8e99
 def with_evidence(
     home: str | Path,  # a folder without runs
     where: Path,  # a checkout
@@ -510,7 +510,7 @@ def own_home() -> Path:  # without runs; beside it the evidence of the checkout
     )
     return home
 
-
+# %% ../../nbs/core/05_files.ipynb #9ebd437e
 def _process_folder() -> Path:
     "The folder of this process, which goes with it."
     if os.getpid() not in _places:
@@ -565,7 +565,7 @@ def sha256_big_file(
             pass  # a folder one cannot write to costs time, not the run
     return digest
 
-
+# %% ../../nbs/core/05_files.ipynb #0548ee28
 def _remembered(path: Path, state: tuple[int, ...]) -> Path:
     "Where the hash of a file in this state is remembered."
     return cache_path() / 'sha256' / f'{sha256_text(str(path.resolve()), *map(str, state))[:32]}.json'

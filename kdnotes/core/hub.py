@@ -21,7 +21,7 @@ ANSWER_S = 5
 FETCH_S = 300
 _HELP = 'check the network and the name, or use a folder or corpus=embedded'
 
-
+# %% ../../nbs/core/13_hub.ipynb #d53ff991
 def within(
     seconds: float,
     function: Callable[[], Any],

@@ -697,7 +697,7 @@ def make_config(
     "A run's configuration, or a `ConfigError` of one sentence."
     return _configuration(parameters)
 
-
+# %% ../../nbs/core/03_parse.ipynb #e17b12a4
 def stored_config(
     values: Mapping[str, Any],  # flat, of a run's config.json
 ) -> RunConfig:

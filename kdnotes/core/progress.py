@@ -76,7 +76,7 @@ def report(
     with contextlib.suppress(OSError, ValueError):  # a folder that is gone, a file that is closed
         _sinks[-1](progress)
 
-
+# %% ../../nbs/core/09_progress.ipynb #ee70e374
 def silent(report: Report) -> None:
     "A sink that shows nothing."
 

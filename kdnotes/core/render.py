@@ -38,7 +38,7 @@ MOST_DIGITS = 17  # of a float64
 class FormatError(KdnotesError, ValueError):
     "A format that no number can be printed in."
 
-
+# %% ../../nbs/core/15_render.ipynb #9a936664
 def _side(value: float, null: float) -> int:
     "-1 below the null, 1 above, 0 on it."
     return int(value > null) - int(value < null)
@@ -97,7 +97,7 @@ def amount(
             return number(value / unit) + suffix
     return number(value, '.4f' if 0.01 <= size < 1 else '.4g')
 
-
+# %% ../../nbs/core/15_render.ipynb #325f7861
 def percent(
     value: float | None,  # a share, 0 to 1
     digits: int = 1,
@@ -154,7 +154,7 @@ _UNITS = {
     '_w': (' W', 1.0),
 }
 
-
+# %% ../../nbs/core/15_render.ipynb #8ecd89e8
 def quantity(
     value: float | int | str,
     key: str,  # of a record
@@ -206,7 +206,7 @@ def _escaped(text: str) -> str:
     "A text in which Markdown and HTML find nothing."
     return html.escape(_MARKUP.sub(r'\\\g<0>', text), quote=False)
 
-
+# %% ../../nbs/core/15_render.ipynb #470913ab
 def markdown(
     text: object,  # as others may have written it
     form: str = 'text',  # | sentence: its code spans stay | code: a code span | block: a fenced block
@@ -267,7 +267,7 @@ def _scaled(value: Any, factor: float) -> Any:
     ends = {name: getattr(value, name) for name in ('estimate', 'low', 'high')}
     return replace(value, **{name: x * factor for name, x in ends.items() if x is not None})
 
-
+# %% ../../nbs/core/15_render.ipynb #1c2fd4d6
 PLAIN = Unit()
 PERCENT = Unit(100.0, 2, ' percentage points', '%')  # of a share
 
@@ -349,7 +349,7 @@ def _macros(name: str):
     "The macros of a template; they see no variables but their own."
     return environment().get_template(name).module
 
-
+# %% ../../nbs/core/15_render.ipynb #71cabef9
 def phrase(
     name: str,  # of a file under report/templates
     macro: str,  # in it
@@ -373,7 +373,7 @@ def sentences(
     paragraphs = map(_one_line, re.split(r'\n\s*\n', text))
     return tuple(paragraph for paragraph in paragraphs if paragraph)
 
-
+# %% ../../nbs/core/15_render.ipynb #3769c716
 def table(
     name: str,  # of a file under report/templates
     macro: str,  # in it; a line for each row, made by the filter `cells`

@@ -137,7 +137,7 @@ def _not_utf8(path: Path) -> CorpusError:
                 return CorpusError(f'{byte} is not UTF-8; save the file as UTF-8')
     return changed(path)
 
-
+# %% ../../nbs/core/11_tables.ipynb #e9ee21c3
 def read_text(path: Path) -> str:
     "A file's content, decoded strictly."
     with opened(path) as file:
@@ -228,7 +228,7 @@ def _twice(names: Iterable[str]) -> str | None:
     "A name that is there more than once."
     return next((name for name, n in Counter(names).items() if n > 1), None)
 
-
+# %% ../../nbs/core/11_tables.ipynb #a7911129
 def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     "An object's members; a member that is there twice is refused."
     if (twice := _twice(name for name, _ in pairs)) is not None:
@@ -333,6 +333,8 @@ def reason(error: BaseException) -> str:
 _READERS = dict(tsv=(_separated, 'line'), csv=(_separated, 'row'), jsonl=(_jsonl, 'line'))
 _READERS |= dict(parquet=(_parquet, 'row')) | {f'{end}.gz': reader for end, reader in _READERS.items()}
 FORMATS = tuple(_READERS)  # as a file's name ends
+
+# %% ../../nbs/core/11_tables.ipynb #7f44afd5
 PART = 20_000  # rows of a large file that are in memory at a time
 
 
