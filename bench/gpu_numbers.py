@@ -21,7 +21,7 @@ from kdnotes.train import loop as tr
 from kdnotes.train.evaluation import evaluate
 from kdnotes.core.arms import MODES
 from kdnotes.core.spec import RunConfig
-from kdnotes.core.parse import make_config
+from kdnotes.core.parse import make_config, of_arm
 from kdnotes.checks.doctor import doctor
 from bench.gpu_setup import (
     ENDING,
@@ -276,7 +276,7 @@ def run_doctor(job: dict, say: Callable[[str], None]) -> dict:  # findings
     if job['smoke']:
         given |= dict(student_layers=(1,), threads_per_rank=1, ranks=1)
     configs = [
-        make_config(mode=name, arm=f'{name}-{dtype}', **given, **settings(dtype))
+        make_config(mode=name, arm=f'{name}-{dtype}', **of_arm(name, given | settings(dtype)))
         for name, mode in MODES.items()
         for dtype in formats(job)
         if (dtype in ('bf16', 'fp16')) == (mode.precision == 'mixed')

@@ -14,7 +14,7 @@ import torch
 import transformers
 from kdnotes.core.arms import PROFILES
 from kdnotes.core.config import KdnotesError, task_info
-from kdnotes.core.parse import make_config
+from kdnotes.core.parse import make_config, of_arm
 from kdnotes.core.resolve import machine, resolve
 from kdnotes.core.streams import torch_seed
 from kdnotes.tasks.sources import load_corpus, resolve_corpus
@@ -24,7 +24,7 @@ from kdnotes.distill.students import choose_layers
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import find_model
 from kdnotes.telemetry.summary import environment
-from kdnotes.core.spec import flat
+from kdnotes.core.spec import flat, value_of
 from .turns import Place
 
 # %% auto #0
@@ -192,17 +192,13 @@ def make_pair(
     more |= {key: job[key] for key in ('task', 'corpus')}
     if job['smoke']:
         more |= dict(student_layers=(1,), threads_per_rank=1)
-    asked = make_config(
-        mode=mode, profile=SIZES[size].profile, teacher=job['teachers'][size]['path'], ranks=1, **more
-    )
+    more |= dict(profile=SIZES[size].profile, teacher=job['teachers'][size]['path'], ranks=1)
+    asked = make_config(mode=mode, **of_arm(mode, more))
     config = resolve(asked, machine(), job['corpus'])
     pair = Place(dict(config=flat(config), folder=job['folder'], steps=0, blocks=False))
     pair.teacher = fresh_model(pair.task, config.model.pretrained, config, torch_seed(config.seed, 'init'))
-    pair.student = (
-        choose_layers(pair.teacher, config.model.student.kept_layers)
-        if config.model.student.kept_layers
-        else pair.teacher
-    )
+    layers = value_of(config, 'student_layers')
+    pair.student = choose_layers(pair.teacher, layers) if layers else pair.teacher
     return pair
 
 # %% nbs/05_gpu_setup.ipynb #b78f01b0

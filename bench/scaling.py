@@ -30,7 +30,7 @@ from .contestants import BenchError, Contestant, RaceSetting, contestant_job
 from .turns import Place
 from .profiling import replaced
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.parse import make_config
+from kdnotes.core.parse import make_config, stored_config
 from kdnotes.core.files import read_json, runs_path, write_json
 from kdnotes.core.render import phrase
 from kdnotes.core.resolve import machine, resolve
@@ -222,7 +222,7 @@ def train_setup(
     task = as_long_as_the_longest(place.task)
     counted = max(2, place.total // (setup.ranks * setup.micro_batches))  # steps
     steps = setup.first_steps + counted
-    config = make_config(**config)
+    config = stored_config(config)
     if steps * config.train.batch_size > len(task.lengths('train')):
         raise BenchError(f'{setup.name}: {steps} steps need more examples than the corpus has')
     config = tr.with_steps(task, config, steps, seed=turn)

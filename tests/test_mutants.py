@@ -112,7 +112,7 @@ MUTANTS = [
         'total, shares = weighted_sum(shares, objective.loss_weights)\n            total.item()',
         'test_loop.py::test_no_line_of_ours_waits_for_the_device_within_a_step',
     ),
-    Mutant('an idle rank counts its stand-in', 'train.loop', 'float(i < own)', '1.', ranks),
+    Mutant('an idle rank counts its stand-in', 'train.loop', 'float(i < n_own)', '1.', ranks),
     *(
         Mutant(
             f'forward past DDP, {name}',
