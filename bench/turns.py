@@ -23,7 +23,7 @@ from .contestants import LONGER, BenchError
 from .profiling import Stopwatch, layer_shapes, listening, matmul_rate
 from kdnotes.checks.examination import some_examples
 from kdnotes.core.config import task_info
-from kdnotes.core.spec import RunConfig
+from kdnotes.core.spec import Loss, RunConfig, with_values
 from kdnotes.core.parse import make_config, stored_config
 from kdnotes.core.files import at_home, cache_path, read_json, root, runs_path, write_json
 from kdnotes.core.streams import stream, torch_seed
@@ -296,7 +296,7 @@ def train_whole(
     **options,  # of another library
 ) -> dict:  # score, metric, set, epochs, steps, seconds
     "A student trained to the end, and its score."
-    whole = place.config.model_copy(update=dict(epochs=QUALITY_EPOCHS))
+    whole = with_values(place.config, epochs=QUALITY_EPOCHS)
     steps, _ = schedule_steps(place.task, whole)
     config = with_steps(place.task, whole, steps, seed=turn)
     model = copy.deepcopy(place.student).to(place.runtime.device)
@@ -343,9 +343,10 @@ def signal_parts(
     teacher: nn.Module,
 ) -> dict:  # of `teacher_cache.key_parts`
     "What a signal's name is made of, as in a run."
-    return key_parts(
-        place.task, place.config, teacher, place.tokenizer, place.corpus.sha256, storage_dtype='fp32'
-    )
+    config = place.config
+    if config.loss is None:  # the job that makes the signal trains the teacher
+        config = config.model_copy(update=dict(loss=Loss()))
+    return key_parts(place.task, config, teacher, place.tokenizer, place.corpus.sha256, storage_dtype='fp32')
 
 
 def time_teacher(
@@ -535,7 +536,7 @@ def prepare(place: Place, turn: int) -> dict:  # the facts
     job = place.job
     c = place.config
     # a finished run's head is in its file, and nothing of it is new
-    teacher = fresh_model(task, job['teacher_run'] or c.teacher, c, torch_seed(c.seed, 'init'))
+    teacher = fresh_model(task, job['teacher_run'] or c.model.pretrained, c, torch_seed(c.seed, 'init'))
     teacher.to(place.runtime.device)
     origin = f"finished run {Path(job['teacher_run']).parent.name}"
     if not job['teacher_run']:

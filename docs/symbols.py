@@ -8,6 +8,7 @@ import ast
 import io
 import re
 import tokenize
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,11 +161,25 @@ def function_of(node: ast.FunctionDef, source: Source, kind: str = 'function') -
 
 def _member(node: ast.FunctionDef, source: Source) -> Symbol:
     names = [source.written(d) for d in node.decorator_list]
-    is_property = any(name.endswith('property') for name in names)
+    is_property = any(name.endswith(('property', 'as_prop=True)')) for name in names)
     return function_of(node, source, 'property' if is_property else 'method')
 
 
-def class_of(node: ast.ClassDef, source: Source) -> Symbol:
+def patched(tree: ast.Module) -> dict[str, list[ast.FunctionDef]]:  # name of a class -> functions
+    "The methods that are added to classes with `@patch`, after the class."
+    methods: dict[str, list[ast.FunctionDef]] = {}
+    for node in tree.body:
+        if isinstance(node, FUNCTIONS) and node.args.args and node.args.args[0].annotation is not None:
+            if any(ast.unparse(d).startswith('patch') for d in node.decorator_list):
+                methods.setdefault(ast.unparse(node.args.args[0].annotation), []).append(node)
+    return methods
+
+
+def class_of(
+    node: ast.ClassDef,
+    source: Source,
+    more: Sequence[ast.FunctionDef] = (),  # methods that are added after the class
+) -> Symbol:
     "A class: its fields, or what its `__init__` takes, and its public methods."
     fields = [n for n in node.body if isinstance(n, ast.AnnAssign) and n.target.id[0] != '_']
     own = tuple(
@@ -177,7 +192,7 @@ def class_of(node: ast.ClassDef, source: Source) -> Symbol:
         )
         for n in fields
     )
-    functions = [n for n in node.body if isinstance(n, FUNCTIONS)]
+    functions = [*(n for n in node.body if isinstance(n, FUNCTIONS)), *more]
     for n in functions:
         if n.name == '__init__':
             own = parameters_of(n, source)
@@ -188,11 +203,15 @@ def class_of(node: ast.ClassDef, source: Source) -> Symbol:
 def _symbols(tree: ast.Module, source: Source) -> dict[str, Symbol]:
     "All that a module defines at its top, by name."
     found = {}
+    methods = patched(tree)
+    added = {id(n) for functions in methods.values() for n in functions}
     for node in tree.body:
+        if id(node) in added:
+            continue
         if isinstance(node, FUNCTIONS):
             found[node.name] = function_of(node, source)
         elif isinstance(node, ast.ClassDef):
-            found[node.name] = class_of(node, source)
+            found[node.name] = class_of(node, source, methods.get(node.name, ()))
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = [t.id for target in targets for t in ast.walk(target) if isinstance(t, ast.Name)]

@@ -71,6 +71,19 @@ class C:
     @property
     def size(self) -> int:  # how many
         "Its size."
+
+
+@patch(as_prop=True)
+def half(self: C) -> float:  # of the size
+    "A half of it."
+
+
+@patch
+def grow(
+    self: C,
+    by: int,  # how much
+) -> None:
+    "Make it larger."
 '''
     names, f, c = module(tmp_path, text).symbols
     assert (names.about, names.cell) == ('of all', 'ab12')
@@ -85,7 +98,12 @@ class C:
         ('a', '3', 'a field', ''),
         ('b', "''", 'another', 'a group'),
     ]
-    assert [(m.name, m.kind, m.returned) for m in c.members] == [('size', 'property', 'how many')]
+    assert [(m.name, m.kind, m.returned) for m in c.members] == [
+        ('size', 'property', 'how many'),
+        ('half', 'property', 'of the size'),
+        ('grow', 'method', ''),
+    ]
+    assert [(p.name, p.comment) for p in c.members[-1].parameters] == [('by', 'how much')]
 
 
 def test_a_name_that_is_offered_and_not_defined_is_refused(tmp_path):

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 import pytest
+from docs.symbols import patched
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = [path for path in sorted(ROOT.glob('kdnotes/**/*.py')) if path.stem != '_modidx']
@@ -51,7 +52,11 @@ def test_empty_words_are_seen():
 def public_symbols(path: Path) -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef]]:
     "What a module exports, without its values, and what these classes can do."
     own = set(exported(path))
-    for node in ast.parse(path.read_text(encoding='utf-8')).body:
+    tree = ast.parse(path.read_text(encoding='utf-8'))
+    for owner, methods in patched(tree).items():
+        if owner in own:
+            yield from ((f'{owner}.{m.name}', m) for m in methods if m.name[0] != '_')
+    for node in tree.body:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name in own:
             yield node.name, node
             for inner in node.body if isinstance(node, ast.ClassDef) else ():

@@ -97,7 +97,11 @@ def test_a_study_that_gives_no_setting_makes_the_runs_that_are_made_singly(given
     "Those that test_run_ids.py binds to the evidence."
     without_ranks = ','.join(mode for mode in MODES if mode != SEVERAL_RANKS)
     for p in study(without_ranks, seeds=2, **given):
-        own = {k: v for k, v in given.items() if p.config.loss is not None or k in ('student_init', 'smoke')}
+        own = {
+            k: v
+            for k, v in given.items()
+            if p.config.loss is not None or k == 'smoke' or k == 'student_init' and p.config.model.student
+        }
         if p.teacher:
             own |= {k: v for k, v in given.items() if k == 'teacher_seed'}
         alone = plan(make_config(mode=p.config.where.mode, seed=p.config.seed, corpus='embedded', **own))

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .findings import Finding, judged
 from ..core.config import KdnotesError
 from ..core.user_code import UserCode, planned_loss
-from ..core.spec import RunConfig, value_of, with_values
+from ..core.spec import RunConfig, Train, value_of, with_values
 from ..core.files import free_memory, sha256_text
 from ..core.parse import stored_config
 from ..core.streams import torch_seed
@@ -91,6 +91,9 @@ def make_case(
 ) -> Case:
     "Load data and models as a run does; each rank calls it."
     config = stored_config(job['config'])
+    if config.train is None:  # a given model is examined as if it were to be trained
+        train_options = Train(epochs=1, learning_rate=1e-5, warmup_fraction=0)
+        config = config.model_copy(update=dict(train=train_options))
     corpus = corpus_of(config)
     task = encoded_task(config, corpus, runtime)
     initial = job['initial']

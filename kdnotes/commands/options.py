@@ -165,7 +165,7 @@ def gather(
     file = read_spec(spec) if spec else {}
     # a plugin's task may have parameters of its own
     with_plugin(dict(plugin=options.get('plugin') or (names or [file.get('plugin')])[-1]))
-    values = file | parse_parameters(pairs)
+    values = parse_parameters(pairs)
     for name, value in options.items():
         if value is None or value is False:
             continue
@@ -173,7 +173,7 @@ def gather(
             raise ConfigError(
                 f'{name} has two values: --{name} {as_typed(value)} and -p {name}={values[name]}'
             )
-    return with_plugin(values)
+    return with_plugin(file | values)
 
 # %% ../../nbs/commands/03_options.ipynb #70a61358
 STUDY_FIELDS = ('task', 'corpus', 'columns', 'teacher', 'student', 'transfer', 'profile', 'study', 'smoke')

@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin
 from ..core.arms import MODES
 from ..core.config import TASKS, ConfigError, truncate_repr, task_info
-from ..core.spec import FLAT_NAMES, GROUPS, PATHS, RunConfig, Where, parameters
-from ..core.parse import make_config, no_parameter
+from ..core.spec import FLAT_NAMES, GROUPS, RunConfig, Where, parameters
+from ..core.parse import flat_name, make_config, no_parameter
 
 # %% auto #0
 __all__ = ['HEADINGS', 'parse_parameters', 'configurations', 'comments', 'as_typed', 'Described', 'of_all_tasks', 'usual_of',
@@ -29,7 +29,8 @@ def parse_parameters(
         name, equals, value = pair.partition('=')
         if not (name and equals):
             raise ConfigError(f'-p {truncate_repr(pair)}: expected name=value, as in -p learning_rate=1e-4')
-        if name.removeprefix('teacher.') not in parameters() and name not in PATHS.values():
+        name = flat_name(name)
+        if name.removeprefix('teacher.') not in parameters():
             raise ConfigError(no_parameter(name, parameters()))
         values[name] = value
     return values

@@ -166,7 +166,7 @@ def _executed(path: Path, text: str, shown: str) -> ModuleType:
             )
     except BaseException as e:
         del sys.modules[name]
-        if isinstance(e, ConfigError) or not isinstance(e, Exception):
+        if isinstance(e, ConfigError) or not isinstance(e, (Exception, SystemExit)):
             raise
         lines = [
             frame.lineno for frame in traceback.extract_tb(e.__traceback__) if frame.filename == str(path)
@@ -186,6 +186,8 @@ def with_plugin(
     plugin = given.get('plugin')
     if plugin is None or str(plugin).lower() in ('', 'none'):
         return given
+    if not isinstance(plugin, (str, Path)):
+        raise ConfigError(f'plugin={truncate_repr(plugin)} is no path; give a Python file that defines TASK')
     return dict(task=load_plugin(plugin)) | given
 
 
@@ -214,7 +216,7 @@ def is_task(task: Any) -> bool:
         return True
     files = importlib.import_module('kdnotes.core.files')  # which needs the errors of this module
     remembered = files.cache_path() / 'tasks' / f'{task}.py'
-    if not re.fullmatch(r'\w+', task) or not remembered.is_file():
+    if not re.fullmatch(r'\w{1,50}', task) or not remembered.is_file():
         return False
     return load_plugin(remembered, remembered=True) == task
 
@@ -225,8 +227,8 @@ def task_info(
     "What is known of a task; its module is imported when it is first asked for."
     if not is_task(task):
         raise ConfigError(
-            f"there is no task {task!r}; the tasks are {', '.join(TASKS)}; a task of your own needs "
-            'plugin=<file.py>'
+            f"there is no task {truncate_repr(task)}; the tasks are {', '.join(TASKS)}; a task of your own "
+            "needs plugin=<file.py>"
         )
     return importlib.import_module(TASKS[task]).TASK
 

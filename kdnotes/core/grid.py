@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 from .config import ConfigError, truncate_repr
 from .files import sha256_text
+from .parse import flat_name
 
 # %% auto #0
 __all__ = ['MOST_CELLS', 'read_grid', 'cells', 'cell_name', 'arm_order']
@@ -37,6 +38,7 @@ def read_grid(
         )
     parsed: dict[str, list] = {}
     for name, values in pairs:
+        name = flat_name(name) if isinstance(name, str) else name
         _check_name(name)
         if name in parsed:
             raise ConfigError(f'the grid names {name} twice; name it once, with all its values')

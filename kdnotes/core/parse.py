@@ -46,11 +46,13 @@ from kdnotes.core.spec import (
     needs_teacher,
     parameters,
     read_texts,
+    value_of,
 )
 
 # %% auto #0
-__all__ = ['OTHER_NAMES', 'PLACE', 'nearest', 'no_parameter', 'check_names', 'flat_names', 'read_spec', 'flat_parameters',
-           'student_start', 'unread', 'of_arm', 'arm', 'check_weights', 'preset_values', 'make_config', 'stored_config']
+__all__ = ['OTHER_NAMES', 'PLACE', 'nearest', 'no_parameter', 'check_names', 'flat_names', 'flat_name', 'read_spec',
+           'flat_parameters', 'student_start', 'unread', 'of_arm', 'arm', 'check_weights', 'preset_values',
+           'make_config', 'stored_config']
 
 # %% ../../nbs/core/03_parse.ipynb #bc2ce260
 # what a parameter is called in other libraries -> its name here
@@ -120,68 +122,149 @@ def check_names(
 # %% ../../nbs/core/03_parse.ipynb #ea0646b7
 def flat_names(
     nested: Mapping[str, Any],  # a spec as YAML or JSON holds it, or flat names, or both
-    prefix: str = '',  # of the flat names: 'teacher.'
 ) -> dict[str, Any]:  # by flat names
-    "A nested spec by the flat names of its fields; what is no group is left as it is."
-    names = {path: name for name, path in PATHS.items()}
-    flat_values: dict[str, Any] = {}
+    "A nested spec by the flat names of its fields; a parameter that has two values is refused."
+    values: dict[str, Any] = {}
+    where = nested.get('where') if isinstance(nested.get('where'), Mapping) else {}
+    mode = nested.get('mode', where.get('mode', Where.model_fields['mode'].default))
     for key, value in nested.items():
-        if key == 'teacher' and isinstance(value, Mapping):
-            flat_values |= _flat_teacher(value)
-        elif key == 'task_settings' and isinstance(value, Mapping):
-            flat_values |= {f'{prefix}{name}': setting for name, setting in value.items()}
-        elif key in GROUPS and isinstance(value, Mapping):
-            flat_values |= {
-                f'{prefix}{name}': setting for name, setting in _flat_group(key, value, names).items()
-            }
-        elif not (key in GROUPS and value is None and key != 'teacher'):
-            flat_values[f'{prefix}{names.get(key, key)}'] = value
-    return flat_values
+        if not isinstance(key, str):
+            raise ConfigError(f'{truncate_repr(key)} is no name of a parameter; names are text')
+        for name, setting in _flat_entry(key, value, mode, nested.get('task', FIRST_TASK)).items():
+            if name in values and values[name] != setting:
+                raise ConfigError(
+                    f'{name} has two values, {truncate_repr(values[name])} and {truncate_repr(setting)}; '
+                    'keep one of them'
+                )
+            values[name] = setting
+    return values
+
+
+def _flat_entry(key: str, value: Any, mode: Any, task: Any) -> dict[str, Any]:
+    "One entry of a nested spec."
+    if key == 'teacher' and isinstance(value, Mapping):
+        return _flat_teacher(value, task)
+    if key == 'task_settings' and isinstance(value, Mapping):
+        return dict(value)
+    if key in GROUPS and isinstance(value, Mapping):
+        return _flat_group(key, value, mode)
+    if key in GROUPS or key == 'task_settings':
+        if value is None:
+            return _absent(key, mode)
+        if key not in PATHS:
+            raise ConfigError(
+                f'{key}={truncate_repr(value)} is no group; write its fields, as in {key}: {{name: value}}'
+            )
+    return {flat_name(key): value}
+
+
+def flat_name(
+    key: str,  # a flat name, or a path as in PATHS; of a teacher with `teacher.` before it
+) -> str:
+    "The flat name of a parameter."
+    names = {path: name for name, path in PATHS.items()}
+    if key in names:
+        return names[key]
+    if key.startswith('task_settings.'):
+        return key.partition('.')[2]
+    if key.startswith('teacher.'):
+        return _name_of_teacher(flat_name(key.partition('.')[2]))
+    return key
+
+
+def _absent(group: str, mode: Any) -> dict[str, Any]:
+    "What it means that a group is null: the run does not have it, which its mode must agree with."
+    arm = MODES.get(mode) if isinstance(mode, str) else None
+    if arm is None or group in ('teacher', 'data', 'where', 'compute', 'task_settings'):
+        return {}
+    if group == 'train' and arm.network == 'teacher':
+        return dict(teacher_mode='given')
+    has = {'loss': arm.kd, 'model.student': arm.network == 'student', 'train': True}
+    if has.get(group):
+        raise ConfigError(
+            f'{group}: null contradicts mode={mode!r}, which has it; leave it out, or choose another mode'
+        )
+    return {}
 
 # %% ../../nbs/core/03_parse.ipynb #5f6a0c53
-def _flat_group(group: str, values: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any]:
+def _flat_group(group: str, values: Mapping[str, Any], mode: Any) -> dict[str, Any]:
     "The fields of a group by their flat names."
+    names = {path: name for name, path in PATHS.items()}
     flat_values: dict[str, Any] = {}
     for key, value in values.items():
         path = f'{group}.{key}'
-        if path in GROUPS:
-            flat_values |= _flat_group(path, value or {}, names)
+        if path in GROUPS and isinstance(value, Mapping):
+            flat_values |= _flat_group(path, value, mode)
+        elif path in GROUPS and value is None:
+            flat_values |= _absent(path, mode)
+        elif path in GROUPS:
+            raise ConfigError(
+                f'{path}={truncate_repr(value)} is no group; write its fields, as in {path}: {{name: value}}'
+            )
         elif path in names:
             flat_values[names[path]] = value
         else:
             allowed = [p.rpartition('.')[2] for p in names if p.rpartition('.')[0] == group]
-            raise ConfigError(f'{group}: {no_parameter(key, allowed)}')
+            raise ConfigError(f'{group}: {no_parameter(str(key), allowed)}')
     return flat_values
 
 # %% ../../nbs/core/03_parse.ipynb #54620088
-def _flat_teacher(values: Mapping[str, Any]) -> dict[str, Any]:
+# fields of a teacher that is no run -> their flat names
+_TEACHER_FIELDS = {
+    'scores': dict(are='scores_are', mean='teachers_mean', weights='teachers_weights'),
+    'models': dict(sources='teachers', mean='teachers_mean', weights='teachers_weights'),
+}
+
+
+def _flat_teacher(values: Mapping[str, Any], task: Any) -> dict[str, Any]:
     "What a nested spec says of a teacher, by flat names."
     kind = values.get('kind', 'run')
-    if kind == 'scores':
-        names = dict(are='scores_are', mean='teachers_mean', weights='teachers_weights')
-        return {names.get(key, key): value for key, value in values.items() if key != 'kind'} | dict(
-            teacher_mode='scores'
+    values = {key: value for key, value in values.items() if key != 'kind'}
+    if kind == 'run':
+        return _flat_teacher_run(values, task)
+    if kind not in _TEACHER_FIELDS:
+        raise ConfigError(f'teacher: kind={truncate_repr(kind)} is none of run, scores and models')
+    names = _TEACHER_FIELDS[kind]
+    if kind == 'models' and not values.get('sources'):
+        raise ConfigError('teacher: kind=models needs sources: [<folder, hub id or run_id>, ...]')
+    if unknown := sorted(values.keys() - names.keys()):
+        raise ConfigError(f'teacher: {no_parameter(str(unknown[0]), names)}')
+    more = dict(teacher_mode='scores') if kind == 'scores' else {}
+    return {names[key]: value for key, value in values.items()} | more
+
+
+def _flat_teacher_run(values: Mapping[str, Any], task: Any) -> dict[str, Any]:
+    "The same, of a teacher that is a run."
+    if isinstance(values.get('teacher'), Mapping):
+        raise ConfigError('teacher: a teacher has no teacher of its own; leave it out')
+    if values.get('task', task) != task:
+        raise ConfigError(
+            f'teacher: task={truncate_repr(values["task"])} is not that of its student; leave it out'
         )
-    if kind == 'models':
-        names = dict(sources='teachers', mean='teachers_mean', weights='teachers_weights')
-        return {names.get(key, key): value for key, value in values.items() if key != 'kind'}
-    if values.get('train', {}) is None:
-        return dict(teacher_mode='given') | _renamed_teacher(flat_names(values, 'teacher.'))
-    teacher_values = flat_names(values, 'teacher.')
-    mixed = teacher_values.pop('teacher.precision', None) == 'mixed'
-    return _renamed_teacher(teacher_values) | (dict(teacher_mode='mixed_baseline') if mixed else {})
+    is_model = 'train' in values and values['train'] is None
+    inner = {
+        key: value for key, value in values.items() if key not in ('task', 'teacher') and value is not None
+    }
+    teacher_values = flat_names(inner | dict(mode='baseline'))
+    if teacher_values.pop('mode') != 'baseline':
+        raise ConfigError(
+            'teacher: its mode follows from its precision and from whether it is trained; leave it out'
+        )
+    mixed = not is_model and teacher_values.get('precision') == 'mixed'
+    if mixed:
+        teacher_values.pop('precision')
+    kind = dict(teacher_mode='given') if is_model else dict(teacher_mode='mixed_baseline') if mixed else {}
+    return {_name_of_teacher(name): value for name, value in teacher_values.items()} | kind
 
 # %% ../../nbs/core/03_parse.ipynb #04e6e66a
-def _renamed_teacher(values: dict[str, Any]) -> dict[str, Any]:
-    "The same; the model and what has a flat name of its own by that name."
-    short = {
-        f"teacher.{path.rpartition('.')[2]}": name
-        for name, path in ALIASES.items()
-        if path.startswith('teacher.')
-    }
-    short['teacher.teacher'] = 'teacher'
-    values.pop('teacher.task', None)
-    return {short.get(name, name): value for name, value in values.items()}
+def _name_of_teacher(
+    name: str,  # flat, of the teacher's run
+) -> str:  # in its student's run
+    "What a student's run calls a parameter of its teacher."
+    short = {path.rpartition('.')[2]: alias for alias, path in ALIASES.items() if path.startswith('teacher.')}
+    return {'teacher': 'teacher', 'train_questions': 'teacher_questions'}.get(name) or short.get(
+        name, f'teacher.{name}'
+    )
 
 # %% ../../nbs/core/03_parse.ipynb #5eddfea0
 def read_spec(
@@ -190,11 +273,15 @@ def read_spec(
     "The parameters of a run from a file."
     import yaml
 
+    if not isinstance(path, (str, PurePath)):
+        raise ConfigError(f'spec={truncate_repr(path)} is no file; give the path of a YAML file')
+
     class Loader(yaml.SafeLoader):
         "Refuses a key that is given twice."
 
     def mapping(loader, node, deep=False):
-        keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
+        merge = 'tag:yaml.org,2002:merge'
+        keys = [loader.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
         twice = [key for key in keys if keys.count(key) > 1]
         if twice:
             line = node.start_mark.line + 1
@@ -423,8 +510,6 @@ def _check_teacher(config: RunConfig, names: TeacherNames, given: Mapping[str, A
     "Refuse to change a teacher that there is not."
     if needs_teacher(config) or names.teacher_mode == 'given':
         return
-    if isinstance(config.teacher, (Scores, Models)):
-        return
     student = config.model.student
     who = f'mode={config.where.mode!r}' + (f' with student_init={student.init!r}' if student else '')
     for name in given:
@@ -605,7 +690,7 @@ def preset_values(
         if name not in given and given.get(PRESET_YIELDS.get(name)) is None
     }
     mode = given.get('mode', Where.model_fields['mode'].default)
-    if mode not in MODES:  # refused elsewhere
+    if not isinstance(mode, str) or mode not in MODES:  # refused elsewhere
         return new
     of_groups = {'loss': not MODES[mode].kd}
     of_groups['model.student'] = MODES[mode].network == 'teacher'
@@ -645,6 +730,25 @@ def _build(group: str, kind: type, values: Mapping[str, Any]) -> Any:
         raise ConfigError(_sentence(e.errors(), group)) from None
 
 # %% ../../nbs/core/03_parse.ipynb #2f1998be
+# what a teacher has of its student, whatever its own training
+_OF_STUDENT = ('task', 'plugin', 'plugin_id', 'labels', 'labels_seed', 'head_bias')
+
+
+def _check_of_teacher(config: RunConfig, teacher: RunConfig, given: Mapping[str, Any]) -> None:
+    "Refuse a value of a teacher that its student decides."
+    for full_name in given:
+        name = full_name.removeprefix('teacher.')
+        if name == full_name:
+            continue
+        decided = group_of(name, config.task) in ('data', 'model', 'where') or name in _OF_STUDENT
+        value = value_of(teacher, name)
+        if decided and value not in (value_of(config, name), parameters(config.task)[name].default):
+            raise ConfigError(
+                f'{full_name}={truncate_repr(value)} is not read, since a teacher has the data and the '
+                f'network of its student; leave it out, or give {name} to the student'
+            )
+
+
 def _teacher_spec(config: RunConfig, names: TeacherNames, given: Mapping[str, Any]) -> RunSpec:
     "The spec of the run that trains a student's teacher: its own setting, or that of the student's study."
     seed = {} if names.teacher_seed is None else dict(seed=names.teacher_seed)
@@ -675,11 +779,14 @@ def _teacher_spec(config: RunConfig, names: TeacherNames, given: Mapping[str, An
             shared.pop('precision', None)
         if 'warmup_fraction' in changes:
             shared.pop('warmup_steps', None)
+        if 'warmup_steps' in changes:
+            shared.pop('warmup_fraction', None)
         shared = of_arm(mode, shared)
     else:
         mixed = MODES[mode].precision == 'mixed'
         shared = dict(task=config.task) | (dict(amp_dtype=config.compute.amp_dtype) if mixed else {})
     teacher = make_config(mode=mode, **shared | changes)
+    _check_of_teacher(config, teacher, given)
     precision = dict(precision='mixed') if mode == 'mixed_baseline' else {}
     return RunSpec(
         task=teacher.task,
@@ -768,7 +875,12 @@ def _assembled(given: Mapping[str, Any], values: Mapping[str, Any], checks: bool
             where=where,
         ),
     )
-    return _with_its_teacher(config, names, given)
+    config = _with_its_teacher(config, names, given)
+    if checks:
+        _check_task(config)
+    _check_teacher(config, names, given)
+    _check_given(config, names, given)
+    return config
 
 # %% ../../nbs/core/03_parse.ipynb #75d0f8b0
 def _with_its_teacher(config: RunConfig, names: TeacherNames, given: Mapping[str, Any]) -> RunConfig:
@@ -786,10 +898,12 @@ def _with_its_teacher(config: RunConfig, names: TeacherNames, given: Mapping[str
     _check_arm(config, given)
     if config.loss is not None:
         _check_losses(config)
+    return config
+
+
+def _check_task(config: RunConfig) -> None:
+    "Refuse what a task refuses of its settings."
     try:
         task_info(config.task).check(config)
     except ValueError as e:
         raise ConfigError(str(e)) from None
-    _check_teacher(config, names, given)
-    _check_given(config, names, given)
-    return config

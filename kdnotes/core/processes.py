@@ -23,6 +23,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 import psutil
+from fastcore.basics import patch
 from .config import KdnotesError, truncate_repr
 from .files import file_errors, lock, private_folder, root
 
@@ -329,107 +330,127 @@ class Ranks:
         self._processes = []
         self._cause = None
 
-    def start(self) -> None:
-        "Start all ranks; an interrupt comes after the last."
-        _running.add(self)
-        self._cause = None  # the exit code that decides on the others' fate
-        self._deadline = None  # after it ranks are not waited for
-        self._processes = []
-        store = self._folder.path / f'store-{self._restarts_left}'
-        with held_back():
-            for rank in range(self._ranks):
-                process = subprocess.Popen(
-                    self._command,
-                    env=self._environment | rank_environment(rank, self._ranks, store),
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._log,
-                    stderr=subprocess.STDOUT,
-                    preexec_fn=_begin_rank,
-                    pass_fds=self._holds,
-                )
-                self._processes.append(process)
+# %% ../../nbs/core/06_processes.ipynb #0179e516
+@patch
+def start(self: Ranks) -> None:
+    "Start all ranks; an interrupt comes after the last."
+    _running.add(self)
+    self._cause = None  # the exit code that decides on the others' fate
+    self._deadline = None  # after it ranks are not waited for
+    self._processes = []
+    store = self._folder.path / f'store-{self._restarts_left}'
+    with held_back():
+        for rank in range(self._ranks):
+            process = subprocess.Popen(
+                self._command,
+                env=self._environment | rank_environment(rank, self._ranks, store),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_begin_rank,
+                pass_fds=self._holds,
+            )
+            self._processes.append(process)
 
-    def poll(
-        self,
-    ) -> int | None:  # 0, or the exit code of the first to fail (negative: a signal); None: not yet
-        "See to the ranks, and say whether all is over."
-        codes = [_as_stop(process.poll()) for process in self._processes]
-        if self._cause is None and any(codes):
-            self._cause = _cause([code for code in codes if code])
-            self._first_ended(codes)
-        if None in codes:
-            if self._deadline and time.monotonic() > self._deadline:
-                self.kill()
-            return None
-        # a signal that the launcher did not pass on is an accident, too
-        died = self._cause not in (None, EXIT_FAILED)
-        if died and self._restarts_left and not self.stopping and not self._finished():
-            self._restarts_left -= 1
-            self._say('all ranks start again')
-            self.start()
-            return None
-        self._close()
-        if not self._processes:
-            return EXIT_STOPPED  # before the first was started
-        if self.stopping and (self._cause or 0) < 0:
-            return EXIT_STOPPED  # killed, because it did not follow
-        return self._cause or 0
 
-    def _first_ended(self, codes: list[int | None]) -> None:
-        "A rank has ended with an error: the others are asked to follow, or killed."
-        rank = codes.index(self._cause)
-        self._say(f'rank {rank} {how_ended(self._cause)}')
-        if self.stopping or self._cause == EXIT_STOPPED:
-            self._signal(signal.SIGTERM)
-            answered = self._processes[rank].returncode == EXIT_STOPPED
-            self._deadline = time.monotonic() + (STOP_TIMEOUT_S if answered else UNANSWERED_TIMEOUT_S)
-        else:
+@patch
+def poll(
+    self: Ranks,
+) -> int | None:  # 0, or the exit code of the first to fail (negative: a signal); None: not yet
+    "See to the ranks, and say whether all is over."
+    codes = [_as_stop(process.poll()) for process in self._processes]
+    if self._cause is None and any(codes):
+        self._cause = _cause([code for code in codes if code])
+        self._first_ended(codes)
+    if None in codes:
+        if self._deadline and time.monotonic() > self._deadline:
             self.kill()
+        return None
+    # a signal that the launcher did not pass on is an accident, too
+    died = self._cause not in (None, EXIT_FAILED)
+    if died and self._restarts_left and not self.stopping and not self._finished():
+        self._restarts_left -= 1
+        self._say('all ranks start again')
+        self.start()
+        return None
+    self._close()
+    if not self._processes:
+        return EXIT_STOPPED  # before the first was started
+    if self.stopping and (self._cause or 0) < 0:
+        return EXIT_STOPPED  # killed, because it did not follow
+    return self._cause or 0
 
-    def stop(self) -> None:
-        "Pass on that the run is to stop; its ranks save their state first."
-        self.stopping = True
+
+@patch
+def _first_ended(self: Ranks, codes: list[int | None]) -> None:
+    "A rank has ended with an error: the others are asked to follow, or killed."
+    rank = codes.index(self._cause)
+    self._say(f'rank {rank} {how_ended(self._cause)}')
+    if self.stopping or self._cause == EXIT_STOPPED:
         self._signal(signal.SIGTERM)
+        answered = self._processes[rank].returncode == EXIT_STOPPED
+        self._deadline = time.monotonic() + (STOP_TIMEOUT_S if answered else UNANSWERED_TIMEOUT_S)
+    else:
+        self.kill()
 
-    def kill(self) -> None:
-        "End all ranks at once."
-        self._signal(signal.SIGKILL)
+# %% ../../nbs/core/06_processes.ipynb #d1240520
+@patch
+def stop(self: Ranks) -> None:
+    "Pass on that the run is to stop; its ranks save their state first."
+    self.stopping = True
+    self._signal(signal.SIGTERM)
 
-    def resident_bytes(self) -> int:
-        "The memory that all ranks hold now."
-        held = 0
+
+@patch
+def kill(self: Ranks) -> None:
+    "End all ranks at once."
+    self._signal(signal.SIGKILL)
+
+
+@patch
+def resident_bytes(self: Ranks) -> int:
+    "The memory that all ranks hold now."
+    held = 0
+    for process in self._processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            whole = psutil.Process(process.pid)
+            held += sum(p.memory_info().rss for p in (whole, *whole.children(recursive=True)))
+    return held
+
+# %% ../../nbs/core/06_processes.ipynb #660b02b9
+@patch
+def wait(self: Ranks) -> int:  # of `poll`
+    "Until all is over; an interrupt kills what is left."
+    try:
+        while (code := self.poll()) is None:
+            time.sleep(0.05)
+    except BaseException:
+        self.stopping = True
+        self.kill()
         for process in self._processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                whole = psutil.Process(process.pid)
-                held += sum(p.memory_info().rss for p in (whole, *whole.children(recursive=True)))
-        return held
+            process.wait()
+        self._close()
+        raise
+    return code
 
-    def wait(self) -> int:  # of `poll`
-        "Until all is over; an interrupt kills what is left."
-        try:
-            while (code := self.poll()) is None:
-                time.sleep(0.05)
-        except BaseException:
-            self.stopping = True
-            self.kill()
-            for process in self._processes:
-                process.wait()
-            self._close()
-            raise
-        return code
 
-    def _signal(self, number: int) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.send_signal(number)
+@patch
+def _signal(self: Ranks, number: int) -> None:
+    for process in self._processes:
+        if process.poll() is None:
+            process.send_signal(number)
 
-    def _say(self, text: str) -> None:
-        self._log.write(f'launcher: {text}\n'.encode())
 
-    def _close(self) -> None:
-        _running.discard(self)
-        self._log.close()
-        self._folder.remove()
+@patch
+def _say(self: Ranks, text: str) -> None:
+    self._log.write(f'launcher: {text}\n'.encode())
+
+
+@patch
+def _close(self: Ranks) -> None:
+    _running.discard(self)
+    self._log.close()
+    self._folder.remove()
 
 # %% ../../nbs/core/06_processes.ipynb #91abd575
 def _as_stop(code: int | None) -> int | None:

@@ -16,7 +16,7 @@ __all__ = ['NAME_PATTERN', 'NAME_RULE', 'GROUPS', 'ALIASES', 'FLAT_NAMES', 'PATH
            'Group', 'TaskSettings', 'Data', 'Student', 'Model', 'Loss', 'Scores', 'Models', 'TeacherNames', 'Compute',
            'Train', 'Where', 'RunSpec', 'RunConfig', 'is_student', 'starts_from', 'needs_teacher', 'reads_scores',
            'several_teachers', 'is_given', 'teachers_mode', 'FlatName', 'parameters', 'group_of', 'teacher_names',
-           'value_of', 'flat', 'with_values']
+           'value_of', 'teacher_values', 'flat', 'with_values']
 
 # %% ../../nbs/core/02_spec.ipynb #011b8bea
 def parameter(
@@ -756,6 +756,28 @@ _TEACHER_KIND = {
 }
 
 
+def teacher_values(
+    config: RunConfig,
+) -> dict[str, Any]:  # {'teacher.dropout': 0.2}
+    "What is given of a teacher beyond the flat names that it has of its own."
+    teacher = config.teacher
+    if not isinstance(teacher, RunSpec) or config.where.teacher_setting == 'shared':
+        return {}
+    known = parameters(config.task)
+    usual = task_info(config.task).usual(dict(mode=teachers_mode(config), task_settings=config.task_settings))
+    short = {path.removeprefix('teacher.') for path in ALIASES.values()}
+    values = {}
+    for name, path in PATHS.items():
+        group, _, field = path.rpartition('.')
+        node = teacher.train if group == 'train' else teacher.compute if group == 'compute' else None
+        if node is None or path in short or field not in node.model_fields_set:
+            continue
+        value = getattr(node, field)
+        if value not in (known[name].default, usual.get(name)) and name not in ('precision', 'amp_dtype'):
+            values[f'teacher.{name}'] = value
+    return values
+
+
 def flat(
     config: RunConfig,
     changed: bool = False,  # only those that differ from their defaults
@@ -763,11 +785,9 @@ def flat(
     "All parameters of a run by their flat names."
     known = parameters(config.task)
     values = {name: value_of(config, name) for name in known}
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in values.items()
-        if not changed or value != known[name].default
-    }
+    values = {name: value for name, value in values.items() if not changed or value != known[name].default}
+    values |= teacher_values(config)
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 # %% ../../nbs/core/02_spec.ipynb #31bd5807
 def with_values(

@@ -47,10 +47,10 @@ def read_code(
     shown = f'{parameter}={truncate_repr(given)}'
     if not colon or not name.isidentifier():
         raise ConfigError(f'{shown} must be <file.py>:<function>, as in focal.py:focal')
-    file = Path(path).expanduser()
     try:
+        file = Path(path).expanduser()
         text = file.read_text(encoding='utf-8')
-    except (OSError, ValueError) as e:
+    except (OSError, RuntimeError, ValueError) as e:
         why = 'there is no such file' if isinstance(e, FileNotFoundError) else f'it cannot be read ({e})'
         raise ConfigError(f'{shown}: {why}; correct the path') from None
     _check_defined(text, name, shown)
@@ -194,7 +194,7 @@ def load_code(
     sys.modules[module.__name__] = module
     try:
         exec(compile(code.text, file, 'exec'), vars(module))
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         raise ConfigError(f'{shown} cannot be loaded: {error_at(e, file)}; correct the file') from None
     function = getattr(module, code.name, None)
     if not callable(function):
@@ -205,7 +205,7 @@ def load_code(
 
 
 def error_at(
-    error: Exception,
+    error: BaseException,
     file: str,  # of the user's code
 ) -> str:  # 'KeyError: 'logits' (line 7)'
     "An error, and the last line of the user's code that it passed."
@@ -253,8 +253,9 @@ def planned_loss(
         return None
     code = read_code(config.train.custom_loss)
     changed = flat(config, changed=True)
+    usual = type(config.task_settings)()  # a task may have other defaults than its fields
     for name in _OWN_LOSS:
-        if name in changed:
+        if name in changed and changed[name] != getattr(usual, name, None):
             raise ConfigError(
                 f'{name}={truncate_repr(changed[name])} belongs to the loss of the task, and '
                 f'loss={code.name} replaces it; leave it out, and write the number into the function'

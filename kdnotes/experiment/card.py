@@ -65,6 +65,10 @@ def command(
         given |= {key: teacher[name] for name, key in teacher_keys.items() if teacher.get(name) is not None}
     # a parameter that a run does not read is null, and need not be given
     typed = {name: _as_typed(name, value) for name, value in given.items() if value is not None}
+    if any('.' in name for name in typed):  # papermill has no such names
+        return ' '.join(
+            ['kdnotes run', *(f'-p {shlex.quote(f"{name}={value}")}' for name, value in typed.items())]
+        )
     pairs = [f'-p {name} {shlex.quote(value)}' for name, value in typed.items()]
     return ' '.join(['papermill nbs/run.ipynb out.ipynb', *pairs])
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from threading import RLock
 from types import ModuleType
 from typing import Any
+from fastcore.basics import patch
 from .. import __version__
 from ..core.config import ConfigError, KdnotesError, load_plugin, truncate_repr
 from ..core.spec import with_values
@@ -319,101 +320,113 @@ class Cluster:
             self._folder.remove()
             self._folder = None
 
-    def room(
-        self,
-        plans: Sequence[Plan],
-    ) -> int:  # at least 1
-        "How many of these runs the cluster can execute at the same time."
-        least = min(plans, key=lambda p: (p.config.where.nodes, *_needs(p).values()))
-        return max(1, sum(self._fitting(least)) // least.config.where.nodes)
+# %% ../../nbs/experiment/10_cluster.ipynb #edd1f3f2
+@patch
+def room(
+    self: Cluster,
+    plans: Sequence[Plan],
+) -> int:  # at least 1
+    "How many of these runs the cluster can execute at the same time."
+    least = min(plans, key=lambda p: (p.config.where.nodes, *_needs(p).values()))
+    return max(1, sum(self._fitting(least)) // least.config.where.nodes)
 
-    @file_errors()
-    def execute(
-        self,
-        plan: Plan,
-        on_row: Callable[[dict], None] = lambda row: None,  # as of `launch.run`
-        say: Callable[[str], None] = lambda text: None,
-        jobs: int = 1,  # runs that are executed at the same time, this one among them
-        limits: Limits = NO_LIMITS,  # of this run; the runs that it needs have none
-    ) -> dict:  # the record
-        "Execute a planned run on the cluster, or find it done: `launch.execute`, elsewhere."
-        if find_run_model(plan.run_id) is not None:
-            return execute_here(_placed(plan), on_row, say, jobs)  # it is done, and nothing is trained
-        if missing(plan):
-            with self._turn:
-                for first in missing(plan):
-                    say(f'{plan.run_id} needs {first.run_id} first')
-                    self.execute(first, on_row, say, jobs)
-        self._check_room(plan)
-        folder = RunFolder(plan.config.where.study, plan.run_id).create()
-        follow = guarded(on_row, plan.run_id, say)
-        say(phrase('cluster.jinja', 'submitted', plan.run_id, _needs(plan), plan.config.where.nodes))
-        with (
-            RowFollower(folder.path / 'rows.jsonl') as rows,
-            tracked(plan.config.where.track, folder, settings(plan.config), say) as track,
-            self._started(plan, jobs, limits) as tasks,
-        ):
-            rows.new()  # of an earlier attempt
+# %% ../../nbs/experiment/10_cluster.ipynb #9285cfd7
+@patch
+@file_errors()
+def execute(
+    self: Cluster,
+    plan: Plan,
+    on_row: Callable[[dict], None] = lambda row: None,  # as of `launch.run`
+    say: Callable[[str], None] = lambda text: None,
+    jobs: int = 1,  # runs that are executed at the same time, this one among them
+    limits: Limits = NO_LIMITS,  # of this run; the runs that it needs have none
+) -> dict:  # the record
+    "Execute a planned run on the cluster, or find it done: `launch.execute`, elsewhere."
+    if find_run_model(plan.run_id) is not None:
+        return execute_here(_placed(plan), on_row, say, jobs)  # it is done, and nothing is trained
+    if missing(plan):
+        with self._turn:
+            for first in missing(plan):
+                say(f'{plan.run_id} needs {first.run_id} first')
+                self.execute(first, on_row, say, jobs)
+    self._check_room(plan)
+    folder = RunFolder(plan.config.where.study, plan.run_id).create()
+    follow = guarded(on_row, plan.run_id, say)
+    say(phrase('cluster.jinja', 'submitted', plan.run_id, _needs(plan), plan.config.where.nodes))
+    with (
+        RowFollower(folder.path / 'rows.jsonl') as rows,
+        tracked(plan.config.where.track, folder, settings(plan.config), say) as track,
+        self._started(plan, jobs, limits) as tasks,
+    ):
+        rows.new()  # of an earlier attempt
 
-            def look() -> None:
-                for row in rows.new():
-                    track(row)
-                    follow(with_run(row, plan))
+        def look() -> None:
+            for row in rows.new():
+                track(row)
+                follow(with_run(row, plan))
 
-            try:
-                _Tasks(plan.run_id, tasks, look).wait()
-            except StopTraining as e:
-                folder.write_state('interrupted', reason=f'on_row: {e.reason}')
-                raise stopped_by_user(e, folder) from None
-            except KdnotesError as e:
-                state = folder.state() or {}
-                # the process that wrote it is gone, or was on another machine than the one that was lost
-                if state.get('status') in (None, 'running') or state.get('cause', '') != e.cause:
-                    folder.write_state('failed', reason=str(e), cause=e.cause)
-                raise
-        return folder.record()
+        try:
+            _Tasks(plan.run_id, tasks, look).wait()
+        except StopTraining as e:
+            folder.write_state('interrupted', reason=f'on_row: {e.reason}')
+            raise stopped_by_user(e, folder) from None
+        except KdnotesError as e:
+            state = folder.state() or {}
+            # the process that wrote it is gone, or was on another machine than the one that was lost
+            if state.get('status') in (None, 'running') or state.get('cause', '') != e.cause:
+                folder.write_state('failed', reason=str(e), cause=e.cause)
+            raise
+    return folder.record()
 
-    @contextmanager
-    def _started(self, plan: Plan, jobs: int, limits: Limits) -> Iterator[list]:
-        "The tasks of a run, one per machine, as Ray's references."
-        needs = _needs(plan)
-        nodes = plan.config.where.nodes
-        concurrent = max(1, min(jobs, max(self._fitting(plan))))
-        task = load_ray().remote(max_retries=int(nodes == 1))(_execute_there)
-        others = (__version__, str(root()), os.getcwd(), concurrent, limits)
-        start = partial(task.options, name=plan.run_id, **needs)
-        plugin = plan.code.get(PLUGIN_FILE, '')
-        sent = pickle.dumps if plugin else lambda plan: plan
-        if nodes == 1:
-            yield [start().remote(sent(_placed(plan)), *others, plugin)]
-            return
-        with _reserved(nodes, needs, 'PACK' if self.address == 'local' else 'STRICT_SPREAD') as places:
-            answer = load_ray().remote(num_cpus=0)(_own_address)
-            [address] = _Tasks(plan.run_id, [answer.options(scheduling_strategy=places[0]).remote()]).wait()
-            if self.address == 'local':  # no other machine needs to reach it
-                address = f'127.0.0.1:{address.rsplit(":", 1)[1]}'
-            part = sent(_placed(plan, nodes, 'torchrun', address))
-            yield [start(scheduling_strategy=place).remote(part, *others, plugin) for place in places]
+# %% ../../nbs/experiment/10_cluster.ipynb #c0378541
+@patch
+@contextmanager
+def _started(self: Cluster, plan: Plan, jobs: int, limits: Limits) -> Iterator[list]:
+    "The tasks of a run, one per machine, as Ray's references."
+    needs = _needs(plan)
+    nodes = plan.config.where.nodes
+    concurrent = max(1, min(jobs, max(self._fitting(plan))))
+    task = load_ray().remote(max_retries=int(nodes == 1))(_execute_there)
+    others = (__version__, str(root()), os.getcwd(), concurrent, limits)
+    start = partial(task.options, name=plan.run_id, **needs)
+    plugin = plan.code.get(PLUGIN_FILE, '')
+    sent = pickle.dumps if plugin else lambda plan: plan
+    if nodes == 1:
+        yield [start().remote(sent(_placed(plan)), *others, plugin)]
+        return
+    with _reserved(nodes, needs, 'PACK' if self.address == 'local' else 'STRICT_SPREAD') as places:
+        answer = load_ray().remote(num_cpus=0)(_own_address)
+        [address] = _Tasks(plan.run_id, [answer.options(scheduling_strategy=places[0]).remote()]).wait()
+        if self.address == 'local':  # no other machine needs to reach it
+            address = f'127.0.0.1:{address.rsplit(":", 1)[1]}'
+        part = sent(_placed(plan, nodes, 'torchrun', address))
+        yield [start(scheduling_strategy=place).remote(part, *others, plugin) for place in places]
 
-    def _machines(self) -> list[dict[str, float]]:
-        "What each machine has, by Ray's names."
-        return [node['Resources'] for node in load_ray().nodes() if node['Alive']]
 
-    def _fitting(self, plan: Plan) -> list[int]:
-        "How many such runs, or parts of a run on several machines, fit on each machine."
-        return [_fitting(machine, _needs(plan)) for machine in self._machines()]
+@patch
+def _machines(self: Cluster) -> list[dict[str, float]]:
+    "What each machine has, by Ray's names."
+    return [node['Resources'] for node in load_ray().nodes() if node['Alive']]
 
-    def _check_room(self, plan: Plan) -> None:
-        "Refuse a run for which Ray would wait forever."
-        fitting = self._fitting(plan)
-        there = sum(fitting) if self.address == 'local' else sum(map(bool, fitting))
-        if there < plan.config.where.nodes:
-            needs = phrase('cluster.jinja', 'needs', _needs(plan))
-            raise RunError(
-                f'{plan.run_id} needs {plan.config.where.nodes} x {needs}, and the cluster at '
-                f'{self.address} has {there} of them; give fewer ranks, threads_per_rank or nodes, or add '
-                'machines with `ray start`'
-            )
+
+@patch
+def _fitting(self: Cluster, plan: Plan) -> list[int]:
+    "How many such runs, or parts of a run on several machines, fit on each machine."
+    return [_fitting(machine, _needs(plan)) for machine in self._machines()]
+
+
+@patch
+def _check_room(self: Cluster, plan: Plan) -> None:
+    "Refuse a run for which Ray would wait forever."
+    fitting = self._fitting(plan)
+    there = sum(fitting) if self.address == 'local' else sum(map(bool, fitting))
+    if there < plan.config.where.nodes:
+        needs = phrase('cluster.jinja', 'needs', _needs(plan))
+        raise RunError(
+            f'{plan.run_id} needs {plan.config.where.nodes} x {needs}, and the cluster at '
+            f'{self.address} has {there} of them; give fewer ranks, threads_per_rank or nodes, or add '
+            'machines with `ray start`'
+        )
 
 
 def make_run(

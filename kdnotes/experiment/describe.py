@@ -183,6 +183,7 @@ def teacher_origin(
         and given.get(name) not in (None, of_teacher[name])
         and given.get(theirs) is None
     ]
+    names += [name for name in given if name.startswith('teacher.')]
     given = {name: given[name] for name in names if given.get(name) is not None}
     return phrase(TEMPLATE, 'teacher_origin', plan, given, students_own)
 

@@ -391,7 +391,7 @@ class _Cells:
         run = plan(config, corpora=self.corpora, check=False).run_id
         typed = flat(config)
         return {
-            name: typed[name]
+            name: typed.get(name, cell[name])
             for name in cell
             if run != self.run_id(mode, {other: v for other, v in cell.items() if other != name})
         }

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from ..core.config import FIRST_TASK, ConfigError, pluralize, truncate_repr, task_info, with_plugin
 from ..core.spec import flat, value_of
-from ..core.parse import make_config
+from ..core.parse import flat_parameters, make_config
 from ..core.files import runs_path
 from ..experiment.plan import Plan, make_task, named, plan
 from ..experiment.worker import floor_keys, have_floors
@@ -75,6 +75,7 @@ def search_named(
     **given: Any,  # parameters of a run
 ) -> dict[str, Any]:
     "The parameters of a search; its default study name is that of its corpus with -search."
+    given = flat_parameters(given)
     if not given.get('study'):
         corpus = named(**given | dict(smoke=False))
         given = given | dict(study=f'{corpus["study"]}-search')
@@ -124,7 +125,7 @@ def resolve_search(
     given: Mapping[str, Any],  # parameters of a run
 ) -> ResolvedSearch:
     "Resolve and check a search before anything is trained."
-    common = dict(mode='mixed_kd', task=FIRST_TASK) | with_plugin(dict(given))
+    common = dict(mode='mixed_kd', task=FIRST_TASK) | with_plugin(flat_parameters(given))
     space, fixed, space_name = space_of(options.space, common['task'], common['mode'])
     common = fixed | common
     common |= _cores(options, common)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from itertools import product
 from typing import Any, NamedTuple, Protocol, Self, TYPE_CHECKING
+from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from ..core.config import plugin_id, task_info
@@ -383,205 +384,255 @@ class Task:
             corpus, config.data.max_length, config.task_settings, soft_targets(config), config.data.smoke
         )
 
-    def take_rows(self, corpus: Corpus) -> None:
-        "The rows of each split; a few of them in a smoke run."
-        self.rows = {
-            split: rows[: 64 if split == 'train' else 48] if self.smoke else rows
-            for split, rows in corpus.splits.items()
-            if split in SPLITS
-        }
+# %% ../../nbs/tasks/05_base.ipynb #da8fb2b8
+@patch
+def take_rows(self: Task, corpus: Corpus) -> None:
+    "The rows of each split; a few of them in a smoke run."
+    self.rows = {
+        split: rows[: 64 if split == 'train' else 48] if self.smoke else rows
+        for split, rows in corpus.splits.items()
+        if split in SPLITS
+    }
 
-    def take_classes(
-        self,
-        names: Sequence[str],  # of the classes, in the order of the logits
-    ) -> None:
-        "Labels as numbers of classes, their share in the training split, and a head with an output for each."
-        number = {name: i for i, name in enumerate(names)}
-        self.labels = {
-            split: np.fromiter((number[label] for label in rows['label']), np.int64, len(rows))
-            for split, rows in self.rows.items()
-        }
-        # one more of each: a class without an example here has no logarithm
-        counts = np.bincount(self.labels['train'], minlength=len(names)) + 1
-        self.label_prior = counts / counts.sum()
-        self.head_labels = tuple(names)
-        self.head_config = labels_config(names)
-        self.model_kwargs = {'num_labels': len(names)}
-        self.signal_spec = {'logits': SignalSpec(shape=(len(names),))}
 
-    def texts_of(
-        self,
-        rows: Rows,
-    ) -> tuple[Sequence[str], Sequence[str] | None]:  # the first texts; the second, None: rows have one
-        "The texts of each row, as `encode` reads them."
-        return rows['text'], None
+@patch
+def take_classes(
+    self: Task,
+    names: Sequence[str],  # of the classes, in the order of the logits
+) -> None:
+    "Labels as numbers of classes, their share in the training split, and a head with an output for each."
+    number = {name: i for i, name in enumerate(names)}
+    self.labels = {
+        split: np.fromiter((number[label] for label in rows['label']), np.int64, len(rows))
+        for split, rows in self.rows.items()
+    }
+    # one more of each: a class without an example here has no logarithm
+    counts = np.bincount(self.labels['train'], minlength=len(names)) + 1
+    self.label_prior = counts / counts.sum()
+    self.head_labels = tuple(names)
+    self.head_config = labels_config(names)
+    self.model_kwargs = {'num_labels': len(names)}
+    self.signal_spec = {'logits': SignalSpec(shape=(len(names),))}
 
-    def add_unlabelled(self, corpus: Corpus) -> Rows:
-        "Put rows without a label behind the others."
-        more = corpus.unlabelled[:64] if self.smoke else corpus.unlabelled
-        self.unlabelled = len(more)
-        self.rows['train'] = Columns.joined([self.rows['train'], more])
-        labelled = self.labels['train']
-        self.labels['train'] = np.concatenate([labelled, np.full(len(more), NO_LABEL, labelled.dtype)])
-        return more
 
-    def encoder_floor(self, embed: Embed) -> Evaluation | None:
-        "What pretrained weights score as they come; None: the task has no such baseline."
-        return None
+@patch
+def texts_of(
+    self: Task,
+    rows: Rows,
+) -> tuple[Sequence[str], Sequence[str] | None]:  # the first texts; the second, None: rows have one
+    "The texts of each row, as `encode` reads them."
+    return rows['text'], None
 
-    def encode(
-        self,
-        tokenizer,  # of transformers
-        cache_dir: Path | None = None,  # where tokens are kept; None: nowhere
-    ) -> None:
-        "Tokenise every example once."
-        texts = {split: self.texts_of(rows) for split, rows in self.rows.items()}
-        self.pairs = EncodedPairs.from_texts(tokenizer, texts, self.max_length, cache_dir)
+# %% ../../nbs/tasks/05_base.ipynb #3b08ef3d
+@patch
+def add_unlabelled(self: Task, corpus: Corpus) -> Rows:
+    "Put rows without a label behind the others."
+    more = corpus.unlabelled[:64] if self.smoke else corpus.unlabelled
+    self.unlabelled = len(more)
+    self.rows['train'] = Columns.joined([self.rows['train'], more])
+    labelled = self.labels['train']
+    self.labels['train'] = np.concatenate([labelled, np.full(len(more), NO_LABEL, labelled.dtype)])
+    return more
 
-    def token_counts(self) -> dict[str, TokenCounts]:
-        "What the tokenizer made of the rows of each split."
-        return self.pairs.counts
 
-    def token_rows(self, split: str) -> Ragged:
-        "The token ids of each row of a split, as a model reads them."
-        ids, _ = self.pairs.splits[split]
-        return ids
+@patch
+def encoder_floor(self: Task, embed: Embed) -> Evaluation | None:
+    "What pretrained weights score as they come; None: the task has no such baseline."
+    return None
 
-    def lengths(self, split: str) -> np.ndarray:  # (n,)
-        "Tokens of each example."
-        return self.pairs.lengths(split)
+# %% ../../nbs/tasks/05_base.ipynb #cbe7225e
+@patch
+def encode(
+    self: Task,
+    tokenizer,  # of transformers
+    cache_dir: Path | None = None,  # where tokens are kept; None: nowhere
+) -> None:
+    "Tokenise every example once."
+    texts = {split: self.texts_of(rows) for split, rows in self.rows.items()}
+    self.pairs = EncodedPairs.from_texts(tokenizer, texts, self.max_length, cache_dir)
 
-    def groups(self, split: str) -> np.ndarray:  # (n,)
-        "What neither a sampler nor a micro-batch may split; all different: nothing is together."
-        return singleton_groups(len(self.lengths(split)))
 
-    def batch(self, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
-        "Examples of a split, padded to the longest; the same in every epoch."
-        import torch
+@patch
+def token_counts(self: Task) -> dict[str, TokenCounts]:
+    "What the tokenizer made of the rows of each split."
+    return self.pairs.counts
 
-        index = np.asarray(index, dtype=np.int64)
-        inputs, tokens = self.pairs.inputs(split, index)
-        return Batch(index, inputs, torch.from_numpy(self.labels[split][index]), tokens)
 
-    def token_ids(self, split: str) -> Iterator[np.ndarray] | None:
-        """Flat arrays that together hold every token id of a split's batches, padding included; None: they
-        are known from the batches alone.
-        """
-        return self.pairs.token_ids(split)
+@patch
+def token_rows(self: Task, split: str) -> Ragged:
+    "The token ids of each row of a split, as a model reads them."
+    ids, _ = self.pairs.splits[split]
+    return ids
 
-    def signal(
-        self,
-        outputs,  # the teacher's
-        batch: Batch,
-    ) -> dict[str, Tensor]:  # (n, *shape), ragged (tokens, *shape)
-        "The teacher's part that is kept: its logits, float32."
-        return {'logits': outputs.logits.detach().float()}
 
-    def signal_key(self) -> str:
-        "Every choice of the task that changes its training examples, for the name of a stored signal."
-        return 'all-smoke' if self.smoke else 'all'
+@patch
+def lengths(self: Task, split: str) -> np.ndarray:  # (n,)
+    "Tokens of each example."
+    return self.pairs.lengths(split)
 
-    def loss_functions(
-        self,
-        kd: bool,  # is there a teacher?
-    ) -> dict[str, LossFunction]:  # loss term -> its function; the count is that of `loss_counts`
-        "What is minimised: `hard` against the labels, `soft` against a teacher's outputs."
-        return {'hard': self.hard_loss} | ({'soft': self.soft_loss} if kd else {})
 
-    def hard_loss(
-        self,
-        outputs,  # the student's
-        batch: Batch,  # of train
-        signal: dict[str, Tensor] | None,  # what `signal` gives of the same examples; None: no teacher
-    ) -> tuple[Tensor, int]:  # the sum over the examples that have a label, and how many they are
-        "Cross-entropy of the labels."
-        total = hard_target_ce(outputs.logits, batch.labels, 'sum')
-        return total, self.loss_counts('train', batch.index)['hard']
+@patch
+def groups(self: Task, split: str) -> np.ndarray:  # (n,)
+    "What neither a sampler nor a micro-batch may split; all different: nothing is together."
+    return singleton_groups(len(self.lengths(split)))
 
-    def soft_loss(
-        self,
-        outputs,  # the student's
-        batch: Batch,
-        signal: dict[str, Tensor],
-    ) -> tuple[Tensor, int]:
-        "Soft targets of the teacher's logits, over all examples."
-        return self.soft.loss(outputs.logits, signal['logits']), len(batch.index)
+# %% ../../nbs/tasks/05_base.ipynb #5a62f7b1
+@patch
+def batch(self: Task, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
+    "Examples of a split, padded to the longest; the same in every epoch."
+    import torch
 
-    def loss_terms(
-        self,
-        outputs,  # the student's
-        batch: Batch,  # of train
-        signal: dict[str, Tensor] | None,
-    ) -> dict[str, tuple[Tensor, int]]:
-        "The sum and the count of each loss term."
-        functions = self.loss_functions(kd=bool(signal))
-        return {name: loss(outputs, batch, signal) for name, loss in functions.items()}
+    index = np.asarray(index, dtype=np.int64)
+    inputs, tokens = self.pairs.inputs(split, index)
+    return Batch(index, inputs, torch.from_numpy(self.labels[split][index]), tokens)
 
-    def loss_counts(self, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
-        "Without a forward, the examples of each term: those that have a label, and all."
-        n = len(index)
-        if not self.unlabelled:
-            return {'hard': n, 'soft': n}
-        first = self.labels[split][index].reshape(n, -1)[:, 0]
-        return {'hard': int((first != NO_LABEL).sum()), 'soft': n}
 
-    def loss_weights(self, kd: bool) -> dict[str, float]:
-        "What the loss terms are multiplied by, with and without a teacher."
-        return self.soft.weights(kd, self.model_kwargs['num_labels'])
+@patch
+def token_ids(self: Task, split: str) -> Iterator[np.ndarray] | None:
+    """Flat arrays that together hold every token id of a split's batches, padding included; None: they
+    are known from the batches alone.
+    """
+    return self.pairs.token_ids(split)
 
-    def scores(
-        self,
-        outputs,  # a model's
-        batch: Batch,
-    ) -> Tensor:  # (n, k) float32
-        "What `evaluate` needs of each example: the outputs themselves."
-        return outputs.logits.float()
+# %% ../../nbs/tasks/05_base.ipynb #48e41575
+@patch
+def signal(
+    self: Task,
+    outputs,  # the teacher's
+    batch: Batch,
+) -> dict[str, Tensor]:  # (n, *shape), ragged (tokens, *shape)
+    "The teacher's part that is kept: its logits, float32."
+    return {'logits': outputs.logits.detach().float()}
 
-    def evaluate(
-        self,
-        scores: dict[str, np.ndarray],  # (n, k) by evaluation set, rows in the split's order
-    ) -> Evaluation:
-        "Metrics, units and predictions of the evaluation sets given."
-        return Evaluation.from_sets(
-            {split: self._evaluated(split, of_split) for split, of_split in scores.items()}
-        )
 
-    def _evaluated(self, split: str, scores: np.ndarray) -> tuple[dict, pd.DataFrame, pd.DataFrame]:
-        "Those of one set."
-        metrics, values = self.measure(scores, self.labels[split])
-        rows = self.rows[split]
-        ids, clusters = (
-            rows[key].tolist() for key in ('id', 'cluster' if 'cluster' in rows.columns else 'id')
-        )
-        units = unit_table(split, 'all', ids, clusters, values)
-        return metrics, units, pd.DataFrame(dict(split=split) | self.predicted(split, ids, scores))
+@patch
+def signal_key(self: Task) -> str:
+    "Every choice of the task that changes its training examples, for the name of a stored signal."
+    return 'all-smoke' if self.smoke else 'all'
 
-    def predicted(self, split: str, ids: list[str], scores: np.ndarray) -> dict[str, Any]:
-        "A row for each class of each example."
-        classes = len(self.head_labels)
-        right = self.labels[split][:, None] == np.arange(classes)
-        return dict(
-            unit=np.repeat(ids, classes),
-            item=np.tile(self.head_labels, len(ids)),
-            label=right.astype(np.int64).ravel(),
-            score=scores.astype(np.float32).ravel(),
-        )
+# %% ../../nbs/tasks/05_base.ipynb #2b89c582
+@patch
+def loss_functions(
+    self: Task,
+    kd: bool,  # is there a teacher?
+) -> dict[str, LossFunction]:  # loss term -> its function; the count is that of `loss_counts`
+    "What is minimised: `hard` against the labels, `soft` against a teacher's outputs."
+    return {'hard': self.hard_loss} | ({'soft': self.soft_loss} if kd else {})
 
-    def floors(self) -> dict[str, Evaluation]:
-        "What each of `TaskInfo.floors` scores that means something on this corpus and needs no network."
-        if self.label_prior is None:
-            return {}
-        shares = np.log(self.label_prior)
-        sets = {split: np.tile(shares, (len(self.rows[split]), 1)) for split in self.evaluation_sets}
-        return {'label_shares': self.evaluate(sets)}
 
-    def head_flops(
-        self,
-        config,  # the model's
-        lengths: np.ndarray,  # (n,) tokens
-    ) -> float:
-        "Operations of the head in one forward of these examples."
-        return sequence_head_flops(config, len(lengths))
+@patch
+def hard_loss(
+    self: Task,
+    outputs,  # the student's
+    batch: Batch,  # of train
+    signal: dict[str, Tensor] | None,  # what `signal` gives of the same examples; None: no teacher
+) -> tuple[Tensor, int]:  # the sum over the examples that have a label, and how many they are
+    "Cross-entropy of the labels."
+    total = hard_target_ce(outputs.logits, batch.labels, 'sum')
+    return total, self.loss_counts('train', batch.index)['hard']
+
+
+@patch
+def soft_loss(
+    self: Task,
+    outputs,  # the student's
+    batch: Batch,
+    signal: dict[str, Tensor],
+) -> tuple[Tensor, int]:
+    "Soft targets of the teacher's logits, over all examples."
+    return self.soft.loss(outputs.logits, signal['logits']), len(batch.index)
+
+
+@patch
+def loss_terms(
+    self: Task,
+    outputs,  # the student's
+    batch: Batch,  # of train
+    signal: dict[str, Tensor] | None,
+) -> dict[str, tuple[Tensor, int]]:
+    "The sum and the count of each loss term."
+    functions = self.loss_functions(kd=bool(signal))
+    return {name: loss(outputs, batch, signal) for name, loss in functions.items()}
+
+# %% ../../nbs/tasks/05_base.ipynb #a918bcd6
+@patch
+def loss_counts(self: Task, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
+    "Without a forward, the examples of each term: those that have a label, and all."
+    n = len(index)
+    if not self.unlabelled:
+        return {'hard': n, 'soft': n}
+    first = self.labels[split][index].reshape(n, -1)[:, 0]
+    return {'hard': int((first != NO_LABEL).sum()), 'soft': n}
+
+
+@patch
+def loss_weights(self: Task, kd: bool) -> dict[str, float]:
+    "What the loss terms are multiplied by, with and without a teacher."
+    return self.soft.weights(kd, self.model_kwargs['num_labels'])
+
+# %% ../../nbs/tasks/05_base.ipynb #95f9f290
+@patch
+def scores(
+    self: Task,
+    outputs,  # a model's
+    batch: Batch,
+) -> Tensor:  # (n, k) float32
+    "What `evaluate` needs of each example: the outputs themselves."
+    return outputs.logits.float()
+
+
+@patch
+def evaluate(
+    self: Task,
+    scores: dict[str, np.ndarray],  # (n, k) by evaluation set, rows in the split's order
+) -> Evaluation:
+    "Metrics, units and predictions of the evaluation sets given."
+    return Evaluation.from_sets(
+        {split: self._evaluated(split, of_split) for split, of_split in scores.items()}
+    )
+
+
+@patch
+def _evaluated(self: Task, split: str, scores: np.ndarray) -> tuple[dict, pd.DataFrame, pd.DataFrame]:
+    "Those of one set."
+    metrics, values = self.measure(scores, self.labels[split])
+    rows = self.rows[split]
+    ids, clusters = (rows[key].tolist() for key in ('id', 'cluster' if 'cluster' in rows.columns else 'id'))
+    units = unit_table(split, 'all', ids, clusters, values)
+    return metrics, units, pd.DataFrame(dict(split=split) | self.predicted(split, ids, scores))
+
+
+@patch
+def predicted(self: Task, split: str, ids: list[str], scores: np.ndarray) -> dict[str, Any]:
+    "A row for each class of each example."
+    classes = len(self.head_labels)
+    right = self.labels[split][:, None] == np.arange(classes)
+    return dict(
+        unit=np.repeat(ids, classes),
+        item=np.tile(self.head_labels, len(ids)),
+        label=right.astype(np.int64).ravel(),
+        score=scores.astype(np.float32).ravel(),
+    )
+
+# %% ../../nbs/tasks/05_base.ipynb #74e977b7
+@patch
+def floors(self: Task) -> dict[str, Evaluation]:
+    "What each of `TaskInfo.floors` scores that means something on this corpus and needs no network."
+    if self.label_prior is None:
+        return {}
+    shares = np.log(self.label_prior)
+    sets = {split: np.tile(shares, (len(self.rows[split]), 1)) for split in self.evaluation_sets}
+    return {'label_shares': self.evaluate(sets)}
+
+
+@patch
+def head_flops(
+    self: Task,
+    config,  # the model's
+    lengths: np.ndarray,  # (n,) tokens
+) -> float:
+    "Operations of the head in one forward of these examples."
+    return sequence_head_flops(config, len(lengths))
 
 # %% ../../nbs/tasks/05_base.ipynb #5887b7c4
 def setting(

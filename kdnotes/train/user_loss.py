@@ -43,10 +43,10 @@ class UserLoss:
             )  # a language model's, which are open until they are read
         try:
             result = self.function(outputs, batch, signal)
-        except Exception as e:
+        except (Exception, SystemExit) as e:
             if is_out_of_memory(e):
                 raise
-            why = error_at(e, self.function.__code__.co_filename)
+            why = error_at(e, f'<{self.code.origin}>')
             raise self.error(f'raised {why}') from e
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise self.error(f'returned a {type(result).__name__}, not (sum, count)')
@@ -60,8 +60,9 @@ class UserLoss:
             raise self.error(f'returned {kind} as the sum, which must be a scalar tensor of floats')
         if isinstance(count, Tensor) and not count.ndim:
             count = count.item()
-        if not isinstance(count, (Integral, float)) or count != int(count):
-            raise self.error(f'returned a {type(count).__name__} as the count, which must be a whole number')
+        if not isinstance(count, (Integral, float)) or not float(count).is_integer():
+            shown = count if isinstance(count, float) else f'a {type(count).__name__}'
+            raise self.error(f'returned {shown} as the count, which must be a whole number')
         return total, int(count)
 
     def error(self, what: str) -> TrainingError:  # to raise
