@@ -232,6 +232,12 @@ def test_a_study_without_students_has_no_teacher_to_change(name):
         study('baseline', **{name: 2})
 
 
+def test_a_notebook_may_give_a_student_of_none_to_arms_without_one():
+    "study.ipynb passes the defaults of its parameters."
+    plans = study('baseline', student=None, student_init=None)
+    assert [p.run_id for p in plans] == [p.run_id for p in study('baseline')]
+
+
 def test_a_loss_that_needs_a_teacher_goes_to_the_arms_that_have_one():
     plans = plan_study(1, 'all', corpus='embedded', ranking_loss='margin_mse', ranking_weight=0.5)
     for p in plans:

@@ -491,7 +491,8 @@ def plan_study(
         for name in taken_by_arm
     }
     # a notebook gives defaults, too
-    if idle := sorted(unused - {name for name in unused if common.get(name) == 'auto'}):
+    defaults = {name for name in unused & common.keys() if common[name] in ('auto', None)}
+    if idle := sorted(unused - defaults):
         raise ConfigError(
             f"{' and '.join(idle)} would play no part in arms={truncate_repr(arms)}; leave it out, "
             "or add arms that have this factor"
