@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import KdnotesError
-from kdnotes.core.parse import make_config
+from kdnotes.core.parse import make_config, of_arm
 from kdnotes.core.resolve import Machine, machine, resolve, resolved_dtype
 from kdnotes.core.spec import flat
 
@@ -226,7 +226,7 @@ def _asked(
     if c.micro_batches > 1:
         given['batch_size'] = 32 * c.micro_batches * c.ranks
         given['micro_batch_tokens'] = max(128, round(32 * mean_tokens))
-    return given | race.common
+    return given | of_arm(mode, race.common)
 
 
 def first_gpu() -> str:

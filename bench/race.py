@@ -352,7 +352,7 @@ def prepare_race(
 def _raced_task(common: dict) -> str:
     "The task of a race, or a refusal."
     _check_students(common)
-    config = make_config(**common)
+    config = make_config(mode='full_kd', **common)
     if task_info(config.task).batches_change(config):
         raise BenchError(
             f'task={config.task} hides other words in each epoch, and the race is one of signals that are '

@@ -20,6 +20,7 @@ from tiny_lm import WORDS, tiny_lm, tiny_tokenizer as tiny_tokenizer_of_words
 from bench import baselines, race as bench, contestants, turns
 from bench.profiling import listening
 from kdnotes.tasks.answer_selection import AnswerSelection
+from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve
@@ -228,6 +229,18 @@ def test_dropout_and_16_bits_are_on_and_the_teacher_is_asked_without_dropout(nam
         {torch.bfloat16} if asked else set()
     )
     assert {p.dtype for p in training.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize('dtype', ['bf16', 'fp32'])
+def test_every_contestant_takes_what_it_has_of_the_options_of_a_race(tiny, tmp_path, dtype):
+    "A student of chosen layers of a given teacher: contestants without a student leave the layers out."
+    common = dict(smoke=True, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
+    race = contestants.RaceSetting(tmp_path, common, dtype, 6, 'embedded')
+    assert bench._raced_task(common) == 'answer_selection'
+    for name, c in contestants.RACE.items():
+        config = contestants.contestant_job(c, race)['config']
+        assert config['teacher'] == common['teacher'], name
+        assert config.get('student_layers') == ([0] if MODES[c.mode].network == 'student' else None), name
 
 
 def test_long_steps_have_the_mean_length(tiny):
