@@ -237,7 +237,8 @@ def test_every_contestant_takes_what_it_has_of_the_options_of_a_race(tiny, tmp_p
     common = dict(smoke=True, teacher=str(tiny['folder'] / 'teacher'), student_layers=(0,))
     race = contestants.RaceSetting(tmp_path, common, dtype, 6, 'embedded')
     assert bench._raced_task(common) == 'answer_selection'
-    for name, c in contestants.RACE.items():
+    prepares = contestants.Contestant('prepare', '', 'mixed_baseline')
+    for name, c in [*contestants.RACE.items(), ('prepare', prepares)]:
         config = contestants.contestant_job(c, race)['config']
         assert config['teacher'] == common['teacher'], name
         assert config.get('student_layers') == ([0] if MODES[c.mode].network == 'student' else None), name
