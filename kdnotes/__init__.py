@@ -26,7 +26,7 @@ _API = (
     'study',
 )
 
-_ELSEWHERE = {'StopTraining': 'kdnotes.core.processes'}
+_ELSEWHERE = {'StopTraining': 'kdnotes.core.processes', 'label': 'kdnotes.labelling.label'}
 
 
 def __getattr__(name):

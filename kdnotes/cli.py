@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Annotated
 import typer
 from . import __version__
-from .commands import training, results, models, machine  # noqa: F401  they register the commands
+from .commands import training, results, models, machine, label  # noqa: F401  they register the commands
 from .commands.options import app, epilog
 from .commands.output import tell
 from .core.config import KdnotesError

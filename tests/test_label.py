@@ -14,12 +14,19 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from architectures import WORDS, small_bert, write_teacher
+from kdnotes.cli import main
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
 from kdnotes.distill.scores import read_scores
+from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import plan
-from kdnotes.label.labelling import ANSWERS, label, stored_answers
-from kdnotes.label.services import KEY, LabelError
+from kdnotes.labelling.label import ANSWERS, label, stored_answers
+from kdnotes.labelling.prompts import find_options, load_prompt, prompts
+from kdnotes.labelling.services import KEY, LabelError
 from kdnotes.experiment.compatibility import make_task
 from kdnotes.tasks.sources import load_corpus
 
@@ -313,7 +320,7 @@ def test_the_key_is_sent_and_stored_nowhere(reviews, tmp_path, monkeypatch):
 def test_kills_lose_at_most_the_calls_in_flight(reviews, tmp_path):
     out = tmp_path / 'out'
     script = (
-        'import sys; from kdnotes.label.labelling import label; '
+        'import sys; from kdnotes.labelling.label import label; '
         'label(sys.argv[1], "m", sys.argv[2], endpoint=sys.argv[3], concurrency=2)'
     )
     with serving(lambda number, request: time.sleep(0.05) or right(number, request)) as server:
@@ -327,6 +334,60 @@ def test_kills_lose_at_most_the_calls_in_flight(reviews, tmp_path):
         label(reviews, 'm', out, endpoint=server.url, concurrency=2)
         assert 56 <= len(server.calls) <= 56 + 2 * 2
     assert len(stored_answers(out)) == 56 and len((out / ANSWERS).read_text().splitlines()) == 56
+
+
+def tiny_causal(folder):
+    "A GPT-2 with random weights that reads bytes, and the codes A and B with a blank as one token each."
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(['<end>', *alphabet, 'ĠA', 'ĠB'])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[('Ġ', 'A'), ('Ġ', 'B')]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token='<end>').save_pretrained(folder)
+    torch.manual_seed(0)
+    size = dict(vocab_size=len(vocabulary), n_positions=512, n_embd=32, n_layer=2, n_head=2)
+    config = GPT2Config(**size, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0)
+    network = GPT2LMHeadModel(config)
+    with torch.no_grad():  # it answers with a code, as a model does that follows the prompt
+        network.transformer.ln_f.bias.fill_(1)
+        network.lm_head.weight[-2:] += 0.25
+    network.save_pretrained(folder)
+    return folder
+
+
+def test_a_local_model_labels_a_corpus_that_a_student_is_trained_on(reviews, tmp_path, monkeypatch, capsys):
+    "By the commands; the probabilities are those of one prompt at a time."
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
+    model = tiny_causal(tmp_path / 'model')
+    out = tmp_path / 'out'
+    words = ['label', str(reviews), '--model', str(model), '--out', str(out), '--json']
+    assert main(words) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts['used']['answers'] == 56 and facts['splits']['train']['written'] == 24
+    assert main(words) == 0 and json.loads(capsys.readouterr().out)['used']['answers'] == 0
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
+    network = GPT2LMHeadModel.from_pretrained(model).eval()
+    options = find_options(
+        'text_classification', load_corpus('text_classification', str(reviews)).splits['train']
+    )
+    rows = load_corpus('text_classification', str(reviews)).splits['dev']
+    asked = prompts(load_prompt('text_classification'), 'text_classification', rows, options)
+    codes = tokenizer.convert_tokens_to_ids(['ĠA', 'ĠB'])
+    for prompt, row in zip(asked, rows_of(out, 'dev'), strict=True):
+        with torch.inference_mode():
+            logits = network(**tokenizer(f'{prompt}\n\nAnswer:', return_tensors='pt')).logits[0, -1]
+        p = logits.softmax(0)[codes]
+        assert row['teacher'] == pytest.approx((p / p.sum()).tolist(), abs=1e-5)
+    network = write_teacher(tmp_path / 'network', small_bert(len(WORDS)))
+    of_teacher = dict(columns='teacher=teacher', teacher_mode='scores', scores_are='probabilities')
+    of_student = dict(teacher=str(network), student_init='teacher_pretrained', student_layers=(1,))
+    size = dict(epochs=1, max_length=32, ranks=1, threads_per_rank=1)
+    of_data = dict(task='text_classification', corpus=str(out))
+    record = run(make_config(mode='full_kd', **of_data, **of_teacher, **of_student, **size))
+    assert record['corpus'] == str(out) and record['columns'] == 'teacher=teacher'
+    assert (
+        record['teachers']['metrics'].keys() == {'dev', 'test'} and record['metrics']['test']['accuracy'] >= 0
+    )
 
 
 def test_ranking_and_numbers(tmp_path):
