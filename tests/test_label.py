@@ -195,6 +195,10 @@ def test_samples_where_there_are_no_log_probabilities(reviews, tmp_path):
         )
         assert len(server.calls) == 1 + 8 * 6
     assert facts['method'] == '6 samples' and list(facts['splits']) == ['dev']
+    assert (
+        len(rows_of(tmp_path / 'out', 'train')) == 24
+        and 'teacher' not in rows_of(tmp_path / 'out', 'train')[0]
+    )
     assert facts['splits']['dev']['agreement']['accuracy'] == 1.0
     # four answers of six are right, each option has half an answer more
     assert {max(row['teacher']) for row in rows_of(tmp_path / 'out', 'dev')} == {round(4.5 / 7, 6)}

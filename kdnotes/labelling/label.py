@@ -246,18 +246,21 @@ def write_split(
     path: Path,
     task: str,
     rows: Rows,
-    teacher: Sequence[list[float] | float | None],  # one per row; None: the row is left out
+    # one per row, where None leaves the row out; None: the model was not asked about this split
+    teacher: Sequence[list[float] | float | None] | None,
     labelled: bool,  # have the rows labels?
 ) -> int:  # rows written
     "Rows with the probabilities of the language model."
     names = task_info(task).corpora.schema.names
     keys = [key for key in names if key in rows.columns and (labelled or key != 'label')]
     keys = [key for key in keys if any(str(cell) for cell in rows[key])]  # an empty column is none
-    lines = [
-        json.dumps(dict(zip(map(names.get, keys), map(_cell, cells))) | {TEACHER: value}, ensure_ascii=False)
-        for cells, value in zip(zip(*(rows[key] for key in keys)), teacher)
-        if value is not None
-    ]
+    lines = []
+    for i, cells in enumerate(zip(*(rows[key] for key in keys))):
+        row = dict(zip(map(names.get, keys), map(_cell, cells)))
+        if teacher is not None:
+            row[TEACHER] = teacher[i]
+        if row.get(TEACHER, ()) is not None:
+            lines.append(json.dumps(row, ensure_ascii=False))
     atomic_write(path, '\n'.join(lines) + '\n' * bool(lines))
     return len(lines)
 
@@ -300,7 +303,7 @@ def label(
     prompt: str | Path | None = None,  # jinja template; None: the one of the task
     columns: str | None = None,  # names of the columns in the corpus, as for a run
     target: str = 'classes',  # of text_classification: classes | number
-    splits: Sequence[str] = (),  # of train, dev, test, unlabelled; (): all there are
+    splits: Sequence[str] = (),  # of train, dev, test, unlabelled; others are copied; (): all there are
     max_calls: int | None = None,
     max_cost: float | None = None,  # in the currency of `price`
     price: tuple[float, float] | None = None,  # of a million tokens of prompts, and of answers
@@ -330,6 +333,8 @@ def label(
             split: _label_split(session, task, split, loaded.splits[split], of_split, options)
             for split, of_split in asked.items()
         }
+        for split in loaded.splits.keys() - asked.keys():
+            write_split(folder / f'{split}.jsonl', task, loaded.splits[split], None, split != UNLABELLED)
         return _write_facts(session, loaded, task, endpoint, options, facts, time.perf_counter() - begin)
 
 # %% ../../nbs/labelling/03_label.ipynb #20efb7db
