@@ -118,3 +118,7 @@ def main(
         text, code = 'stopped; what is done is kept, and the same command makes the rest', EXIT_STOPPED
     tell(f'kdnotes: {text}')
     return code
+
+
+if __name__ == '__main__' and '__file__' in globals():
+    sys.exit(main())

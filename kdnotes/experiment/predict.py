@@ -4,6 +4,7 @@
 
 # %% ../../nbs/experiment/13_predict.ipynb #28d4d6dc
 from __future__ import annotations
+import contextlib
 import csv
 import gzip
 import io
@@ -336,7 +337,7 @@ def predict(
         return Predictions(model, run_id, info.name, loaded.sha256, device, seconds, answers)
     teacher = record.get('teacher_run_id') if beside is None else None
     absent = teacher is not None and find_run_model(teacher) is None
-    other = beside or teacher
+    other = teacher if beside is None else beside
     if absent or other in (None, 'none'):
         return replace(_predict_timed([source], info, requests[0]), alone=teacher if absent else '')
     second = find_source(other)
@@ -413,18 +414,21 @@ def row_requests(
 # %% ../../nbs/experiment/13_predict.ipynb #b4a3e69c
 def _table_task(source: Source, table: Table, columns: Mapping[str, str] | str | None) -> TaskInfo:
     "The task that a model answers: of those that its head is for, the first whose columns are there."
-    [first, *others] = possible = tasks_of(source)
-    if not others:
-        return first
-    problems = []
+    possible = tasks_of(source)
+    if len(possible) == 1:
+        return possible[0]
     for info in possible:
         schema = _input_schema(info)
-        try:
+        with contextlib.suppress(ConfigError, CorpusError):  # it lacks a column, or the map is another task's
             check_layout(table, schema, column_names(columns, schema.names), set())
             return info
-        except (ConfigError, CorpusError) as e:  # it lacks a column, or the map is another task's
-            problems.append(f'for {info.name} {e}')
-    raise PredictError('; or '.join(problems))
+    keys = '; or '.join(
+        f'{" and ".join(info.use.keys[name] for name in info.use.takes)} for {info.name}' for info in possible
+    )
+    raise PredictError(
+        f'{table.where} has the columns {", ".join(map(truncate_repr, table.names[:20]))}, and this model '
+        f"can be asked with {keys}; rename a column, or say which it is: columns='<key>=<your column>'"
+    )
 
 
 @dataclass(frozen=True)
@@ -433,7 +437,7 @@ class TableRequests:
 
     table: Table
     info: TaskInfo
-    requests: list[dict[str, Any]]
+    inputs: list[dict[str, Any]]  # one per request
     rows: list[list[int]]  # which rows of the table each is about
 
 
@@ -454,11 +458,11 @@ def table_requests(
 # %% ../../nbs/experiment/13_predict.ipynb #4da2ed64
 def answer_table(
     reader: Reader,  # of a loaded model
-    asked: TableRequests,
+    requests: TableRequests,
 ) -> dict[str, list]:  # column -> a cell for each row of the table
     "The answers of a model to each row."
-    table = asked.table
-    n = sum(map(len, asked.rows))
+    table = requests.table
+    n = sum(map(len, requests.rows))
     columns: dict[str, list] = {}
 
     def add(name: str, i: int, cell: Any) -> None:
@@ -470,10 +474,10 @@ def answer_table(
         columns.setdefault(name, [None] * n)[i] = cell
 
     def place(i: int) -> str:
-        return table.place(asked.rows[i][0])
+        return table.place(requests.rows[i][0])
 
-    for index, answer in zip(asked.rows, answers_of(reader, asked.info, asked.requests, place)):
-        for i, cells in zip(index, asked.info.use.cells(answer.values), strict=True):
+    for index, answer in zip(requests.rows, answers_of(reader, requests.info, requests.inputs, place)):
+        for i, cells in zip(index, requests.info.use.cells(answer.values), strict=True):
             for name, cell in (cells | dict(note='; '.join(map(str, answer.notes)))).items():
                 add(name, i, cell)
     columns['note'] = columns.pop('note')  # the last one
@@ -493,8 +497,8 @@ def predict_table(
         raise ConfigError(f'two columns of the table are called {truncate_repr(twice)}; rename one of them')
     cells = {name: table.iloc[:, i].tolist() for i, name in enumerate(names)}
     source = find_source(model)
-    asked = table_requests(source, Table('the table', names, cells, list(table.index)), columns)
-    answers = answer_table(load_reader(source, asked.info)[0], asked)
+    requests = table_requests(source, Table('the table', names, cells, list(table.index)), columns)
+    answers = answer_table(load_reader(source, requests.info)[0], requests)
     return pd.concat([table, pd.DataFrame(answers, index=table.index)], axis=1)
 
 # %% ../../nbs/experiment/13_predict.ipynb #092f4063
@@ -621,18 +625,18 @@ def predict_file(
         raise ConfigError(f'out {truncate_repr(str(target))} is the file that is read; name another one')
     check_output(target, overwrite)
     source = find_source(model)
-    asked = table_requests(source, table, columns)
+    requests = table_requests(source, table, columns)
     as_file(rows, table.names, target, path)  # may refuse, before hours are spent
-    reader, _ = load_reader(source, asked.info)
+    reader, _ = load_reader(source, requests.info)
     begin = time.perf_counter()
-    answers = answer_table(reader, asked)
+    answers = answer_table(reader, requests)
     seconds = time.perf_counter() - begin
     filled = [row | dict(zip(answers, cells)) for row, cells in zip(rows, zip(*answers.values()))]
     atomic_write(target, as_file(filled, [*table.names, *answers], target, path))
     return FilePrediction(
         model=model,
         run_id=(source.record or {}).get('run_id'),
-        task=asked.info.name,
+        task=requests.info.name,
         file=str(path),
         out=str(target),
         rows=len(rows),
