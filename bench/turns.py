@@ -36,7 +36,7 @@ from kdnotes.distill.teacher_cache import key_parts, make_signal, online_signal,
 from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import make_task
 from kdnotes.experiment.predict import load_reader
-from kdnotes.experiment.score import find_source
+from kdnotes.experiment.saved_models import find_source
 from kdnotes.tasks.inference import Reader
 from kdnotes.tasks.base import Task, TaskInfo, TaskView
 from kdnotes.tasks.batching import Batch

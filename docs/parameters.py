@@ -2,7 +2,7 @@
 
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
-from kdnotes.commands.parameters import HEADINGS, as_typed, comments
+from kdnotes.commands.options import HEADINGS, as_typed, comments
 from docs.markdown import code, comment, escaped, table
 
 COLUMNS = ('parameter', 'default', 'values', 'meaning')

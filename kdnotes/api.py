@@ -4,14 +4,13 @@
 
 # %% ../nbs/89_api.ipynb #a7ff11b1
 from __future__ import annotations
-import inspect
 import os
-import re
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from fastcore.basics import patch
+from fastcore.docments import docments
 import pandas as pd
 from .stats.comparable import timed
 from .stats.compare import Comparison
@@ -54,36 +53,24 @@ if TYPE_CHECKING:
     from kdnotes.tasks.base import LossFunction
 
 # %% ../nbs/89_api.ipynb #47c608c5
-def _signature_lines(source: str) -> list[str]:  # of a function or a method
-    "The parameters of a signature that is written a line each, with what its comments say."
-    parameters: list[str] = []
-    above: list[str] = []
-    source = textwrap.dedent(source)
-    for line in source[source.index('\ndef ') + 1 :].splitlines()[1:]:
-        if line.startswith(')'):
-            break
-        if comment := re.fullmatch(r'\s*# (.*)', line):
-            above.append(comment[1])
-        elif re.match(r'\s+self\b', line):
-            continue
-        elif parameter := re.match(r'\s+(\**\w+)\s*:?[^#]*(?:#\s(.*))?', line):
-            meaning = ' '.join([*above, parameter[2] or '']).strip()
-            parameters.append(f'    {parameter[1]}: {meaning}')
-            above = []
-    return parameters
-
-
 def _explained(*example: str) -> Callable[[Callable], Callable]:  # lines of Python
     "A function whose docstring tells its parameters and shows an example."
 
     def explain(function: Callable) -> Callable:
         try:
-            lines = _signature_lines(inspect.getsource(function))
+            comments = docments(function, args_kwargs=True, returns=False)
         except OSError:  # its source is not at hand
-            lines = []
-        shown_lines = [f'    {line}' for line in example]
-        parts = [[function.__doc__], ['', 'Parameters:', '', *lines] if lines else [], ['', 'Example:', '']]
-        function.__doc__ = '\n'.join([*sum(parts, []), *shown_lines])
+            comments = {}
+        comments.pop('self', None)
+        meanings = [f"    {name}: {' '.join((text or '').split())}" for name, text in comments.items()]
+        parts = [
+            function.__doc__,
+            *(['', 'Parameters:', '', *meanings] if meanings else []),
+            '',
+            'Example:',
+            '',
+        ]
+        function.__doc__ = '\n'.join([*parts, *(f'    {line}' for line in example)])
         return function
 
     return explain
@@ -182,121 +169,11 @@ class Run:
         "A folder that transformers loads."
         return self.folder.path / 'model'
 
-    @_explained(
-        "run.predict('Iron rusts.')",
-        "run.predict(question='Why?', candidates=['Since air is moist.', 'In 1898.'])",
-        "run.predict(text=['Iron rusts.', 'Gold does not.']).table",
-        "run.predict(table, columns=dict(text='review'))",
-    )
-    def predict(
-        self,
-        # what its task takes, in the order below: a text each, or a list of them (a tuple, array or Series),
-        # which get an answer each; or a DataFrame alone, with the columns of the task
-        *texts: Any,
-        question: str | Sequence[str] | None = None,  # a question, with candidates or a passage
-        # sentences one of which may be the answer; of several questions a list of such lists
-        candidates: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        passage: str | Sequence[str] | None = None,  # a text of any length that may hold the answer
-        text: str | Sequence[str] | None = None,  # a text to classify, or one with [MASK] in it
-        pair: str | Sequence[str] | None = None,  # the second text of a pair
-        # another model that answers the same one text; None: its teacher where that is at hand; 'none': no
-        # other
-        beside: str | None = None,
-        # of a DataFrame: key of the task -> the column that holds it; None: the usual names
-        columns: Mapping[str, str] | str | None = None,
-    ):  # an `experiment.predict.Prediction`; of lists `Predictions`; of a DataFrame it with more columns
-        "Ask its model about one text, several, or the rows of a table."
-        from kdnotes.experiment.predict import predict
-
-        named = dict(question=question, candidates=candidates, passage=passage, text=text, pair=pair)
-        inputs = {name: value for name, value in named.items() if value is not None}
-        if any(isinstance(value, pd.DataFrame) for value in (*texts, *inputs.values())):
-            return self._predict_table(*texts, **inputs, beside=beside, columns=columns)
-        if columns is not None:
-            raise ConfigError('columns is for the columns of a DataFrame; leave it out, or give one')
-        use = task_info(self.record['task']).use
-        names = (*use.takes, *use.may_take)
-        twice = [f'{name} is given twice' for name in names[: len(texts)] if name in inputs]
-        if len(texts) > len(names) or twice:
-            wrong = f'{len(texts)} are given' if len(texts) > len(names) else twice[0]
-            raise ConfigError(f'its model is asked with {" and ".join(names)}, in this order, and {wrong}')
-        return predict(self.run_id, beside, **dict(zip(names, texts)) | inputs)
-
-    def _predict_table(
-        self, *texts: Any, beside: str | None, columns: Mapping[str, str] | str | None, **inputs: Any
-    ) -> pd.DataFrame:
-        "Ask its model about the rows of a table, which is all that is given."
-        from kdnotes.experiment.predict_tables import predict_table
-
-        if len(texts) != 1 or inputs or beside is not None:
-            raise ConfigError(
-                'a DataFrame is asked about alone, as in run.predict(table); leave the rest out'
-            )
-        return predict_table(self.run_id, texts[0], columns)
-
-    @_explained("run.evaluate('wikitext2', sample=4000)")
-    def evaluate(
-        self,
-        text: str | Path | None = None,  # a text file or a corpus, for a language model; None: its own sets
-        **parameters: Any,  # of `experiment.score.score`: by, length, sample, ...
-    ):  # its metrics, by evaluation set; of a text an `experiment.score.Score`
-        "What it scored, or how well it knows another text."
-        if text is None:
-            return self.metrics
-        from kdnotes.experiment.score import score
-
-        return score(self.run_id, str(text), **parameters)[0]
-
-    def curves(self) -> pd.DataFrame:  # a row a step or evaluation
-        "How it went: losses, learning rates and evaluations along the steps."
-        return pd.DataFrame([r for r in self.folder.rows() if r['kind'] in ('step', 'eval')])
-
-    def card(self) -> str:
-        "Its model's card, in Markdown."
-        from kdnotes.experiment.card import model_card
-
-        return model_card(self.run_id).content
-
-    @_explained("run.save('mine')")
-    def save(
-        self,
-        to: str | Path,  # a folder that is new or empty
-        onnx: bool = False,  # ONNX beside it; needs the extra `export`
-        int8: bool = False,  # and with 8 bits, their loss measured
-    ) -> Path:
-        "Write its model for use elsewhere."
-        self.export(to, onnx=onnx, int8=int8)
-        return Path(to)
-
-    @_explained("run.export('mine', int8=True)")
-    def export(
-        self,
-        to: str | Path,  # a folder that is new or empty
-        **parameters: Any,  # of `experiment.export.export_model`: onnx, int8, teacher, say
-    ) -> dict:  # what `export.json` holds
-        "Write its model for use elsewhere, and say what was measured of it."
-        from kdnotes.experiment.export import export_model
-
-        return export_model(self.run_id, str(to), **parameters)
-
-    @_explained("run.push('me/my-student', sure=True)")
-    def push(
-        self,
-        repo: str,  # 'user/name' on the hub
-        sure: bool = False,  # False: nothing is sent, and why is said
-        **parameters: Any,  # of `experiment.export.push_model`: public, int8, say
-    ) -> str:  # the address of the commit
-        "Put its model on the hub."
-        from kdnotes.experiment.export import push_model
-
-        return push_model(self.run_id, repo, sure, **parameters)
-
-    def _shown(self) -> dict[str, str]:
-        "What one asks first, in words."
+    def __repr__(self) -> str:
         p = self.record['primary']
         busy = is_busy(self.record.get('machine') or {})
         latency = None if busy else (self.record.get('latency') or {}).get('batch_1_ms')
-        return {
+        facts = {
             'run': self.run_id,
             score_name(self.record): 'unknown' if p['value'] is None else f"{p['value']:.4f}",
             'parameters': f"{self.record['params_total'] / 1e6:.1f} M",
@@ -305,14 +182,127 @@ class Run:
             'taught by': taught_by(self.record) or '-',
             'model': str(self.model),
         }
-
-    def __repr__(self) -> str:
-        return 'Run(' + ', '.join(f'{name}: {value}' for name, value in self._shown().items()) + ')'
+        return 'Run(' + ', '.join(f'{name}: {value}' for name, value in facts.items()) + ')'
 
     def _repr_html_(self) -> str:
         from kdnotes.experiment.display import run_box
 
         return run_box(self.record)._repr_html_()
+
+# %% ../nbs/89_api.ipynb #a0000002
+@patch
+@_explained(
+    "run.predict('Iron rusts.')",
+    "run.predict(question='Why?', candidates=['Since air is moist.', 'In 1898.'])",
+    "run.predict(text=['Iron rusts.', 'Gold does not.']).table",
+    "run.predict(table, columns=dict(text='review'))",
+)
+def predict(
+    self: Run,
+    # what its task takes, in the order below: a text each, or a list of them (a tuple, array or Series),
+    # which get an answer each; or a DataFrame alone, with the columns of the task
+    *texts: Any,
+    question: str | Sequence[str] | None = None,  # a question, with candidates or a passage
+    # sentences one of which may be the answer; of several questions a list of such lists
+    candidates: Sequence[str] | Sequence[Sequence[str]] | None = None,
+    passage: str | Sequence[str] | None = None,  # a text of any length that may hold the answer
+    text: str | Sequence[str] | None = None,  # a text to classify, or one with [MASK] in it
+    pair: str | Sequence[str] | None = None,  # the second text of a pair
+    # another model that answers the same one text; None: its teacher where that is at hand; 'none': no
+    # other
+    beside: str | None = None,
+    # of a DataFrame: key of the task -> the column that holds it; None: the usual names
+    columns: Mapping[str, str] | str | None = None,
+):  # an `experiment.predict.Prediction`; of lists `Predictions`; of a DataFrame it with more columns
+    "Ask its model about one text, several, or the rows of a table."
+    from kdnotes.experiment.predict import predict, predict_table
+
+    named = dict(question=question, candidates=candidates, passage=passage, text=text, pair=pair)
+    inputs = {name: value for name, value in named.items() if value is not None}
+    if any(isinstance(value, pd.DataFrame) for value in (*texts, *inputs.values())):
+        if len(texts) != 1 or inputs or beside is not None:
+            raise ConfigError(
+                'a DataFrame is asked about alone, as in run.predict(table); leave the rest out'
+            )
+        return predict_table(self.run_id, texts[0], columns)
+    if columns is not None:
+        raise ConfigError('columns is for the columns of a DataFrame; leave it out, or give one')
+    use = task_info(self.record['task']).use
+    names = (*use.takes, *use.may_take)
+    twice = [f'{name} is given twice' for name in names[: len(texts)] if name in inputs]
+    if len(texts) > len(names) or twice:
+        wrong = f'{len(texts)} are given' if len(texts) > len(names) else twice[0]
+        raise ConfigError(f'its model is asked with {" and ".join(names)}, in this order, and {wrong}')
+    return predict(self.run_id, beside, **dict(zip(names, texts)) | inputs)
+
+# %% ../nbs/89_api.ipynb #a0000004
+@patch
+@_explained("run.evaluate('wikitext2', sample=4000)")
+def evaluate(
+    self: Run,
+    text: str | Path | None = None,  # a text file or a corpus, for a language model; None: its own sets
+    **parameters: Any,  # of `experiment.score.score`: by, length, sample, ...
+):  # its metrics, by evaluation set; of a text an `experiment.score.Score`
+    "What it scored, or how well it knows another text."
+    if text is None:
+        return self.metrics
+    from kdnotes.experiment.score import score
+
+    return score(self.run_id, str(text), **parameters)[0]
+
+
+@patch
+def curves(self: Run) -> pd.DataFrame:  # a row a step or evaluation
+    "How it went: losses, learning rates and evaluations along the steps."
+    return pd.DataFrame([r for r in self.folder.rows() if r['kind'] in ('step', 'eval')])
+
+
+@patch
+def card(self: Run) -> str:
+    "Its model's card, in Markdown."
+    from kdnotes.experiment.card import model_card
+
+    return model_card(self.run_id).content
+
+# %% ../nbs/89_api.ipynb #a0000006
+@patch
+@_explained("run.save('mine')")
+def save(
+    self: Run,
+    to: str | Path,  # a folder that is new or empty
+    onnx: bool = False,  # ONNX beside it; needs the extra `export`
+    int8: bool = False,  # and with 8 bits, their loss measured
+) -> Path:
+    "Write its model for use elsewhere."
+    self.export(to, onnx=onnx, int8=int8)
+    return Path(to)
+
+
+@patch
+@_explained("run.export('mine', int8=True)")
+def export(
+    self: Run,
+    to: str | Path,  # a folder that is new or empty
+    **parameters: Any,  # of `experiment.export.export_model`: onnx, int8, teacher, say
+) -> dict:  # what `export.json` holds
+    "Write its model for use elsewhere, and say what was measured of it."
+    from kdnotes.experiment.export import export_model
+
+    return export_model(self.run_id, str(to), **parameters)
+
+
+@patch
+@_explained("run.push('me/my-student', sure=True)")
+def push(
+    self: Run,
+    repo: str,  # 'user/name' on the hub
+    sure: bool = False,  # False: nothing is sent, and why is said
+    **parameters: Any,  # of `experiment.export.push_model`: public, int8, say
+) -> str:  # the address of the commit
+    "Put its model on the hub."
+    from kdnotes.experiment.export import push_model
+
+    return push_model(self.run_id, repo, sure, **parameters)
 
 # %% ../nbs/89_api.ipynb #de56e398
 @_explained("kd.load_run('full_kd-s0-1a2b3c4d5e').predict('Iron rusts.')")
@@ -327,19 +317,7 @@ def load_run(
         )
     return Run(record[0])
 
-# %% ../nbs/89_api.ipynb #c28ab04f
-def _ignored(row: dict) -> None:
-    "What is done with rows that nobody asks for."
-
 # %% ../nbs/89_api.ipynb #f33a8753
-def _check_data(data: Any) -> None:
-    "Refuse what `load_data` has not read."
-    if not isinstance(data, Data):
-        raise ConfigError(
-            f'{type(data).__name__} is not what load_data gives; write kd.load_data(...) around it'
-        )
-
-
 def _folder_of(model: Any) -> str:
     "Where a model lies that a run is given."
     if isinstance(model, Run):
@@ -354,35 +332,32 @@ def _folder_of(model: Any) -> str:
 
 def _given(data: Data, parameters: dict) -> dict:
     "The parameters of a run, with its data, and models as their folders."
-    models = {
-        name: _folder_of(given_value)
-        for name, given_value in parameters.items()
-        if name in ('teacher', 'student') and given_value
-    }
-    if isinstance(several := parameters.get('teachers'), (list, tuple)):
-        models['teachers'] = tuple(map(_folder_of, several))
-    parameters = {name: value for name, value in parameters.items() if name != 'loss' or value is not None}
-    if 'loss' in parameters:
-        parameters['loss'] = as_file(parameters['loss'])
-    given_data = dict(task=data.task, corpus=data.corpus)
-    given_data |= {
-        name: given_value for name in ('columns', 'unlabelled') if (given_value := getattr(data, name))
-    }
-    return given_data | parameters | models
+    if not isinstance(data, Data):
+        raise ConfigError(
+            f'{type(data).__name__} is not what load_data gives; write kd.load_data(...) around it'
+        )
+    given = dict(task=data.task, corpus=data.corpus)
+    given |= {name: value for name in ('columns', 'unlabelled') if (value := getattr(data, name))}
+    given |= parameters
+    given |= {name: _folder_of(given[name]) for name in ('teacher', 'student') if given.get(name)}
+    if isinstance(given.get('teachers'), (list, tuple)):
+        given['teachers'] = tuple(map(_folder_of, given['teachers']))
+    if (loss := given.pop('loss', None)) is not None:
+        given['loss'] = as_file(loss)
+    return given
 
 
 def _planned(data: Data, mode: str, parameters: dict):  # an `experiment.describe.Plan`
     from kdnotes.experiment.plan import plan
 
-    _check_data(data)
+    given = _given(data, parameters)
     if 'mode' in parameters:
         raise ConfigError('mode is chosen by finetune, distil, mixed= and taught=; leave it out')
-    given = _given(data, parameters)
     if not MODES[mode].kd and 'unlabelled' not in parameters:
         given.pop('unlabelled', None)  # it has no teacher to learn from
     return plan(make_config(mode=mode, **given))
 
-
+# %% ../nbs/89_api.ipynb #a0000007
 def _taught_by(teacher: Run | str | Path, data: Data, mode: str, parameters: dict) -> dict:
     "A run that a student's plan would make is its teacher by name; any other model is given."
     given = dict(teacher=_folder_of(teacher), teacher_mode='given') | parameters
@@ -416,13 +391,11 @@ def finetune(
     # returns (sum, count), or 'file.py:function'; without a teacher the signal is None
     loss: LossFunction | str | None = None,
     say: Callable[[str], None] = print,  # is told what happens
-    on_row: Callable[[dict], None] = _ignored,  # is given every row the run writes; for trackers
+    on_row: Callable[[dict], None] = lambda row: None,  # is given every row the run writes; for trackers
     **parameters: Any,  # of a run, as `kdnotes parameters` lists them
 ) -> Run:
     "Fine-tune a model on a task: a teacher."
-    if model is not None:
-        parameters = parameters | dict(teacher=_folder_of(model))
-    parameters = parameters | dict(loss=loss)
+    parameters |= dict(loss=loss) | ({} if model is None else dict(teacher=model))
     return _train(data, 'mixed_baseline' if mixed else 'baseline', say, on_row, parameters)
 
 
@@ -444,12 +417,12 @@ def distil(
     say: Callable[[str], None] = print,  # is told what happens
     # is given every row that the run writes, and its teacher's where that is trained first; it may stop the
     # training with `raise kd.StopTraining('why')`
-    on_row: Callable[[dict], None] = _ignored,
+    on_row: Callable[[dict], None] = lambda row: None,
     **parameters: Any,  # of a run: layers, heads, temperature, alpha, epochs, ...
 ) -> Run:
     "Train a student of a teacher."
     mode = f"{'mixed' if mixed else 'full'}_{'kd' if taught else 'student'}"
-    parameters = parameters | dict(loss=loss)
+    parameters |= dict(loss=loss)
     if teacher is not None:
         parameters = _taught_by(teacher, data, mode, parameters)
     return _train(data, mode, say, on_row, parameters)
@@ -466,7 +439,7 @@ def study(
     arms: str = 'usual',  # usual | procedures | all | names of modes with commas
     loss: LossFunction | str | None = None,  # as of `distil`, of every arm
     say: Callable[[str], None] = print,  # is told what happens
-    on_row: Callable[[dict], None] = _ignored,  # is given every row that its runs write
+    on_row: Callable[[dict], None] = lambda row: None,  # is given every row that its runs write
     ray_address: str = '',  # of a Ray cluster that makes the runs; 'local' starts one; '': this process does
     # parameter -> values: each arm is made once for each combination of those that it reads
     grid: Mapping[str, Sequence] | str | None = None,
@@ -475,10 +448,8 @@ def study(
     "Train the arms of a study on several seeds, and compare them."
     from kdnotes.experiment.study import run_study
 
-    _check_data(data)
     given = _given(data, parameters | dict(loss=loss))
-    options = dict(say=say, on_row=on_row, ray_address=ray_address, grid=grid)
-    return run_study(seeds, arms, **options, **given)
+    return run_study(seeds, arms, say=say, on_row=on_row, ray_address=ray_address, grid=grid, **given)
 
 # %% ../nbs/89_api.ipynb #8d8ac0b3
 @_explained("found = kd.search(data, teacher, n_trials=40, study='mine')", 'found')
@@ -498,7 +469,6 @@ def search(
     "Search for the students that are worth their size."
     from kdnotes.search.driver import search as search_for
 
-    _check_data(data)
     if teacher is not None:
         parameters = dict(teacher=_folder_of(teacher), teacher_mode='given') | parameters
     given = _given(data, parameters)
@@ -551,5 +521,4 @@ def doctor(
     "Check a configuration in about a minute, before a long run."
     from kdnotes.checks.doctor import doctor as examine
 
-    _check_data(data)
     return examine([make_config(mode=mode, **_given(data, parameters | dict(loss=loss)))])

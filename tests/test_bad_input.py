@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import nbformat
 import pytest
-from kdnotes.commands.parameters import parse_parameters
+from kdnotes.commands.options import parse_parameters
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.parse import make_config
 from kdnotes.core.notebook_parameters import NamesBefore, parameters_from

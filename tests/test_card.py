@@ -16,14 +16,15 @@ from small_runs import ON
 from kdnotes.api import Run
 from kdnotes.core.config import TASKS, task_info
 from kdnotes.core.parse import make_config, stored_config
+from kdnotes.core.spec import value_of
 from kdnotes.core.files import read_json, runs_path, sha256_file, write_json
 from kdnotes.experiment.card import (
     CardError,
     command,
+    leave_card,
     model_card,
     snippet,
     unit_interval,
-    write_card,
 )
 from kdnotes.experiment.export import export_text
 from kdnotes.experiment.launch import execute
@@ -171,10 +172,8 @@ def test_the_command_of_a_card_makes_the_run(task, mode, small_run, small_home):
     run_id = small_run(task, mode)
     text = section(model_card(run_id).text, 'Reproduce the training')
     words = shlex.split(re.search(r'```\n(.*?)\n```', text, re.S)[1])
-    assert words[:3] == ['papermill', 'nbs/run.ipynb', 'out.ipynb'] and words[3::3] == ['-p'] * len(
-        words[3::3]
-    )
-    given = dict(zip(words[4::3], words[5::3], strict=True))
+    assert words[:2] == ['kdnotes', 'run'] and set(words[2::2]) == {'-p'}
+    given = dict(word.split('=', 1) for word in words[3::2])
     assert given['teacher'] == '<folder of the teacher>'
     given['teacher'] = str(small_home / 'teacher')
     assert plan(make_config(**given), ON).run_id == run_id
@@ -205,7 +204,8 @@ def test_a_run_is_done_without_its_card_and_gets_one_again(small_run):
     assert ModelCard.load(path).data.model_name == run.run_id
     path.write_text('edited')
     assert checked_run_model(run.run_id)
-    write_card(run)
+    path.unlink()
+    leave_card(run)
     assert path.read_text() != 'edited'
 
 
@@ -257,10 +257,23 @@ def test_a_run_that_is_not_there(tmp_path, monkeypatch):
 def test_no_folder_of_this_machine_is_in_a_command(tmp_path):
     config = make_config(mode='baseline', corpus=str(tmp_path), teacher='./mine', learning_rate=1e-4)
     said = command(config)
-    assert str(tmp_path) not in said and './mine' not in said and '-p learning_rate 0.0001' in said
+    assert str(tmp_path) not in said and './mine' not in said and '-p learning_rate=0.0001' in said
     assert np.isclose(
         make_config(**dict(learning_rate='0.0001')).train.learning_rate, config.train.learning_rate
     )
+
+
+def test_a_command_names_what_the_teacher_was_trained_with():
+    config = make_config(mode='full_kd', corpus='embedded', epochs=2, train_questions='answered')
+    trained_with = dict(epochs=5, learning_rate=3e-4, train_questions='all', teacher_epochs=None)
+    words = shlex.split(command(config, trained_with))
+    again = make_config(**dict(word.split('=', 1) for word in words[3::2]))
+    of_student = {name: value_of(again, name) for name in ('epochs', 'train_questions')}
+    assert of_student == dict(epochs=2, train_questions='answered')
+    of_teacher = {
+        name: value_of(again, f'teacher_{name}') for name in ('epochs', 'learning_rate', 'questions')
+    }
+    assert of_teacher == dict(epochs=5, learning_rate=3e-4, questions='all')
 
 
 def test_a_card_has_no_latency_of_a_busy_machine(handmade_card):
@@ -356,7 +369,7 @@ def test_names_in_a_card_are_no_markup(handmade_card):
         'corpus, weights, the cpu and what it was first trained on'
     )
     [_, reproduce] = [token for token in parsed if token.type == 'fence']
-    assert reproduce.content.startswith('papermill') and '\n# f\n```' in reproduce.content
+    assert reproduce.content.startswith('kdnotes run') and '\n# f\n```' in reproduce.content
 
 
 def test_an_export_has_no_latency_of_a_busy_machine():

@@ -22,8 +22,7 @@ from kdnotes.core import tables
 from kdnotes.core.config import ConfigError, KdnotesError
 from kdnotes.core.parse import make_config
 from kdnotes.core.tables import FORMATS
-from kdnotes.experiment.predict import PredictError
-from kdnotes.experiment.predict_tables import as_file
+from kdnotes.experiment.predict import PredictError, as_file
 from kdnotes.tasks import schema, sources
 from kdnotes.tasks.candidates import CORPORA, SCHEMA
 from kdnotes.tasks.labelled_texts import check_labels

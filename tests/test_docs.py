@@ -22,7 +22,7 @@ from docs.links import dead_links, loaded_from_elsewhere  # noqa: E402
 from docs.parameters import parameters_page  # noqa: E402
 from docs.reference import typed  # noqa: E402
 from kdnotes.cli import make_app  # noqa: E402
-from kdnotes.commands.parameters import as_typed  # noqa: E402
+from kdnotes.commands.options import as_typed  # noqa: E402
 from docs.symbols import DocsError, read_module  # noqa: E402
 
 
@@ -113,7 +113,7 @@ def test_a_name_that_is_offered_and_not_defined_is_refused(tmp_path):
 
 def test_every_parameter_of_a_run_has_its_default_and_its_comment():
     from docs.markdown import code, comment
-    from kdnotes.commands.parameters import comments
+    from kdnotes.commands.options import comments
     from kdnotes.core.spec import FLAT_NAMES, GROUPS, parameters
 
     page = parameters_page()

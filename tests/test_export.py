@@ -26,7 +26,7 @@ from kdnotes.core.config import task_info
 from kdnotes.core.files import sha256_file
 from kdnotes.distill.architectures import weights_sha256
 from kdnotes.distill.models import load_model, save_model
-from kdnotes.experiment import export, onnx_files
+from kdnotes.experiment import export
 from kdnotes.experiment.export import ExportError, OnnxModel, export_model, write_onnx
 from kdnotes.experiment.predict import predict
 from kdnotes.results.runs import RunFolder
@@ -226,11 +226,11 @@ def test_an_architecture_that_no_graph_holds_is_refused_in_a_sentence(tmp_path, 
     with pytest.raises(ExportError) as error:
         write_onnx(tmp_path / 'm', *write)
     assert 'BertForSequenceClassification cannot be written as ONNX' in str(error.value)
-    assert '(no graph)' in str(error.value) and '\n' not in str(error.value)
+    assert '(RuntimeError: no graph)' in str(error.value) and '\n' not in str(error.value)
 
 
 def test_without_the_packages_their_extra_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(onnx_files, '_NEEDED', ('onnx', 'no_such_package'))
+    monkeypatch.setattr(export, '_NEEDED', ('onnx', 'no_such_package'))
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
     assert main(['export', 'baseline-s0-0123456789ab', '--to', str(tmp_path / 'out'), '--onnx']) == 2
     said = capsys.readouterr().err

@@ -29,7 +29,7 @@ from kdnotes.train.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from kdnotes.commands.parameters import configurations, parse_parameters
+from kdnotes.commands.options import configurations, parse_parameters
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, KdnotesError
 from kdnotes.core.spec import flat, parameters, value_of
@@ -42,8 +42,7 @@ from kdnotes.tasks.batching import encode_pairs
 from kdnotes.report.plotting import bind_figures
 from kdnotes.core.tables import FORMATS, as_text, n_rows, number_text, read_table, size_of
 from kdnotes.experiment.plan import choose_arms
-from kdnotes.experiment.predict import PredictError
-from kdnotes.experiment.predict_tables import as_file, read_file
+from kdnotes.experiment.predict import PredictError, as_file, read_file
 from kdnotes.core.files import read_json
 from kdnotes.distill.weights import ModelError, find_model
 from kdnotes.results.runs import TABLES, append_row, read_rows, without_repeats

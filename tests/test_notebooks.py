@@ -20,7 +20,7 @@ import torch
 import transformers
 from kdnotes import cli
 from kdnotes.core.arms import MODES, USUAL
-from kdnotes.commands.notebooks import run_notebook
+from kdnotes.commands.output import run_notebook
 from kdnotes.core.config import ConfigError, KdnotesError
 from kdnotes.core.spec import flat
 from kdnotes.core.parse import make_config
@@ -694,8 +694,8 @@ def test_the_kernel_of_a_command_listens_on_this_machine_alone_and_leaves_no_soc
     notebook = nbformat.v4.new_notebook(cells=cells, metadata=dict(kernelspec=kernel))
     nbformat.write(notebook, tmp_path / 'small.ipynb')
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda who: run_notebook('small', tmp_path / f'{who}.ipynb', who=who), (1, 2)))
+        list(pool.map(lambda who: run_notebook('small', tmp_path / f'{who}.ipynb', dict(who=who)), (1, 2)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ['1.ipynb', '2.ipynb', 'small.ipynb']
     with pytest.raises(KdnotesError, match='found') as caught:
-        run_notebook('small', tmp_path / 'other.ipynb', who=3)
+        run_notebook('small', tmp_path / 'other.ipynb', dict(who=3))
     assert caught.value.exit_code == 1

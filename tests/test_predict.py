@@ -19,7 +19,7 @@ from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import MINILM
 from kdnotes.experiment.export import export_model
 from kdnotes.experiment.predict import predict
-from kdnotes.experiment.score import find_source
+from kdnotes.experiment.saved_models import find_source
 from kdnotes.results.schema import RecordError
 from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import find_record, predictions
@@ -377,7 +377,7 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(tmp_path, home, language_
             '--candidates',
             str(tmp_path / 'empty.txt'),
         ],
-        'does not exist': [model, '--candidates', str(nothing)],
+        'is no ordinary file': [model, '--candidates', str(nothing)],
         'passage is not read': [model, '--question', 'a', '--passage', 'b'],
         'candidates is missing': [model, '--question', 'a'],
         'the model has 3 outputs': [three, '--question', 'a', '--candidate', 'b'],

@@ -17,9 +17,16 @@ from kdnotes.core.config import TASKS, ConfigError, KdnotesError, task_info
 from kdnotes.core import tables
 from kdnotes.core.tables import FORMATS, CorpusError
 from kdnotes.experiment.export import export_model
-from kdnotes.experiment.predict import PredictError, load_reader, predict
-from kdnotes.experiment.predict_tables import as_file, predict_file, predict_table, read_file
-from kdnotes.experiment.score import find_source
+from kdnotes.experiment.predict import (
+    PredictError,
+    as_file,
+    load_reader,
+    predict,
+    predict_file,
+    predict_table,
+    read_file,
+)
+from kdnotes.experiment.saved_models import find_source
 
 TEXTS = ['iron', 'iron rusts in moist air while gold does not', 'a', 'iron rusts', 'gold ' * 15]
 AS = {
@@ -92,14 +99,14 @@ def test_several_questions_have_their_own_candidates(tmp_path, home):
     'asked, words',
     {
         'a list and a text': (dict(text=['a', 'b'], pair='c'), 'text is a list of 2 and pair is given once'),
-        'of other lengths': (dict(text=['a', 'b'], pair=['c']), 'text is a list of 2 and pair one of 1'),
+        'of other lengths': (dict(text=['a', 'b'], pair=['c']), 'text is a list of 2 and pair is one of 1'),
         'nested': (
             dict(text=['a', ['b']]),
             "number 1 of 2, counted from 0: the text is ['b'], and a text is",
         ),
         'of one question': (
             dict(question=['a', 'b'], candidates=['c', 'd']),
-            'question is a list of 2 and candidates is given once; give a list of candidates for each',
+            'candidates is given once; give as many of each, with a list of candidates for each',
         ),
         'of no question': (dict(question='a', candidates=[['c'], ['d']]), 'question is given once'),
         'letters': (dict(question='a', candidates='bcd'), "candidates is 'bcd'; give a list of texts"),

@@ -5,26 +5,24 @@
 # %% ../../nbs/commands/08_machine.ipynb #66c40fce
 from __future__ import annotations
 import importlib
-import sys
 from dataclasses import asdict
 from types import ModuleType
 from typing import Annotated, Literal
 from typer import BadParameter, Option
-from .notebooks import run_notebook
 from kdnotes.commands.options import (
     Json,
     Notebook,
     command,
+    configurations,
     of_field,
     offer,
     offer_studies_and_runs,
-    with_fields,
 )
-from .output import print_json, print_table, say, speaker
-from .parameters import configurations
+from .output import print_json, print_table, run_notebook, say, speaker
 from ..core.arms import MODES
 from ..core.config import ConfigError
 from ..core.processes import Stopped
+from ..core.progress import stage
 from ..core.files import atomic_write, read_json, runs_path
 from ..core.render import sentences, table
 
@@ -33,9 +31,11 @@ __all__ = ['Task', 'Corpus', 'Profile', 'Smoke', 'doctor', 'program', 'bench', '
 
 # %% ../../nbs/commands/08_machine.ipynb #23f83cd4
 @command(
-    'check this machine', 'doctor', 'doctor --mode mixed_kd --teacher <folder or hub id> --corpus <folder>'
+    'check this machine',
+    'doctor',
+    'doctor --mode mixed_kd --teacher <folder or hub id> --corpus <folder>',
+    fields=('task', 'corpus', 'columns', 'teacher', 'student', 'transfer', 'profile', 'smoke'),
 )
-@with_fields('task', 'corpus', 'columns', 'teacher', 'student', 'transfer', 'profile', 'smoke')
 def doctor(
     given: dict,
     mode: Annotated[
@@ -44,7 +44,7 @@ def doctor(
             help=f"one of {', '.join(MODES)}; repeatable", autocompletion=offer(MODES), show_default=False
         ),
     ] = (),
-    timeout: Annotated[float, Option(min=1, help='time limit of all checks together, in seconds')] = 600.0,
+    timeout: Annotated[float, Option(min=1)] = 600.0,  # time limit of all checks together, in seconds
     as_json: Json = False,
 ) -> int:
     """Check configurations before a long run, in about a minute.
@@ -54,15 +54,8 @@ def doctor(
     configs, skipped = configurations(mode, given)
     from kdnotes.checks.doctor import doctor as examine
 
-    shows = sys.stderr.isatty()
-
-    def on_finding(finding):
-        if shows:
-            print(f'\r{finding.mode} {finding.check}'.ljust(40), end='', file=sys.stderr, flush=True)
-
-    diagnosis = examine(configs, on_finding, timeout)
-    if shows:
-        print('\r'.ljust(41) + '\r', end='', file=sys.stderr)
+    with stage('examining', None, 'checks') as advance:
+        diagnosis = examine(configs, lambda finding: advance(), timeout)
     if as_json:
         findings = diagnosis.table().to_dict('records')
         notes = [*diagnosis.notes, *skipped]
@@ -92,22 +85,17 @@ def bench(
     task: Task = None,
     corpus: Corpus = None,
     profile: Profile = None,
+    # all, race, quality, inference, scaling, scoring, or a comma-separated list of names
     contestants: Annotated[
-        str,
-        Option(
-            help='all, race, quality, inference, scaling, scoring, or a comma-separated list of names',
-            autocompletion=offer(['all', 'race', 'quality', 'inference', 'scaling', 'scoring']),
-        ),
+        str, Option(autocompletion=offer(['all', 'race', 'quality', 'inference', 'scaling', 'scoring']))
     ] = 'all',
-    alternations: Annotated[int, Option(min=1, help='number of rounds')] = 5,
-    steps: Annotated[int, Option(min=1, help='measured steps per turn, with 32 examples each')] = 50,
-    dtype: Annotated[
-        Literal['auto', 'bf16', 'fp16', 'fp32'], Option(help='auto: the fastest format for each library')
-    ] = 'auto',
+    alternations: Annotated[int, Option(min=1)] = 5,  # number of rounds
+    steps: Annotated[int, Option(min=1)] = 50,  # measured steps per turn, with 32 examples each
+    dtype: Literal['auto', 'bf16', 'fp16', 'fp32'] = 'auto',  # auto: the fastest format for each library
     smoke: Smoke = False,
     notebook: Notebook = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     "Compare kdnotes with other libraries on this machine, in about 40 minutes."
     given = dict(steps=steps, alternations=alternations, contestants=contestants, dtype=dtype, smoke=smoke)
     of_run = dict(task=task, corpus=corpus, profile=profile)
@@ -115,36 +103,33 @@ def bench(
     race, results = program('race'), program('results')
     table = runs_path() / 'bench' / 'table.txt'
     if notebook:
-        run_notebook('bench', table.with_name('bench.ipynb'), **given)
-        say(table.read_text().rstrip())
-        return 0
+        run_notebook('bench', table.with_name('bench.ipynb'), given, table)
+        return
     measured = race.bench(say=speaker(as_json), **given)
     text = results.text(measured)
     atomic_write(table, f'{text}\n')
     print_json(measured) if as_json else say(text)
-    return 0
 
 # %% ../../nbs/commands/08_machine.ipynb #df4a0bc8
 @command('check this machine', 'scaling', 'scaling --turns 3')
 def scaling(
-    name: Annotated[str, Option(help='name of the results; the same name continues them')] = 'scaling',
-    turns: Annotated[int, Option(min=1, help='measurements of each setting, for a confidence interval')] = 5,
+    name: str = 'scaling',  # name of the results; the same name continues them
+    turns: Annotated[int, Option(min=1)] = 5,  # measurements of each setting, for a confidence interval
     smoke: Smoke = False,
     notebook: Notebook = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     "Measure the cost of synchronising ranks and fit a model of step time, in about 30 minutes."
     from kdnotes.scaling.measured import predictions
 
     measuring = program('scaling')
     if notebook:
         folder = runs_path() / 'scaling'
-        run_notebook('scaling', folder / 'scaling.ipynb', name=name, turns=turns, smoke=smoke)
-        say((folder / 'table.txt').read_text().rstrip())
-        return 0
+        values = dict(name=name, turns=turns, smoke=smoke)
+        run_notebook('scaling', folder / 'scaling.ipynb', values, folder / 'table.txt')
+        return
     results = read_json(measuring.measure(name, turns=turns, smoke=smoke, say=speaker(as_json)))
     print_json(results) if as_json else say(measuring.text(results, predictions(results)))
-    return 0
 
 # %% ../../nbs/commands/08_machine.ipynb #b5d20f71
 @command(
@@ -154,38 +139,36 @@ def scaling(
     "hardware --measured 'Tesla V100=1.3' --epochs 3 --trials 479 --workers 20",
 )
 def hardware(
-    run: Annotated[
-        str | None, Option(help='finished run or study to estimate', autocompletion=offer_studies_and_runs)
-    ] = None,
-    arm: Annotated[str | None, Option(help='use only the runs of this arm')] = None,
-    measured: Annotated[
-        list[str], Option(help='instead of --run: DEVICE=HOURS of one epoch that you measured; repeatable')
-    ] = (),
-    precision: Annotated[
-        Literal['fp32', 'fp16', 'bf16'], Option(help='number format of --measured')
-    ] = 'fp32',
-    epochs: Annotated[float | None, Option(min=0, help='number of epochs. Default: as in the runs')] = None,
-    prices: Annotated[
-        str | None, Option(help='table of devices and prices that extends or overrides the built-in one')
-    ] = None,
-    device: Annotated[list[str], Option(help='only this device; repeatable')] = (),
-    trials: Annotated[
-        int | None, Option(min=1, help='also estimate the duration of a search with this number of trials')
-    ] = None,
-    workers: Annotated[int, Option(min=1, help='number of devices that run trials at the same time')] = 1,
+    # finished run or study to estimate
+    run: Annotated[str | None, Option(autocompletion=offer_studies_and_runs)] = None,
+    arm: str | None = None,  # use only the runs of this arm
+    measured: list[str] = (),  # instead of --run: DEVICE=HOURS of one epoch that you measured; repeatable
+    precision: Literal['fp32', 'fp16', 'bf16'] = 'fp32',  # number format of --measured
+    epochs: Annotated[float | None, Option(min=0)] = None,  # number of epochs. Default: as in the runs
+    prices: str | None = None,  # table of devices and prices that extends or overrides the built-in one
+    device: list[str] = (),  # only this device; repeatable
+    # also estimate the duration of a search with this number of trials
+    trials: Annotated[int | None, Option(min=1)] = None,
+    workers: Annotated[int, Option(min=1)] = 1,  # number of devices that run trials at the same time
     as_json: Json = False,
-) -> int:
+) -> None:
     """Estimate time, price and energy of a training on different devices.
 
     Uses the throughput recorded by finished runs. For a device without runs, it gives a range, from the
     ratios of peak performance and of memory bandwidth. Prices are list prices of the date given with them."""
+    from kdnotes.experiment.forecast import finished_runs
     from kdnotes.stats import hardware as h
 
     if bool(run) == bool(measured):
         raise BadParameter('give one of them', param_hint=['--run', '--measured'])
     left, among = {}, []
     if run:
-        wanted, left, among = _recorded_timings(run, arm)
+        wanted, left = h.timings(h.named_records(run, arm))
+        if not wanted:
+            why = '; '.join(map(str, left)) or 'it has no finished run'
+            raise ConfigError(f'{run} does not show how long a training takes: {why}')
+        others = {r['run_id']: r for r in (*h.evidence_records(), *finished_runs())}
+        among, _ = h.timings(others.values())
     else:
         wanted = [h.given_timing(text, precision) for text in measured]
     workload = h.Workload(epochs, trials or 0, workers)
@@ -201,22 +184,6 @@ def hardware(
     else:
         print_table(table('hardware.jinja', 'table', estimates))
         say('', *notes)
-    return 0
-
-# %% ../../nbs/commands/08_machine.ipynb #cff1ba19
-def _recorded_timings(
-    run: str, arm: str | None
-) -> tuple[list, dict, list]:  # of the run, left out, of all runs
-    "How long the steps of finished runs took, and what cannot be used of them."
-    from kdnotes.stats import hardware as h
-    from kdnotes.experiment.forecast import finished_runs
-
-    wanted, left = h.timings(h.named_records(run, arm))
-    if not wanted:
-        why = '; '.join(map(str, left)) or 'it has no finished run'
-        raise ConfigError(f'{run} does not show how long a training takes: {why}')
-    among, _ = h.timings({r['run_id']: r for r in (*h.evidence_records(), *finished_runs())}.values())
-    return wanted, left, among
 
 # %% ../../nbs/commands/08_machine.ipynb #0daab589
 @command(
@@ -226,28 +193,16 @@ def _recorded_timings(
     name='gpu-check',
 )
 def gpu_check(
-    device: Annotated[
-        Literal['cuda', 'cpu'], Option(help='cuda; or cpu to try the command, which also needs --smoke')
-    ] = 'cuda',
-    smoke: Annotated[bool, Option('--smoke', help='use tiny models and a few steps')] = False,
-    parts: Annotated[
-        str | None,
-        Option(help='some of machine, numbers, fits, doctor, energy, minilm, bert. Default: all'),
-    ] = None,
+    device: Literal['cuda', 'cpu'] = 'cuda',  # cuda; or cpu to try the command, which also needs --smoke
+    smoke: bool = False,  # use tiny models and a few steps
+    parts: str | None = None,  # some of machine, numbers, fits, doctor, energy, minilm, bert. Default: all
     task: Task = None,
     corpus: Corpus = None,
-    models: Annotated[
-        str | None,
-        Option(
-            metavar='FOLDER',
-            help='folder with all-MiniLM-L6-v2/ and bert-base-uncased/. Default: data/models',
-        ),
-    ] = None,
-    steps: Annotated[int, Option(min=10, help='optimizer steps per turn')] = 200,
-    alternations: Annotated[
-        int, Option(min=1, help='number of rounds in which all libraries take turns')
-    ] = 3,
-    minutes: Annotated[float, Option(min=1, help='time limit of all parts together')] = 9.5,
+    # folder with all-MiniLM-L6-v2/ and bert-base-uncased/. Default: data/models
+    models: Annotated[str | None, Option(metavar='FOLDER')] = None,
+    steps: Annotated[int, Option(min=10)] = 200,  # optimizer steps per turn
+    alternations: Annotated[int, Option(min=1)] = 3,  # number of rounds in which all libraries take turns
+    minutes: Annotated[float, Option(min=1)] = 9.5,  # time limit of all parts together
     as_json: Json = False,
 ) -> int:
     """Check a GPU machine in ten minutes: correctness, memory, speed, energy.

@@ -4,9 +4,6 @@
 
 # %% ../../nbs/commands/07_models.ipynb #923d9cdb
 from __future__ import annotations
-import contextlib
-import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,81 +34,49 @@ ModelName = Annotated[
 )
 def predict(
     model: ModelName,
-    question: Annotated[str | None, Option(help='question, to use with candidates or a passage')] = None,
-    passage: Annotated[str | None, Option(help='text of any length that may contain the answer')] = None,
-    candidate: Annotated[list[str], Option(help='candidate answer; can be given several times')] = (),
-    candidates: Annotated[str | None, Option(help='text file with one candidate per line')] = None,
-    text: Annotated[str | None, Option(help='text to classify, or text that contains [MASK]')] = None,
-    pair: Annotated[str | None, Option(help='second text of a pair')] = None,
-    beside: Annotated[
-        str | None, Option(help='second model, or none. Default: the teacher of the run, if available')
-    ] = None,
-    file: Annotated[
-        str | None,
-        Option(help='table whose rows are predicted (.tsv, .csv, .jsonl, packed as .gz or not, or .parquet)'),
-    ] = None,
-    out: Annotated[
-        str | None, Option(help='output table: the columns of --file and those of the predictions')
-    ] = None,
-    columns: Annotated[
-        str | None, Option(help="column names of --file, if they are not the task's: 'text=review'")
-    ] = None,
-    overwrite: Annotated[bool, Option('--overwrite', help='replace the file --out if it exists')] = False,
+    question: str | None = None,  # question, to use with candidates or a passage
+    passage: str | None = None,  # text of any length that may contain the answer
+    candidate: list[str] = (),  # candidate answer; can be given several times
+    candidates: str | None = None,  # text file with one candidate per line
+    text: str | None = None,  # text to classify, or text that contains [MASK]
+    pair: str | None = None,  # second text of a pair
+    beside: str | None = None,  # second model, or none. Default: the teacher of the run, if available
+    # table whose rows are predicted (.tsv, .csv, .jsonl, packed as .gz or not, or .parquet)
+    file: str | None = None,
+    out: str | None = None,  # output table: the columns of --file and those of the predictions
+    columns: str | None = None,  # column names of --file, if they are not the task's: 'text=review'
+    overwrite: bool = False,  # replace the file --out if it exists
     as_json: Json = False,
-) -> int:
+) -> None:
     """Predict on your own texts with a trained model.
 
     Ranks candidates, classifies a text, fills a [MASK], or finds the answer in a passage, depending on the
     task of the model. The predictions of a student are shown next to those of its teacher if the weights of
     both are available. With --file, every row of a table is predicted; candidates are ranked per question."""
     from kdnotes.experiment.predict import predict as predict_texts
-    from kdnotes.experiment.predict_tables import predict_file
+    from kdnotes.experiment.predict import predict_file
+    from kdnotes.tasks.documents import read_document
 
     texts = dict(question=question, passage=passage, text=text, pair=pair, beside=beside)
     texts |= dict(candidate=candidate or None, candidates=candidates)
-    _check_inputs(file, texts, dict(out=out, columns=columns, overwrite=overwrite or None))
-    if file is not None:
-        prediction = predict_file(model, file, out, columns, overwrite)
-        print_json(asdict(prediction)) if as_json else say(prediction)
-        return 0
-    several = [*candidate, *(_lines_of(candidates) if candidates is not None else [])]
-    prediction = predict_texts(
-        model,
-        beside,
-        question=question,
-        candidates=several if several or candidates is not None else None,
-        passage=passage,
-        text=text,
-        pair=pair,
-    )
-    print_json(prediction.data()) if as_json else say(prediction)
-    return 0
-
-# %% ../../nbs/commands/07_models.ipynb #49a71503
-def _check_inputs(
-    file: str | None,
-    texts: dict,  # options that give texts
-    of_table: dict,  # options about the tables
-) -> None:
-    "Refuse options of a table without --file, and texts with it."
-    unused = [
-        f'--{name}' for name, value in (of_table if file is None else texts).items() if value is not None
-    ]
-    if unused:
+    of_table = dict(out=out, columns=columns, overwrite=overwrite or None)
+    # an option that would be ignored is refused: whoever gives it expects that it does something
+    ignored = of_table if file is None else texts
+    if unused := [f'--{name}' for name, value in ignored.items() if value is not None]:
         rule = 'is for the rows of --file' if file is None else 'cannot be combined with --file'
         raise BadParameter(rule, param_hint=unused)
-    if file is not None and of_table['out'] is None:
-        raise BadParameter('the output table of --file is missing', param_hint='--out')
-
-# %% ../../nbs/commands/07_models.ipynb #32d5f00e
-def _lines_of(name: str) -> list[str]:
-    "The lines of a file that are not empty."
-    from kdnotes.tasks.documents import read_document
-
-    path = Path(os.path.expanduser(name))
-    if not os.path.isfile(path):
-        raise BadParameter(f'File {name!r} does not exist.', param_hint='--candidates')
-    return [line.strip() for line in read_document(path).splitlines() if line.strip()]
+    if file is not None:
+        if out is None:
+            raise BadParameter('the output table of --file is missing', param_hint='--out')
+        predicted = predict_file(model, file, out, columns, overwrite)
+        print_json(asdict(predicted)) if as_json else say(predicted)
+        return
+    lines = [] if candidates is None else read_document(Path(candidates).expanduser()).splitlines()
+    several = [*candidate, *filter(None, map(str.strip, lines))]
+    inputs = dict(question=question, passage=passage, text=text, pair=pair)
+    inputs['candidates'] = several if several or candidates is not None else None
+    prediction = predict_texts(model, beside, **inputs)
+    print_json(prediction.data()) if as_json else say(prediction)
 
 # %% ../../nbs/commands/07_models.ipynb #e70a2a65
 @command(
@@ -121,78 +86,51 @@ def _lines_of(name: str) -> list[str]:
 )
 def score(
     model: ModelName,
-    text: Annotated[
-        str,
-        Argument(
-            metavar='TEXT',
-            help='a .txt file, a folder of .txt files, wikitext2, imdb, or the corpus embedded or gutenberg',
-        ),
-    ],
-    by: Annotated[
-        Literal['block', 'line'], Option(help='input of the model: blocks of running text, or single lines')
-    ] = 'block',
-    length: Annotated[
-        int, Option(min=8, help='tokens per block, or maximum number of tokens of a line')
-    ] = 128,
-    sample: Annotated[
-        int | None,
-        Option(min=2, help='mask this number of tokens, sampled from the whole text. Default: all tokens'),
-    ] = None,
-    dtype: Annotated[
-        Literal['fp32', 'bf16', 'fp16'],
-        Option(help='number format of matmuls; 16 bits change a score by about 0.001 nats'),
-    ] = 'fp32',
-    budget: Annotated[
-        int, Option(min=8, help='tokens in a batch, including padding; a smaller number needs less memory')
-    ] = 8192,
-    out: Annotated[
-        str | None, Option(help='also write the loss of each masked token to this CSV file (.csv.gz)')
-    ] = None,
+    # a .txt file, a folder of .txt files, wikitext2, imdb, or the corpus embedded or gutenberg
+    text: Annotated[str, Argument(metavar='TEXT')],
+    by: Literal['block', 'line'] = 'block',  # input of the model: blocks of running text, or single lines
+    length: Annotated[int, Option(min=8)] = 128,  # tokens per block, or maximum number of tokens of a line
+    # mask this number of tokens, sampled from the whole text. Default: all tokens
+    sample: Annotated[int | None, Option(min=2)] = None,
+    # number format of matmuls; 16 bits change a score by about 0.001 nats
+    dtype: Literal['fp32', 'bf16', 'fp16'] = 'fp32',
+    # tokens in a batch, including padding; a smaller number needs less memory
+    budget: Annotated[int, Option(min=8)] = 8192,
+    out: str | None = None,  # also write the loss of each masked token to this CSV file (.csv.gz)
     as_json: Json = False,
-) -> int:
+) -> None:
     """Measure how well a masked language model predicts a text.
 
     Reports pseudo-perplexity (tokens are masked one at a time) and perplexity (15% of a block is masked at
     once), per word piece and per word, with confidence intervals. To continue a stopped command, run it
     again."""
+    from kdnotes.experiment.predict import check_output
     from kdnotes.experiment.score import score as score_text
     from kdnotes.results.runs import write_csv
 
-    file = None if out is None else _file_to_write(out)
+    file = None if out is None else Path(out).expanduser()
+    if file is not None:
+        if not file.name.endswith('.csv.gz'):
+            raise BadParameter(f'{out!r} must end in .csv.gz', param_hint='--out')
+        check_output(file, overwrite=True)  # before hours are spent on what it is to hold
     scores, tokens = score_text(
         model, text, by=by, length=length, sample=sample, dtype=dtype, budget=budget, say=tell
     )
     print_json(scores.data()) if as_json else say(scores)
     if file is not None:
         write_csv(file, tokens, digits=9)
-    return 0
-
-# %% ../../nbs/commands/07_models.ipynb #12bde638
-def _file_to_write(name: str) -> Path:
-    "The file of --out; it is tried first, because the command may take hours."
-    path = Path(os.path.expanduser(name))
-    if not path.name.endswith('.csv.gz'):
-        raise BadParameter(f'{name!r} must end in .csv.gz', param_hint='--out')
-    # the file is replaced as a whole: a pipe or a device would be lost
-    if os.path.isfile(path) or not os.path.lexists(path):
-        with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=path.parent):
-            return path
-    raise BadParameter(f'{name!r} cannot be written', param_hint='--out')
 
 # %% ../../nbs/commands/07_models.ipynb #31ec5002
 @command('use a model', 'export <run_id> --to <folder> --int8')
 def export(
     run_id: RunName,
-    to: Annotated[str, Option(metavar='FOLDER', help='output folder, new or empty')],
-    onnx: Annotated[bool, Option('--onnx', help='also write ONNX in float32')] = False,
-    int8: Annotated[
-        bool, Option('--int8', help='also write ONNX with weights in 8 bits; implies --onnx')
-    ] = False,
-    teacher: Annotated[
-        bool, Option(help='with --onnx or --int8, also measure the teacher; takes about twice as long')
-    ] = True,
+    to: Annotated[str, Option(metavar='FOLDER')],  # output folder, new or empty
+    onnx: bool = False,  # also write ONNX in float32
+    int8: bool = False,  # also write ONNX with weights in 8 bits; implies --onnx
+    # with --onnx or --int8, also measure the teacher; takes about twice as long
+    teacher: Annotated[bool, Option()] = True,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Export the model of a run for transformers and, optionally, ONNX.
 
     Also writes a model card and, for answer selection, a folder cross-encoder/ for sentence_transformers.
@@ -202,22 +140,21 @@ def export(
 
     exported = export_model(run_id, to, onnx=onnx, int8=int8, say=tell, teacher=teacher)
     if as_json:
-        print_json(dict(exported, folder=str(Path(os.path.expanduser(to)).resolve())))
-        return 0
+        print_json(dict(exported, folder=str(Path(to).expanduser().resolve())))
+        return
     say(f"{exported['run_id']} is in {to}: {', '.join(exported['files'])}, export.json")
     say(export_text(exported).partition('\n\n')[2])
-    return 0
 
 # %% ../../nbs/commands/07_models.ipynb #2540d9f1
 @command('use a model', 'push <run_id> <user/name> --yes')
 def push(
     run_id: RunName,
-    repo: Annotated[str, Argument(metavar='REPO', help='user/name; created if it does not exist')],
-    yes: Annotated[bool, Option('--yes', help='upload the model')] = False,
-    public: Annotated[bool, Option('--public', help='make a new repository public')] = False,
-    int8: Annotated[bool, Option('--int8', help='include ONNX in float32 and in 8 bits')] = False,
+    repo: Annotated[str, Argument(metavar='REPO')],  # user/name; created if it does not exist
+    yes: bool = False,  # upload the model
+    public: bool = False,  # make a new repository public
+    int8: bool = False,  # include ONNX in float32 and in 8 bits
     as_json: Json = False,
-) -> int:
+) -> None:
     """Upload the model of a run to the Hugging Face Hub.
 
     Uploads the files that `kdnotes export` writes, to a private repository unless --public is given. Without
@@ -226,4 +163,3 @@ def push(
 
     commit = push_model(run_id, repo, yes, public, int8, tell)
     print_json(dict(run_id=run_id, repo=repo, commit=commit)) if as_json else say(commit)
-    return 0

@@ -30,12 +30,10 @@ __all__ = ['list_', 'show', 'compare', 'report', 'evidence', 'forget', 'clean', 
 # %% ../../nbs/commands/06_results.ipynb #3a4977d9
 @command('inspect results', 'list', 'list <study>', 'list --json | jq .runs', name='list')
 def list_(
-    study: Annotated[
-        str | None,
-        Argument(metavar='STUDY', help='name of a study. Default: all studies', autocompletion=offer_studies),
-    ] = None,
+    # name of a study. Default: all studies
+    study: Annotated[str | None, Argument(metavar='STUDY', autocompletion=offer_studies)] = None,
     as_json: Json = False,
-) -> int:
+) -> None:
     "List studies and runs with mode, seed, result, date and state."
     from kdnotes.results.overview import evidence_studies, list_runs
 
@@ -46,11 +44,10 @@ def list_(
     else:
         print_table(table('list.txt.jinja', 'table', lines))
         say(*(f'\n{note}' for note in sentences('list.txt.jinja', 'notes', lines, study, committed)))
-    return 0
 
 # %% ../../nbs/commands/06_results.ipynb #953412d6
 @command('inspect results', 'show <run_id>', 'show <run_id> --json')
-def show(run: RunName, as_json: Json = False) -> int:
+def show(run: RunName, as_json: Json = False) -> None:
     "Show the record of one run: a summary, or everything with --json."
     from kdnotes.results.overview import find_run, record_rows, run_state
 
@@ -68,65 +65,48 @@ def show(run: RunName, as_json: Json = False) -> int:
         print_json(record)
     else:
         print_groups(record_rows(record))
-    return 0
 
 # %% ../../nbs/commands/06_results.ipynb #ce58cd27
 @command('inspect results', 'compare <study>', 'compare <study> <another study>', 'compare <run_id> <run_id>')
 def compare(
-    names: Annotated[
-        list[str],
-        Argument(
-            metavar='STUDY|RUN...',
-            help='one or more studies or runs; all of them are compared together',
-            autocompletion=offer_studies_and_runs,
-        ),
-    ],
+    # one or more studies or runs; all of them are compared together
+    names: Annotated[list[str], Argument(metavar='STUDY|RUN...', autocompletion=offer_studies_and_runs)],
     as_json: Json = False,
-) -> int:
+) -> None:
     """Compare runs by arm: tables and sentences, with confidence intervals.
 
     It writes no files; use `kdnotes report` to write a report."""
     from kdnotes.report.report import report_of
-    from kdnotes.stats.evidence import evidence
-
-    summary = report_of(evidence(*_runs_of(names)), {})
-    print_json(summary.data()) if as_json else print_report(summary)
-    return 0
-
-# %% ../../nbs/commands/06_results.ipynb #d754b0dd
-def _runs_of(names: list[str]) -> tuple[str, list[str] | None]:  # a study, and its runs (None: all)
-    "What names of studies and runs stand for."
     from kdnotes.results.overview import evidence_studies, find_run, find_study, studies
     from kdnotes.results.store import records
+    from kdnotes.stats.evidence import evidence
 
     known = {*studies(), *evidence_studies()}
-    if len(names) == 1:
-        return find_study(names[0]), None
-    run_ids = []
-    for name in names:
+    run_ids: dict[str, None] = {}
+    for name in names if len(names) > 1 else ():
         if name in known:
-            run_ids += [r['run_id'] for r in records(name)]
+            run_ids |= dict.fromkeys(r['run_id'] for r in records(name))
             continue
         record, _ = find_run(name)
         if record is None:
             raise ConfigError(
                 f'{name} is not done, so there is nothing to compare; `kdnotes show {name}` says more'
             )
-        run_ids.append(record['run_id'])
-    return '+'.join(names), list(dict.fromkeys(run_ids))
+        run_ids[record['run_id']] = None
+    compared = evidence('+'.join(names), list(run_ids)) if run_ids else evidence(find_study(names[0]), None)
+    summary = report_of(compared, {})
+    print_json(summary.data()) if as_json else print_report(summary)
 
 # %% ../../nbs/commands/06_results.ipynb #d50f5347
 @command('inspect results', 'report <study>', 'report <study> --no-pdf')
 def report(
     study: StudyName,
-    run_id: Annotated[
-        list[str],
-        Argument(metavar='[RUN_ID]...', help='only these runs. Default: all runs', autocompletion=offer_runs),
-    ] = (),
-    to: Annotated[str | None, Option(metavar='FOLDER', help='output folder. Default: runs/STUDY')] = None,
-    no_pdf: Annotated[bool, Option('--no-pdf', help='write only the HTML file; the PDF needs typst')] = False,
+    # only these runs. Default: all runs
+    run_id: Annotated[list[str], Argument(metavar='[RUN_ID]...', autocompletion=offer_runs)] = (),
+    to: Annotated[str | None, Option(metavar='FOLDER')] = None,  # output folder. Default: runs/STUDY
+    no_pdf: bool = False,  # write only the HTML file; the PDF needs typst
     as_json: Json = False,
-) -> int:
+) -> None:
     """Write the report of a study as HTML and PDF.
 
     report.html is one file that works offline; report.pdf has the same content: quality and cost of the
@@ -147,11 +127,10 @@ def report(
         print_json(dict(study=study, headline=list(saved.page.headline), html=str(saved.html), pdf=pdf))
     else:
         say(*saved.page.headline, '', saved.html, *filter(None, [saved.pdf]))
-    return 0
 
 # %% ../../nbs/commands/06_results.ipynb #5d3e469c
 @command('manage studies', 'evidence <study>')
-def evidence(study: StudyName, as_json: Json = False) -> int:
+def evidence(study: StudyName, as_json: Json = False) -> None:
     """Save the finished runs of a study in the repository, as evidence.
 
     Writes records, results per test unit and scores to thesis/data/STUDY.*. The files are small enough for
@@ -169,18 +148,15 @@ def evidence(study: StudyName, as_json: Json = False) -> int:
         print_json(dict(study=study, runs=run_ids, folder=str(evidence_path())))
     else:
         say(f'{len(run_ids)} runs of {study} are kept in {evidence_path()}/{study}.*; commit these files')
-    return 0
 
 # %% ../../nbs/commands/06_results.ipynb #31dd9f0f
 @command('manage studies', 'forget <study> <run_id>')
 def forget(
     study: StudyName,
-    run_id: Annotated[
-        list[str],
-        Argument(metavar='RUN_ID', help='name of a folder under runs/STUDY/', autocompletion=offer_runs),
-    ],
+    # name of a folder under runs/STUDY/
+    run_id: Annotated[list[str], Argument(metavar='RUN_ID', autocompletion=offer_runs)],
     as_json: Json = False,
-) -> int:
+) -> None:
     """Remove finished runs from a study, so that they are trained again.
 
     Removes them from thesis/data/STUDY.* and moves their folders to runs/.forgotten/."""
@@ -189,7 +165,7 @@ def forget(
     elsewhere, stand = forget_runs(study, run_id)
     if as_json:
         print_json(dict(study=study, forgotten=run_id, elsewhere=elsewhere, stand_on_them=stand))
-        return 0
+        return
     say(
         f"forgotten: {', '.join(run_id)}; the next `make study` of {study} makes them again, "
         'and the teachers that they need if their weights are gone'
@@ -204,15 +180,14 @@ def forget(
             f"{', '.join(stand)} learnt or started from them and will not fit the runs that are made again: "
             'forget these runs, too'
         )
-    return 0
 
 # %% ../../nbs/commands/06_results.ipynb #8ad51ee3
 @command('manage studies', 'clean --dry-run', 'clean --yes')
 def clean(
-    yes: Annotated[bool, Option('--yes', help='remove the files without asking')] = False,
-    dry_run: Annotated[bool, Option('--dry-run', help='show what would be removed; remove nothing')] = False,
+    yes: bool = False,  # remove the files without asking
+    dry_run: bool = False,  # show what would be removed; remove nothing
     as_json: Json = False,
-) -> int:
+) -> None:
     """Remove checkpoints and caches that finished runs no longer need.
 
     Teacher outputs and tokenised texts are computed again if a later run needs them. Records, models,
@@ -234,7 +209,6 @@ def clean(
     else:
         print_table(table('clean.txt.jinja', 'table', leftover_files))
         say(phrase('clean.txt.jinja', 'outcome', leftover_files, removed, dry_run))
-    return 0
 
 # %% ../../nbs/commands/06_results.ipynb #69f38eb2
 @command('manage studies', 'verify', 'verify --json')

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 import typer
 from typer import Option
-from .notebooks import run_notebook
 from kdnotes.commands.options import (
     STUDY_FIELDS,
     Arms,
@@ -19,8 +18,9 @@ from kdnotes.commands.options import (
     Json,
     Notebook,
     command,
+    describe_parameters,
     offer,
-    with_fields,
+    usual_of,
 )
 from kdnotes.commands.output import (
     following,
@@ -29,6 +29,7 @@ from kdnotes.commands.output import (
     print_report,
     print_table,
     resumable,
+    run_notebook,
     say,
     speaker,
 )
@@ -42,7 +43,7 @@ from ..core.render import phrase, sentences
 __all__ = ['run', 'study', 'name', 'tune', 'search', 'parameters']
 
 # %% ../../nbs/commands/05_training.ipynb #755afce8
-def _show_forecast(plans: list[Any], about: str, jobs: int, as_json: bool) -> int:
+def _show_forecast(plans: list[Any], about: str, jobs: int, as_json: bool) -> None:
     "Show what would be trained."
     from kdnotes.experiment.forecast import forecast, plan_table, time_left
 
@@ -51,27 +52,27 @@ def _show_forecast(plans: list[Any], about: str, jobs: int, as_json: bool) -> in
         left = [line.seconds for line in lines if line.state != 'done']
         seconds = None if None in left else sum(left)
         print_json(dict(runs=[asdict(line) for line in lines], to_make=len(left), seconds=seconds))
-        return 0
+        return
     say(f'{about}\n')
     print_table(plan_table(plans))
     say('', phrase('plan.txt.jinja', 'time_line', time_left(plans), jobs))
-    return 0
 
 # %% ../../nbs/commands/05_training.ipynb #773b878b
 @command(
     'train',
     'run --mode mixed_kd --corpus embedded --smoke',
     'run --mode full_kd --seed 1 --corpus wikiqa -p learning_rate=5e-5 -p epochs=2',
+    fields=('mode', 'seed', *STUDY_FIELDS),
 )
-@with_fields('mode', 'seed', *STUDY_FIELDS)
-def run(given: dict, dry_run: DryRun = False, as_json: Json = False) -> int:
+def run(given: dict, dry_run: DryRun = False, as_json: Json = False) -> None:
     "Train one model, and its teacher if needed; a finished run is not repeated."
     config = make_config(**given)
     from kdnotes.experiment.plan import plan
 
     planned = plan(config, check=not dry_run)
     if dry_run:
-        return _show_forecast([planned], planned.explain(), 1, as_json)
+        _show_forecast([planned], planned.explain(), 1, as_json)
+        return
     from kdnotes.experiment.cluster import make_run
 
     speak = speaker(as_json)
@@ -81,10 +82,9 @@ def run(given: dict, dry_run: DryRun = False, as_json: Json = False) -> int:
         record = make_run(planned, follow(speak), speak)
     if as_json:
         print_json(record)
-        return 0
+        return
     folder = runs_path() / record['study'] / record['run_id']
     say(*sentences('run.txt.jinja', 'finished', record, score_name(record), folder))
-    return 0
 
 # %% ../../nbs/commands/05_training.ipynb #794860d5
 _CORPUS = dict(corpus='embedded')  # of a study, by default
@@ -105,33 +105,23 @@ def _grid(context: typer.Context, grid: list[str]) -> list[str]:
     'study --arms full_student,full_kd --grid learning_rate=1e-4,2e-4 temperature=2,4',
     'study --teacher <folder or hub id> -p alpha=.3 --dry-run',
     allow_extra_args=True,
+    fields=(*STUDY_FIELDS,),
 )
-@with_fields(*STUDY_FIELDS)
 def study(
     context: typer.Context,
     given: dict,
-    seeds: Annotated[int, Option(min=1, help='number of seeds: 0, 1, ...')] = 3,
+    seeds: Annotated[int, Option(min=1)] = 3,  # number of seeds: 0, 1, ...
     arms: Arms = 'usual',
     grid: Grid = (),
-    jobs: Annotated[
-        int | None,
-        Option(
-            min=1,
-            help='number of runs that train at the same time; times, memory and energy of runs that share a '
-            'device are not compared. Default: 1; on a cluster, as many as fit',
-        ),
-    ] = None,
-    ray: Annotated[
-        str,
-        Option(
-            help='train on a Ray cluster: auto (on this machine), host:port, ray://host:port, or local',
-            autocompletion=offer(['auto', 'local']),
-        ),
-    ] = '',
+    # number of runs that train at the same time; times, memory and energy of runs that share a device are not
+    # compared. Default: 1; on a cluster, as many as fit
+    jobs: Annotated[int | None, Option(min=1)] = None,
+    # train on a Ray cluster: auto (on this machine), host:port, ray://host:port, or local
+    ray: Annotated[str, Option(autocompletion=offer(['auto', 'local']))] = '',
     dry_run: DryRun = False,
     notebook: Notebook = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Train the missing runs of a study, compare all of its runs and draw figures.
 
     The study's default name is made from task and corpus. `make study` is `kdnotes study --notebook`."""
@@ -141,13 +131,14 @@ def study(
     if dry_run or notebook:
         plans = plan_study(seeds, arms, check=not dry_run, **given)
     if dry_run:
-        return _show_forecast(plans, explain_study(plans), jobs or 1, as_json)
+        _show_forecast(plans, explain_study(plans), jobs or 1, as_json)
+        return
     if notebook:
         folder = runs_path() / given['study']
         given |= dict(grid=' '.join(given['grid']), seeds=seeds, arms=arms, jobs=jobs, ray_address=ray)
-        _execute('study', folder / 'study.ipynb', given, folder / 'table.txt')
+        run_notebook('study', folder / 'study.ipynb', given, folder / 'table.txt')
         say(f"next: make report STUDY={folder.name} (HTML and PDF), or kdnotes list {folder.name}")
-        return 0
+        return
     from kdnotes.experiment.launch import RunError
     from kdnotes.experiment.study import run_study
 
@@ -163,31 +154,23 @@ def study(
         print_report(result.report)
     if result.failure:
         raise RunError(result.failure)
-    return 0
 
 # %% ../../nbs/commands/05_training.ipynb #f1f00357
-def _execute(name: str, output: Path, values: dict, table: Path | None = None) -> int:
-    "Execute a notebook, and print the table that it has written."
-    say(f'executing nbs/{name}.ipynb, which is saved as {output}')
-    run_notebook(name, output, **values)
-    if table:
-        say(table.read_text().rstrip())
-    return 0
-
-
-@command('manage studies', 'name --corpus wikiqa --smoke', allow_extra_args=True)
-@with_fields('task', 'corpus', 'study', 'smoke')
+@command(
+    'manage studies',
+    'name --corpus wikiqa --smoke',
+    allow_extra_args=True,
+    fields=('task', 'corpus', 'study', 'smoke'),
+)
 def name(
     context: typer.Context,
     given: dict,
-    arms: Annotated[
-        str | None, Option(help='first plan the study of these arms, and report what is wrong with it')
-    ] = None,
-    seeds: Annotated[int, Option(min=1, help='number of seeds of the planned study')] = 1,
-    search: Annotated[bool, Option('--search', help='print the name that `kdnotes search` uses')] = False,
+    arms: str | None = None,  # first plan the study of these arms, and report what is wrong with it
+    seeds: Annotated[int, Option(min=1)] = 1,  # number of seeds of the planned study
+    search: bool = False,  # print the name that `kdnotes search` uses
     grid: Grid = (),
     as_json: Json = False,
-) -> int:
+) -> None:
     """Print the name of a study.
 
     The name given by --study, or one made from task and corpus. The runs of the study are in runs/NAME/."""
@@ -200,28 +183,27 @@ def name(
     if arms:
         plan_study(seeds, arms, grid=_grid(context, grid), check=False, **names)
     print_json(dict(study=names['study'], corpus=names['corpus'])) if as_json else say(names['study'])
-    return 0
 
 # %% ../../nbs/commands/05_training.ipynb #57bd9218
 @command(
-    'train', 'tune --mode full_kd --task text_classification', 'tune --mode baseline --trials 12 --dry-run'
+    'train',
+    'tune --mode full_kd --task text_classification',
+    'tune --mode baseline --trials 12 --dry-run',
+    fields=(*STUDY_FIELDS,),
 )
-@with_fields(*STUDY_FIELDS)
 def tune(
     given: dict,
     mode: Annotated[
-        str, Option(help=f'the arm: one of {", ".join(MODES)}', autocompletion=offer(MODES))
+        str, Option(help=f"the arm: one of {', '.join(MODES)}", autocompletion=offer(MODES))
     ] = 'baseline',
-    trials: Annotated[int, Option(min=1, help='number of settings to try')] = 6,
-    seeds: Annotated[
-        int,
-        Option(min=0, help='number of seeds to train with the best setting, in the study NAME-sensitivity'),
-    ] = 0,
-    jobs: Annotated[int, Option(min=1, help='number of runs that train at the same time')] = 1,
+    trials: Annotated[int, Option(min=1)] = 6,  # number of settings to try
+    # number of seeds to train with the best setting, in the study NAME-sensitivity
+    seeds: Annotated[int, Option(min=0)] = 0,
+    jobs: Annotated[int, Option(min=1)] = 1,  # number of runs that train at the same time
     dry_run: DryRun = False,
     notebook: Notebook = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Tune one arm: a search with one objective, the score on the development set.
 
     The trials are runs of the study NAME-tuning; finished trials are skipped. `make tune` is
@@ -235,10 +217,12 @@ def tune(
     if dry_run or notebook:
         plans = plan_trials(mode, trials, jobs=jobs, **given)
     if dry_run:
-        return _show_forecast(plans, explain_study(plans), jobs, as_json)
+        _show_forecast(plans, explain_study(plans), jobs, as_json)
+        return
     if notebook:
         output = runs_path() / f"{given['study']}-tuning" / f'tune-{mode}.ipynb'
-        return _execute('tune', output, given | dict(mode=mode, trials=trials, seeds=seeds, jobs=jobs))
+        run_notebook('tune', output, given | dict(mode=mode, trials=trials, seeds=seeds, jobs=jobs))
+        return
     speak = speaker(as_json)
     with resumable() as begun, following() as follow:
         result = tune_arm(mode, trials, jobs=jobs, log=speak, **given)
@@ -250,10 +234,9 @@ def tune(
         trials = json.loads(result.trials.to_json(orient='records'))
         tuned = dict(tuning_id=result.id, arm=result.arm, chosen=result.chosen, trials=trials, tuned=records)
         print_json(tuned)
-        return 0
+        return
     say(*(f"{record['run_id']}: {outcome(record)}" for record in records))
     say(f'chosen for {result.arm}: {result.chosen} (tuning_id {result.id!r})')
-    return 0
 
 # %% ../../nbs/commands/05_training.ipynb #2a513bd6
 @command(
@@ -261,46 +244,30 @@ def tune(
     'search --trials 40 --workers 2',
     'search --task extractive_qa --corpus squad2 --space laptop --max-trial-minutes 5',
     'search --space mine.yaml --objectives score,latency_ms --ray auto',
+    fields=('mode', *STUDY_FIELDS),
 )
-@with_fields('mode', *STUDY_FIELDS)
 def search(
     given: dict,
-    trials: Annotated[int, Option(min=1, help='number of trials')] = 40,
-    workers: Annotated[int, Option(min=1, help='number of trials that train at the same time')] = 1,
-    sampler: Annotated[
-        Literal['tpe', 'gp', 'nsga2', 'random', 'sobol'], Option(help='chooses the settings')
-    ] = 'tpe',
-    space: Annotated[
-        str,
-        Option(
-            help='the search space: student, laptop, study, or a YAML file with lines such as layers: [1, 6]',
-            autocompletion=offer(['student', 'laptop', 'study']),
-        ),
-    ] = 'student',
-    objectives: Annotated[
-        str, Option(help='quantities to optimise: score, params, latency_ms, energy_j, train_s, peak_mib')
-    ] = 'score,params',
-    threshold: Annotated[
-        str | None,
-        Option(
-            help="score that students must beat; 'none': no limit. Default: the score of the best trivial "
-            'baseline'
-        ),
-    ] = None,
-    budget_minutes: Annotated[float | None, Option(help='start no more trials after this time')] = None,
-    max_trial_minutes: Annotated[float | None, Option(help='time limit of one trial')] = None,
-    memory_mib: Annotated[float | None, Option(help='memory limit of one trial')] = None,
-    front_seeds: Annotated[
-        int, Option(min=0, help='number of additional seeds for the students on the Pareto front')
-    ] = 3,
-    storage: Annotated[
-        str, Option(help="database of the trials. Default: a file in the study's folder")
-    ] = '',
-    ray: Annotated[str, Option(help="Ray cluster that runs the trials; 'local' starts one")] = '',
+    trials: Annotated[int, Option(min=1)] = 40,  # number of trials
+    workers: Annotated[int, Option(min=1)] = 1,  # number of trials that train at the same time
+    sampler: Literal['tpe', 'gp', 'nsga2', 'random', 'sobol'] = 'tpe',  # chooses the settings
+    # the search space: student, laptop, study, or a YAML file with lines such as layers: [1, 6]
+    space: Annotated[str, Option(autocompletion=offer(['student', 'laptop', 'study']))] = 'student',
+    # quantities to optimise: score, params, latency_ms, energy_j, train_s, peak_mib
+    objectives: str = 'score,params',
+    # score that students must beat; 'none': no limit. Default: the score of the best trivial baseline
+    threshold: str | None = None,
+    budget_minutes: float | None = None,  # start no more trials after this time
+    max_trial_minutes: float | None = None,  # time limit of one trial
+    memory_mib: float | None = None,  # memory limit of one trial
+    # number of additional seeds for the students on the Pareto front
+    front_seeds: Annotated[int, Option(min=0)] = 3,
+    storage: str = '',  # database of the trials. Default: a file in the study's folder
+    ray: str = '',  # Ray cluster that runs the trials; 'local' starts one
     dry_run: DryRun = False,
     notebook: Notebook = False,
     as_json: Json = False,
-) -> int:
+) -> None:
     """Search for students on the Pareto front, by default of quality and size.
 
     Every trial is a run of the study NAME-search. To continue a stopped search, repeat the command."""
@@ -316,37 +283,42 @@ def search(
     if dry_run:
         about = search_plan(options, resolved)
         print_json(about) if as_json else say(*sentences('search.jinja', 'plan', about))
-        return 0
+        return
     from kdnotes.search.driver import search as search_for
     from kdnotes.search.summary import save_search, search_json, search_lines
 
     if notebook:
-        return _execute('search', runs_path() / common['study'] / 'search.ipynb', given)
+        run_notebook('search', runs_path() / common['study'] / 'search.ipynb', given)
+        return
     result = search_for(log=speaker(as_json), **given)
     saved = save_search(result, pdf=False)
     if as_json:
         print_json(search_json(result) | dict(html=str(saved.html)))
     else:
         say(*search_lines(result), '', saved.html)
-    return 0
 
 # %% ../../nbs/commands/05_training.ipynb #341f2d4c
 @command('train', 'parameters', 'parameters --task extractive_qa')
 def parameters(
-    task: Annotated[
-        str | None, Option(help='list only the parameters of this task', autocompletion=offer(TASKS))
-    ] = None,
-    plugin: Annotated[str | None, Option(help='a Python file with a task of your own')] = None,
+    # list only the parameters of this task
+    task: Annotated[str | None, Option(autocompletion=offer(TASKS))] = None,
+    plugin: str | None = None,  # a Python file with a task of your own
     as_json: Json = False,
-) -> int:
+) -> None:
     "List all parameters of a run with their defaults, values and meanings."
     if plugin:
         task = task or load_plugin(plugin)
-    from kdnotes.commands.parameters import describe_parameters, parameter_rows
-
     if as_json:
         print_json([asdict(one) for one in describe_parameters(task)])
-        return 0
+        return
     say('parameters of a run and their defaults, each given as -p name=value', '')
-    print_groups(parameter_rows(task))
-    return 0
+    rows = []
+    for one in describe_parameters(task):
+        about = '; '.join(filter(None, [' | '.join(one.choices), one.about]))
+        heading = one.group
+        if one.tasks and task is None and (usual := usual_of(one.tasks[0])):
+            heading += ', with other defaults: ' + ' '.join(
+                f'{name}={value}' for name, value in usual.items()
+            )
+        rows.append((f'{heading}:', f'{one.name}={one.default}', about))
+    print_groups(rows)

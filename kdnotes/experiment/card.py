@@ -28,7 +28,7 @@ from ..results.store import find_record
 from ..telemetry.summary import is_busy
 
 # %% auto #0
-__all__ = ['CardError', 'command', 'unit_interval', 'snippet', 'model_card', 'write_card', 'leave_card']
+__all__ = ['CardError', 'command', 'unit_interval', 'snippet', 'model_card', 'leave_card']
 
 # %% ../../nbs/experiment/00_card.ipynb #471963bf
 class CardError(KdnotesError):
@@ -36,7 +36,7 @@ class CardError(KdnotesError):
 
     exit_code = 1
 
-# %% ../../nbs/experiment/00_card.ipynb #a5e8ad84
+
 def _no_path(
     name: str,  # a hub id, a corpus' name or a folder
 ) -> str:
@@ -45,41 +45,34 @@ def _no_path(
     return 'a local folder' if local or ('/' in name and os.path.isdir(name)) else name
 
 # %% ../../nbs/experiment/00_card.ipynb #0a03641e
-def command(
-    config: RunConfig,  # resolved
-    teacher: dict[str, Any] | None = None,  # the flat settings of its teacher's run
-) -> str:
-    "The command that repeats a run, with all that differs from the defaults; folders are left to fill in."
-    values = flat(config, changed=True)
-    # names and safety, and a preset whose values stand there themselves
-    for name in ('study', 'preset', *(['arm'] if config.where.arm == config.where.mode else [])):
-        values.pop(name, None)
-    given = {
-        'mode': config.where.mode,
-        'task': config.task,
-        'seed': config.seed,
-        'corpus': config.data.corpus,
-    } | values
-    if teacher:
-        teacher_keys = teacher_names(config.task)
-        given |= {key: teacher[name] for name, key in teacher_keys.items() if teacher.get(name) is not None}
-    # a parameter that a run does not read is null, and need not be given
-    typed = {name: _as_typed(name, value) for name, value in given.items() if value is not None}
-    if any('.' in name for name in typed):  # papermill has no such names
-        return ' '.join(
-            ['kdnotes run', *(f'-p {shlex.quote(f"{name}={value}")}' for name, value in typed.items())]
-        )
-    pairs = [f'-p {name} {shlex.quote(value)}' for name, value in typed.items()]
-    return ' '.join(['papermill nbs/run.ipynb out.ipynb', *pairs])
-
-# %% ../../nbs/experiment/00_card.ipynb #a882cbf9
 def _as_typed(name: str, value: Any) -> str:
-    "A value as papermill takes it."
+    "A value as the command line takes it; a folder of this machine is left to fill in."
     if isinstance(value, (list, tuple)):
         return ','.join(_as_typed(name, element) for element in value)
     text = str(value)
     paths = ('corpus', 'transfer', 'teacher', 'teachers', 'student')
     return f'<folder of the {name}>' if name in paths and _no_path(text) != text else text
+
+
+def command(
+    config: RunConfig,  # resolved
+    teacher: dict[str, Any] | None = None,  # the flat settings of its teacher's run
+) -> str:
+    "The command that repeats a run, with all that differs from the defaults; folders are left to fill in."
+    where = config.where
+    given = dict(mode=where.mode, task=config.task, seed=config.seed, corpus=config.data.corpus)
+    given |= flat(config, changed=True)
+    # names and safety, and a preset whose values stand there themselves
+    for name in ('study', 'preset', *(['arm'] if where.arm == where.mode else [])):
+        given.pop(name, None)
+    if teacher:
+        names = teacher_names(config.task)
+        given |= {name: teacher[theirs] for name, theirs in names.items() if teacher.get(theirs) is not None}
+    # a parameter that a run does not read is null, and need not be given
+    typed = {name: _as_typed(name, value) for name, value in given.items() if value is not None}
+    return ' '.join(
+        ['kdnotes run', *(f'-p {shlex.quote(f"{name}={value}")}' for name, value in typed.items())]
+    )
 
 # %% ../../nbs/experiment/00_card.ipynb #495b9ec9
 def unit_interval(
@@ -111,7 +104,7 @@ def snippet(
     known = dict(settings=record['settings'], metrics=defaultdict(float, metrics))
     return task_info(record['task']).use.snippet.format(folder=folder, **known)
 
-# %% ../../nbs/experiment/00_card.ipynb #cb1c0a4e
+
 def _base_of(record: dict) -> str:
     "The model whose weights a run's network comes from: a student's own files, or its teacher's."
     return record['models'].get('student') or record['models']['teacher']
@@ -223,20 +216,14 @@ def model_card(
     return ModelCard(f'---\n{_metadata(record).to_yaml()}\n---\n\n{text}')
 
 # %% ../../nbs/experiment/00_card.ipynb #2b7cdeb2
-def write_card(
-    folder: RunFolder,  # of a finished run
-) -> Path:  # README.md
-    "Write a run's card into the folder of its model."
-    return atomic_write(folder.path / 'model' / 'README.md', model_card(folder.run_id).content.encode())
-
-# %% ../../nbs/experiment/00_card.ipynb #de7f7916
 def leave_card(
     folder: RunFolder,  # of a finished run
 ) -> None:
     "Write a card where there is none; a run is done without one, so nothing that fails here is its failure."
-    if (folder.path / 'model' / 'README.md').exists():
+    path = folder.path / 'model' / 'README.md'
+    if path.exists():
         return
     try:
-        write_card(folder)
+        atomic_write(path, model_card(folder.run_id).content.encode())
     except Exception:  # of any kind: `model_card` gives the reason
         pass

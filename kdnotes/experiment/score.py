@@ -4,26 +4,32 @@
 
 # %% ../../nbs/experiment/11_score.ipynb #468a4892
 from __future__ import annotations
+import contextlib
 import math
 import os
-import re
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from ..stats.intervals import Interval, cluster_interval, exp_interval, scaled
-from ..results.overview import find_run
 from ..core.config import KdnotesError, is_unicode, truncate_repr, escape_control_chars
 from ..core.render import render
 from ..core.parse import stored_config
 from ..core.files import cache_path, sha256_text
+from ..core.progress import stage
 from ..core.streams import stream
-from ..results.runs import RunFolder, saved_model
-from ..results.store import checked_run_model
+from kdnotes.experiment.saved_models import (
+    RUN_ID,
+    LoadedModel,
+    SavedModelError,
+    Source,
+    find_source,
+    load_model,
+)
+from ..results.runs import RunFolder
 from ..tasks.batching import tokenizer_rules
 from ..tasks.documents import CORPORA, MORE_SETS, document, more_set, read_document, text_files
 from kdnotes.tasks.lm_scores import (
@@ -35,7 +41,7 @@ from kdnotes.tasks.lm_scores import (
     scored_batch,
     text_set,
 )
-from ..tasks.sources import corpus_of, load_by_rules
+from ..tasks.sources import CorpusError, corpus_of, load_by_rules
 from kdnotes.tasks.text_blocks import (
     Positions,
     Masking,
@@ -47,112 +53,7 @@ from kdnotes.tasks.text_blocks import (
 )
 
 # %% auto #0
-__all__ = ['RUN_ID', 'ScoreError', 'check_run_id', 'Scorer', 'Source', 'find_source', 'load_source', 'load_scorer',
-           'read_text_to_score', 'Text', 'encode', 'Score', 'score']
-
-# %% ../../nbs/experiment/11_score.ipynb #66dcc7ce
-class ScoreError(KdnotesError):
-    "A model or a text that cannot be scored."
-
-
-_AUTO_CLASS = 'AutoModelForMaskedLM'
-
-# %% ../../nbs/experiment/11_score.ipynb #d31f7dda
-RUN_ID = re.compile(r'[\w.]+-s\d+-[0-9a-f]{12}')
-_MEANT_AS_RUN_ID = re.compile(r'[\w.]+-s\d+(-\w*)?')
-
-# %% ../../nbs/experiment/11_score.ipynb #f06bd90f
-def check_run_id(
-    name: str,  # whatever names a model
-) -> None:
-    "Refuse a string that was meant as a run_id and is not one, before it is looked up on the hub."
-    if _MEANT_AS_RUN_ID.fullmatch(name) and not os.path.isdir(name):
-        find_run(name)
-
-# %% ../../nbs/experiment/11_score.ipynb #73584116
-class Scorer(NamedTuple):
-    "What scores a text."
-
-    model: Any  # a model of transformers, in eval mode, on the device
-    tokenizer: Any
-    runtime: Any  # a `train.distributed.Runtime`
-    name: str  # as it was given
-    sha256: str  # of its weights
-    config_sha256: str  # of its config.json, which defines how the weights are read
-
-# %% ../../nbs/experiment/11_score.ipynb #701401c1
-@dataclass(frozen=True)
-class Source:
-    "What a model's name stands for."
-
-    name: str  # as it was given
-    folder: str  # a folder or a hub id
-    record: dict | None = None  # of the run that trained it; None: no run is known
-
-# %% ../../nbs/experiment/11_score.ipynb #19abc38e
-def find_source(
-    name: str,  # the run_id or the folder of a finished run, a folder of a saved model, or a hub id
-) -> Source:
-    "Where a model is, and the run that trained it."
-    check_run_id(name)
-    if RUN_ID.fullmatch(name):
-        folder = checked_run_model(name)
-        if folder is None:
-            raise ScoreError(
-                f'there is no run {name} with its weights under runs/; make it again, or give a folder of a '
-                'model'
-            )
-        return Source(name, str(folder), RunFolder(folder.parent.parent.name, name).record())
-    path = Path(os.path.expanduser(name))
-    if not os.path.isdir(path):
-        return Source(name, name)
-    if saved := saved_model(path):
-        model, record = saved
-        return Source(name, str(model), record if model.name == 'model' else None)
-    if (path / 'rows.jsonl').is_file() or (path / 'state.json').is_file():
-        raise ScoreError(f'{name} is the folder of a run that is not done; make the run first')
-    return Source(name, name)
-
-# %% ../../nbs/experiment/11_score.ipynb #b16b11fb
-def load_source(
-    source: Source,
-    auto_class: str,  # its transformers head
-    advice: str = 'a fine-tuned one',  # what to give instead of a model without it
-) -> tuple[Any, str]:  # a model in eval mode, and the sha256 of its weights
-    "A model with its own head, with the weights that its run has left."
-    from kdnotes.distill.architectures import weights_sha256
-    from kdnotes.distill.models import load_given
-
-    model = load_given(source.folder, auto_class, advice=advice)
-    sha256 = weights_sha256(model)
-    if source.record and sha256 != source.record['model_sha256']:
-        raise ScoreError(
-            f'the weights in {source.folder} are not those of {source.record["run_id"]}; restore them, or '
-            'make the run again'
-        )
-    return model, sha256
-
-# %% ../../nbs/experiment/11_score.ipynb #5d1347f5
-def load_scorer(
-    name: str,  # as for `find_source`
-    dtype: str,  # fp32, bf16 or fp16
-    length: int,  # most tokens of a row
-) -> Scorer:
-    "A model with its own head, ready on the device."
-    from kdnotes.distill.tokenizers import check_batches, load_tokenizer
-    from kdnotes.distill.weights import config_sha256
-    from kdnotes.core.resolve import machine
-    from kdnotes.train.distributed import alone
-
-    source = find_source(name)
-    folder = source.folder
-    check_batches(folder, length, ('mask_token', 'sep_token'), 'length')
-    if dtype == 'fp16' and machine().device != 'cuda':
-        raise ScoreError('dtype=fp16 needs a GPU, since a CPU only emulates it; use dtype=bf16 or fp32')
-    runtime = alone(dtype)
-    model, sha256 = load_source(source, _AUTO_CLASS, 'one that was trained to guess hidden words')
-    model = model.to(runtime.device)
-    return Scorer(model, load_tokenizer(folder), runtime, name, sha256, config_sha256(folder))
+__all__ = ['read_text_to_score', 'Text', 'encode', 'Score', 'score']
 
 # %% ../../nbs/experiment/11_score.ipynb #96a61d67
 def read_text_to_score(
@@ -161,32 +62,25 @@ def read_text_to_score(
 ) -> list[dict]:  # rows of `tasks.documents`: id, text, cluster
     "The documents of a text."
     if not name.strip():
-        raise ScoreError('the name of the text is empty; give a .txt file or a folder of them')
+        raise CorpusError('the name of the text is empty; give a .txt file or a folder of them')
     # first, so that a folder of that name does not take their place; it is ./wikitext2
     if name in MORE_SETS:
         return more_set(name)
     if name in ('embedded', *CORPORA.names):
         return load_by_rules(CORPORA, name).splits['test']
     path = Path(os.path.expanduser(name))
-    if os.path.isfile(path):
-        return [_document(path)]
-    if os.path.isdir(path):
-        files = text_files(path)
-        if not files:
-            raise ScoreError(f'{path} has no .txt file; put the texts there, or name a file')
-        return [_document(file) for file in files]
-    known = dict.fromkeys([*MORE_SETS, 'embedded', *CORPORA.names])
-    raise ScoreError(
-        f'there is no text {truncate_repr(name)}: no such file or folder, and none of {", ".join(known)}; '
-        'give a .txt file or a folder of them'
-    )
-
-# %% ../../nbs/experiment/11_score.ipynb #a119110d
-def _document(path: Path) -> dict:
-    "A file as a document."
-    if not is_unicode(path.name):
-        raise ScoreError(f'the name {truncate_repr(path.name)} is not written in UTF-8; rename the file')
-    return document(path.stem, read_document(path))
+    if not os.path.isfile(path) and not os.path.isdir(path):
+        known = dict.fromkeys([*MORE_SETS, 'embedded', *CORPORA.names])
+        raise CorpusError(
+            f'there is no text {truncate_repr(name)}: no such file or folder, and none of '
+            f'{", ".join(known)}; give a .txt file or a folder of them'
+        )
+    files = [path] if os.path.isfile(path) else text_files(path)
+    if not files:
+        raise CorpusError(f'{path} has no .txt file; put the texts there, or name a file')
+    if damaged := [file.name for file in files if not is_unicode(file.name)]:
+        raise CorpusError(f'the name {truncate_repr(damaged[0])} is not written in UTF-8; rename the file')
+    return [document(file.stem, read_document(file)) for file in files]
 
 # %% ../../nbs/experiment/11_score.ipynb #21c3671d
 class Text(NamedTuple):
@@ -222,11 +116,6 @@ def encode(
     words = int(tokens.words.sum())
     unknown = sum(len(row['text'].split()) for row in documents) - words
     return Text(ids, clusters, rows, words, unknown, int(tokens.pieces.sum()))
-
-# %% ../../nbs/experiment/11_score.ipynb #e5651796
-def _finite(value: float) -> float | None:
-    "A number as JSON has it; None: it is too large for one."
-    return value if math.isfinite(value) else None
 
 # %% ../../nbs/experiment/11_score.ipynb #cfb91932
 @dataclass(frozen=True)
@@ -265,10 +154,13 @@ class Score:
     __repr__ = __str__
 
 # %% ../../nbs/experiment/11_score.ipynb #9dee40f2
+_SCORES = ('pseudo_nll', 'nll', 'nll_all')
+
+
 @patch(as_prop=True)
 def perplexities(self: Score) -> list[tuple[str, Interval, Interval]]:
     "Each score that is known: its key, its perplexity per word piece, and per word."
-    known = [(key, nll) for key in ('pseudo_nll', 'nll', 'nll_all') if (nll := getattr(self, key))]
+    known = [(key, nll) for key in _SCORES if (nll := getattr(self, key))]
     return [(key, exp_interval(nll), exp_interval(scaled(nll, self.pieces_a_word))) for key, nll in known]
 
 # %% ../../nbs/experiment/11_score.ipynb #0c658501
@@ -276,77 +168,77 @@ def perplexities(self: Score) -> list[tuple[str, Interval, Interval]]:
 def data(self: Score) -> dict:  # JSON-able
     "The score for programs: intervals in nats per word piece, and the perplexities."
     plain = asdict(self) | dict(pieces_a_word=self.pieces_a_word)
-    for key in ('pseudo_nll', 'nll', 'nll_all'):
+    known = {key: (per_piece, per_word) for key, per_piece, per_word in self.perplexities}
+    for key in _SCORES:
         name = key.replace('nll', 'perplexity')
-        plain |= {name: None, f'{name}_word': None}
-    for key, per_piece, per_word in self.perplexities:
-        name = key.replace('nll', 'perplexity')
-        plain |= {name: _finite(per_piece.estimate), f'{name}_word': _finite(per_word.estimate)}
-    for key in ('pseudo_nll', 'nll', 'nll_all'):
-        if plain[key]:
-            plain[key]['reason'] = plain[key]['reason'] and str(getattr(self, key).reason)
+        estimates = [interval.estimate for interval in known.get(key, ())]
+        finite = [value if math.isfinite(value) else None for value in estimates] or [None, None]
+        plain |= dict(zip((name, f'{name}_word'), finite))
+        if nll := getattr(self, key):
+            plain[key]['reason'] = nll.reason and str(nll.reason)
     return plain
 
-# %% ../../nbs/experiment/11_score.ipynb #c4a56557
-def _block_scores(forward: Any, scorer: Scorer, text: Text, budget: int) -> tuple[np.ndarray, np.ndarray]:
-    "Nats per masked token of each block, and of all its tokens."
-    blocks = text_set('text', text.rows, text.documents)
-    mask_id = scorer.tokenizer.mask_token_id
-    scores = hidden_scores(
-        forward, blocks, lambda index: scored_batch(blocks, index, Masking().share, mask_id), budget
-    )
-    return scores.nll.mean(1), scores.nll_all
-
-# %% ../../nbs/experiment/11_score.ipynb #69b1d2c8
-def _token_scores(
-    forward: Any, scorer: Scorer, rows: Rows, positions: Positions, key: str, budget: int, log: Callable
-) -> np.ndarray:
-    "Nats of each token that is masked by itself, resumable."
-    folder = cache_path() / 'scores' / key
-    mask_id = scorer.tokenizer.mask_token_id
-    on_part = _progress(log, len(positions.rows))
-    return resumable_nll(forward, rows, positions, mask_id, folder, budget, on_part)
-
 # %% ../../nbs/experiment/11_score.ipynb #6b2d4bce
-def _progress(log: Callable[[str], None], total: int) -> Callable[[int], None]:
-    "Log the progress of a call, at most every ten seconds."
-    begin = time.monotonic()
-    first = None
-    last = begin
+@contextlib.contextmanager
+def _resumed_progress(total: int, say: Callable[[str], None]) -> Iterator[Callable[[int], None]]:
+    "Progress of work that an earlier call may have begun; the result is called with how much is done."
+    with contextlib.ExitStack() as stack:
+        advance = before = None
 
-    def on_part(done: int) -> None:
-        nonlocal first, last
-        now = time.monotonic()
-        if first is None:
-            first = done
-            if done and done < total:
-                log(f'{done:,} of {total:,} tokens were scored by an earlier call')
-        elif done < total and now > last + 10:
-            rate = (done - first) / (now - begin)
-            left = (total - done) / rate
-            log(f'{done / total:4.0%}: {done:,} of {total:,} tokens, {rate:.0f} a second, {left:.0f} s left')
-            last = now
+        def on_part(done: int) -> None:
+            nonlocal advance, before
+            if advance is not None:
+                advance(done - before)
+            elif done < total:
+                advance = stack.enter_context(stage('scoring', total - done, 'tokens'))
+                if done:
+                    say(f'{done:,} of {total:,} tokens were scored by an earlier call')
+            before = done
 
-    return on_part
+        yield on_part
 
 # %% ../../nbs/experiment/11_score.ipynb #b128403e
 def _stored_key(
-    scorer: Scorer, text_sha256: str, by: str, length: int, sample: int | None, dtype: str
+    loaded: LoadedModel, text_sha256: str, by: str, length: int, sample: int | None, dtype: str
 ) -> str:  # 32 hex digits
     "What names the scores of tokens that are stored."
+    from kdnotes.distill.weights import config_sha256
+
+    tokenizer = loaded.tokenizer
     key = sha256_text(
         'score-2',
-        scorer.sha256,
-        tokenizer_rules(scorer.tokenizer),
-        str(token_roles(scorer.tokenizer)),
-        str(scorer.tokenizer.mask_token_id),
-        scorer.config_sha256,
+        loaded.sha256,
+        tokenizer_rules(tokenizer),
+        str(token_roles(tokenizer)),
+        str(tokenizer.mask_token_id),
+        config_sha256(loaded.source.folder),  # which defines how the weights are read
         text_sha256,
-        *map(str, (by, length, sample, dtype, scorer.runtime.device.type)),
+        *map(str, (by, length, sample, dtype, loaded.runtime.device.type)),
     )
     return key[:32]
 
 # %% ../../nbs/experiment/11_score.ipynb #10391523
+def _trained_on(source: Source, documents: list[dict]) -> int | None:
+    "How many documents stand in the training text of a run."
+    if not RUN_ID.fullmatch(source.name):
+        return None
+    run = Path(source.folder).parent
+    config = stored_config(RunFolder(run.parent.name, run.name).config()['config'])
+    try:
+        known = set(corpus_of(config).splits['train']['text'])
+    except KdnotesError:  # the corpus is not at hand any more
+        return None
+    return sum(row['text'] in known for row in documents)
+
+
+def _clusters(text: Text, positions: Positions) -> tuple[np.ndarray, np.ndarray, str]:
+    "What rows and tokens are alike in, and what that is called: documents, or a single document's rows."
+    token_clusters = text.clusters[text.rows.documents_of(positions)]
+    if len(np.unique(token_clusters)) == 1:  # a single document allows no conclusion about others
+        return np.arange(len(text.rows)), positions.rows, 'rows'
+    return text.clusters[text.rows.documents], token_clusters, 'documents'
+
+# %% ../../nbs/experiment/11_score.ipynb #89f130ec
 def score(
     model: str,  # a folder, a hub id, or the run_id of a finished run
     text: str,  # as for `read_text_to_score`
@@ -358,38 +250,54 @@ def score(
     say: Callable[[str], None] = lambda line: None,  # called with sentences on the progress
 ) -> tuple[Score, pd.DataFrame]:  # and the tokens: document, row, position, token, nll
     "Score a text; an interrupted call goes on where it was."
-    from kdnotes.train.evaluation import ModelForward
-
     documents = read_text_to_score(text)
-    scorer = load_scorer(model, dtype, length)
-    encoded = encode(documents, scorer.tokenizer, by, length)
+    source = find_source(model)
+    advice = 'one that was trained to guess hidden words'
+    needed = ('mask_token', 'sep_token')
+    loaded = load_model(source, 'AutoModelForMaskedLM', needed, length, dtype, advice)
+    encoded = encode(documents, loaded.tokenizer, by, length)
     every = all_tokens(encoded.rows)
     if not len(every.rows):
-        raise ScoreError(
+        raise SavedModelError(
             f'{text} has no word that the tokenizer of {model} knows; give another text or model'
         )
     positions = every if sample is None else drawn_tokens(encoded.rows, sample, stream(0, 'sample'))
     text_sha256 = sha256_text(*(row['text'] for row in documents))
-    key = _stored_key(scorer, text_sha256, by, length, sample, dtype)
-    forward = ModelForward(scorer.model, scorer.runtime)
-    with scorer.runtime.autocast():
-        nll = _token_scores(forward, scorer, encoded.rows, positions, key, budget, say)
+    key = _stored_key(loaded, text_sha256, by, length, sample, dtype)
+    mask_id = loaded.tokenizer.mask_token_id
+    folder = cache_path() / 'scores' / key
+    with loaded.runtime.autocast(), _resumed_progress(len(positions.rows), say) as on_part:
+        nll = resumable_nll(loaded.forward, encoded.rows, positions, mask_id, folder, budget, on_part)
     if not np.isfinite(nll).all():
-        raise ScoreError(
+        raise SavedModelError(
             f'{model} gives numbers that are not finite for {int((~np.isfinite(nll)).sum()):,} of '
             f'{len(nll):,} tokens; its weights are too large or damaged: give another model'
         )
     row_clusters, token_clusters, clusters = _clusters(encoded, positions)
-    at_once = (None, None)
+    hidden = hidden_all = None
     if by == 'block':
-        with scorer.runtime.autocast():
-            at_once = [
-                cluster_interval(x, row_clusters) for x in _block_scores(forward, scorer, encoded, budget)
-            ]
-    hidden, hidden_all = at_once
-    text_score = Score(
+        blocks = text_set('text', encoded.rows, encoded.documents)
+        with loaded.runtime.autocast():
+            found = hidden_scores(
+                loaded.forward,
+                blocks,
+                lambda index: scored_batch(blocks, index, Masking().share, mask_id),
+                budget,
+            )
+        hidden = cluster_interval(found.nll.mean(1), row_clusters)
+        hidden_all = cluster_interval(found.nll_all, row_clusters)
+    table = pd.DataFrame(
+        dict(
+            document=np.array(encoded.documents, dtype=object)[encoded.rows.documents_of(positions)],
+            row=positions.rows,
+            position=positions.positions,
+            token=loaded.tokenizer.convert_ids_to_tokens(encoded.rows.tokens_at(positions).tolist()),
+            nll=nll,
+        )
+    )
+    return Score(
         model=model,
-        model_sha256=scorer.sha256,
+        model_sha256=loaded.sha256,
         text=text,
         text_sha256=text_sha256,
         documents=len(documents),
@@ -399,48 +307,12 @@ def score(
         by=by,
         length=length,
         dtype=dtype,
-        device=str(scorer.runtime.device),
+        device=str(loaded.runtime.device),
         tokens=len(nll),
         of_tokens=len(every.rows),
         pseudo_nll=cluster_interval(nll, token_clusters),
         nll=hidden,
         nll_all=hidden_all,
         clusters=clusters,
-        trained_on=_trained_on(model, documents),
-    )
-    return text_score, _token_table(scorer, encoded, positions, nll)
-
-# %% ../../nbs/experiment/11_score.ipynb #89f130ec
-def _trained_on(model: str, documents: list[dict]) -> int | None:
-    "How many documents stand in the training text of a run."
-    if not RUN_ID.fullmatch(model):
-        return None
-    run = checked_run_model(model).parent
-    config = stored_config(RunFolder(run.parent.name, run.name).config()['config'])
-    try:
-        known = set(corpus_of(config).splits['train']['text'])
-    except KdnotesError:  # the corpus is not at hand any more
-        return None
-    return sum(row['text'] in known for row in documents)
-
-# %% ../../nbs/experiment/11_score.ipynb #0d4e3dbb
-def _clusters(text: Text, positions: Positions) -> tuple[np.ndarray, np.ndarray, str]:
-    "What rows and tokens are alike in, and what that is called: documents, or a single document's rows."
-    token_clusters = text.clusters[text.rows.documents_of(positions)]
-    if len(np.unique(token_clusters)) == 1:  # a single document allows no conclusion about others
-        return np.arange(len(text.rows)), positions.rows, 'rows'
-    return text.clusters[text.rows.documents], token_clusters, 'documents'
-
-# %% ../../nbs/experiment/11_score.ipynb #ef029a92
-def _token_table(scorer: Scorer, text: Text, positions: Positions, nll: np.ndarray) -> pd.DataFrame:
-    "One row for each token that was masked by itself."
-    documents = np.array(text.documents, dtype=object)
-    tokens = scorer.tokenizer.convert_ids_to_tokens(text.rows.tokens_at(positions).tolist())
-    columns = dict(
-        document=documents[text.rows.documents_of(positions)],
-        row=positions.rows,
-        position=positions.positions,
-        token=tokens,
-        nll=nll,
-    )
-    return pd.DataFrame(columns)
+        trained_on=_trained_on(source, documents),
+    ), table
