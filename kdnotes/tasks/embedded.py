@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from importlib.resources import files
 from random import Random
 
@@ -27,65 +29,78 @@ class _Fact:
     value: str
     phrasing: str  # key of the ways to ask for it and to state it
 
-# %% ../../nbs/tasks/03_embedded.ipynb #a7a108ad
+# %% ../../nbs/tasks/03_embedded.ipynb #1277ea1f
 @cache
 def _table() -> dict:
     "The packaged table as read."
     return json.loads(files('kdnotes').joinpath('assets', 'facts.json').read_text(encoding='utf-8'))
 
-# %% ../../nbs/tasks/03_embedded.ipynb #8241212d
+# %% ../../nbs/tasks/03_embedded.ipynb #4983b283
 @cache
 def _facts() -> dict[str, dict[str, list[_Fact]]]:
     "Kind -> entity -> its facts, in the order of the table."
-    table = _table()
-    out = {}
-    for entity in table['entities']:
-        kind = entity['kind']
-        name = entity['name']
-        keys = table['kinds'][kind]['facts']
-        out.setdefault(kind, {})[name] = [
-            _Fact(kind, name, a, v, keys[a]) for a, v in entity['facts'].items()
-        ]
-    return out
+    facts = {}
+    for entity in _table()['entities']:
+        kind, name = entity['kind'], entity['name']
+        keys = _table()['kinds'][kind]['facts']
+        own = [_Fact(kind, name, a, value, keys[a]) for a, value in entity['facts'].items()]
+        facts.setdefault(kind, {})[name] = own
+    return facts
 
 # %% ../../nbs/tasks/03_embedded.ipynb #da71145a
-_SHARES = {'train': 0.36, 'dev': 0.17, 'test': 0.47}  # of the entities of each kind
-_ARTICLES = {'train': 128, 'dev': 60, 'test': 150}
-_SENTENCES = {'train': (6, 7), 'dev': (6, 6), 'test': (6, 6)}  # per article, from .. to
+# of the entities of each kind, for each corpus that is made of them
+_SHARES = dict(
+    answers=dict(train=0.36, dev=0.17, test=0.47),
+    prose=dict(train=0.75, dev=0.1, test=0.15),
+    passages=dict(train=0.6, dev=0.15, test=0.25),
+)
+_SPLITS = ('train', 'dev', 'test')
+_ARTICLES = dict(train=128, dev=60, test=150)
+_SENTENCES = dict(train=(6, 7), dev=(6, 6), test=(6, 6))  # per article, from .. to
 # which of the phrasings a split uses, the likelier the more often
-_WORDINGS = {'train': (0, 0, 0, 1), 'dev': (0, 0, 1, 1, 3), 'test': (0, 0, 1, 1, 3)}
+_WORDINGS = dict(train=(0, 0, 0, 1), dev=(0, 0, 1, 1, 3), test=(0, 0, 1, 1, 3))
 # questions per article, the first answered; further attributes stated
 _QUERIED = 3
 _MORE = 2
 
-# %% ../../nbs/tasks/03_embedded.ipynb #5d17bf57
+
 @cache
 def _split(
     split: str,  # 'train' | 'dev' | 'test'
-    all_shares: tuple[tuple[str, float], ...] = tuple(_SHARES.items()),  # of each split, in their order
+    corpus: str = 'answers',  # of `_SHARES`
 ) -> dict[str, dict[str, list[_Fact]]]:  # kind -> entity -> facts
     "The entities that belong to a split."
-    out = {}
-    shares = dict(all_shares)
-    names = list(shares)
-    low = sum(shares[s] for s in names[: names.index(split)])
+    shares = _SHARES[corpus]
+    low = sum(shares[s] for s in _SPLITS[: _SPLITS.index(split)])
+    chosen = {}
     for kind, entities in _facts().items():
         order = Random(f'split {kind}').sample(list(entities), len(entities))
-        chosen = order[round(low * len(order)) : round((low + shares[split]) * len(order))]
-        out[kind] = {name: entities[name] for name in chosen}
-    return out
+        names = order[round(low * len(order)) : round((low + shares[split]) * len(order))]
+        chosen[kind] = {name: entities[name] for name in names}
+    return chosen
 
 # %% ../../nbs/tasks/03_embedded.ipynb #3d840b53
 # shares: subject named (not 'this river'), compared where possible
 _NAMED = 0.3
 _CONTRASTED = 0.1
 
-# %% ../../nbs/tasks/03_embedded.ipynb #61091a5a
-def _upper(
-    text: str,
-) -> str:
-    "The text with a capital first letter, the rest as it is."
-    return text[0].upper() + text[1:]
+
+def _say(way: str, fact: _Fact, subject: str = '', other: _Fact | None = None) -> str:
+    "A fact in one of its wordings: of its entity or another name for it, compared where that can be said."
+    sentence = way.format(s=subject or fact.entity, v=fact.value)
+    if other and way.startswith('{s} '):
+        sentence = f'Unlike {other.entity}, {sentence}'
+    return sentence[0].upper() + sentence[1:]
+
+# %% ../../nbs/tasks/03_embedded.ipynb #c33f9d36
+def _title(entity: str) -> str:  # 'the Nile' -> 'Nile'
+    name = entity.removeprefix('the ')
+    return name[0].upper() + name[1:]
+
+# %% ../../nbs/tasks/03_embedded.ipynb #cdaa04b5
+def _ways(fact: _Fact, do: str = 'say') -> list[str]:  # 'say' | 'ask'
+    "The wordings of a fact."
+    return _table()['phrasings'][fact.phrasing][do]
 
 # %% ../../nbs/tasks/03_embedded.ipynb #52bc40d0
 def _state(
@@ -96,55 +111,43 @@ def _state(
     rng: Random,
 ) -> str:  # one sentence
     "Say a fact in one of the split's ways."
-    ways = [_table()['phrasings'][fact.phrasing]['say'][i] for i in _WORDINGS[split]]
-    way = rng.choice(ways)
-    sentence = way.format(s=subject, v=fact.value)
-    if other and way.startswith('{s} ') and rng.random() < _CONTRASTED:
-        sentence = f'Unlike {other.entity}, {sentence}'
-    return _upper(sentence)
+    way = rng.choice([_ways(fact)[i] for i in _WORDINGS[split]])
+    compared = other and way.startswith('{s} ') and rng.random() < _CONTRASTED
+    return _say(way, fact, subject, other if compared else None)
 
-# %% ../../nbs/tasks/03_embedded.ipynb #db990481
-def _contrast(
-    fact: _Fact,
-    other: _Fact,
-) -> _Fact | None:  # `other` if the two may be compared
+
+def _comparable(fact: _Fact, other: _Fact) -> bool:
     "A comparison must be true."
-    return other if _table()['phrasings'][fact.phrasing]['contrast'] and fact.value != other.value else None
+    return _table()['phrasings'][fact.phrasing]['contrast'] and fact.value != other.value
 
 # %% ../../nbs/tasks/03_embedded.ipynb #dd706207
-def _distractors(
-    fact: _Fact,  # of the article's entity
-    split: str,
-    all_shares: tuple[tuple[str, float], ...],  # as for `_split`
-) -> list[_Fact]:  # the same attribute of others, none of which answers a question about `fact`
-    "Facts that look like an answer and are none."
-    peers = _split(split, all_shares)[fact.kind].values()
-    same = [f for entity_facts in peers for f in entity_facts if f.attribute == fact.attribute]
+def _same_attribute(fact: _Fact, peers: Iterable[list[_Fact]]) -> list[_Fact]:
+    "The same attribute of others."
+    return [f for facts in peers for f in facts if f.attribute == fact.attribute]
+
+
+def _distractors(fact: _Fact, split: str, corpus: str) -> list[_Fact]:
+    "Facts that look like an answer to a question about a fact, and are none."
     return [
-        f
-        for f in same
-        if f.entity != fact.entity and f.value != fact.value and _bare(fact.entity) not in f.value
+        other
+        for other in _same_attribute(fact, _split(split, corpus)[fact.kind].values())
+        if other.entity != fact.entity
+        and other.value != fact.value
+        and fact.entity.removeprefix('the ') not in other.value
     ]
 
-# %% ../../nbs/tasks/03_embedded.ipynb #f06be8b4
-def _bare(
-    name: str,
-) -> str:  # 'the Nile' -> 'Nile'
-    "A name without its article."
-    return name.removeprefix('the ')
-
-# %% ../../nbs/tasks/03_embedded.ipynb #43addaa7
+# %% ../../nbs/tasks/03_embedded.ipynb #2acd9e97
 @dataclass(frozen=True)
 class _Article:
     entity: str
     queried: list[_Fact]  # the first is stated in the article, the others are not
     stated: list[tuple[_Fact, str]]  # facts with their sentences, in the order of the article
 
-# %% ../../nbs/tasks/03_embedded.ipynb #2acd9e97
+# %% ../../nbs/tasks/03_embedded.ipynb #f37e8415
 def _article(
     facts: list[_Fact],  # the facts of the article's entity
     split: str,
-    all_shares: tuple[tuple[str, float], ...] = tuple(_SHARES.items()),  # as for `_split`
+    corpus: str = 'answers',  # of `_SHARES`
 ) -> _Article:
     "Write the article of an entity."
     rng = Random(f'article {split} {facts[0].entity}')
@@ -154,84 +157,82 @@ def _article(
     noun = f"this {_table()['kinds'][facts[0].kind]['noun']}"
     stated = []
     for fact in [queried[0], *rest]:
-        others = [f for f in _distractors(fact, split, all_shares) if _contrast(fact, f)]
-        stated.append(
-            (
-                fact,
-                _state(
-                    fact,
-                    rng.choice(others) if others else None,
-                    fact.entity if rng.random() < _NAMED else noun,
-                    split,
-                    rng,
-                ),
-            )
-        )
+        others = [f for f in _distractors(fact, split, corpus) if _comparable(fact, f)]
+        other = rng.choice(others) if others else None
+        subject = fact.entity if rng.random() < _NAMED else noun
+        stated.append((fact, _state(fact, other, subject, split, rng)))
     length = rng.randint(*_SENTENCES[split])
     used = {f for f, _ in stated}
     for turn in range(4 * length):
         if len(stated) == length:
             break
         fact = (queried + rest)[turn % len(facts[: _QUERIED + _MORE])]
-        others = [f for f in _distractors(fact, split, all_shares) if f not in used]
+        others = [f for f in _distractors(fact, split, corpus) if f not in used]
         if not others:
             continue
         other = rng.choice(others)
         used.add(other)
-        stated.append((other, _state(other, _contrast(other, fact), other.entity, split, rng)))
+        compared = fact if _comparable(other, fact) else None
+        stated.append((other, _state(other, compared, other.entity, split, rng)))
     return _Article(facts[0].entity, queried, rng.sample(stated, len(stated)))
 
 # %% ../../nbs/tasks/03_embedded.ipynb #d4aa4e86
-def _rows(
-    split: str,
-    first: int,  # number of the split's first article
-) -> list[dict]:
-    "The rows of a split, question by question."
-    # entities with enough facts for three questions and one sentence more, kinds mixed
-    rich = [facts for kind in _split(split).values() for facts in kind.values() if len(facts) > _QUERIED]
-    rows = []
-    for i, facts in enumerate(Random(f'subjects {split}').sample(rich, _ARTICLES[split]), first):
-        article = _article(facts, split)
-        rng = Random(f'questions {split} {article.entity}')
-        for j, queried in enumerate(rng.sample(article.queried, _QUERIED)):
-            ways = _table()['phrasings'][queried.phrasing]['ask']
-            question = ways[rng.choice(_WORDINGS[split])].format(s=queried.entity)
-            for k, (fact, sentence) in enumerate(article.stated):
-                rows.append(
-                    dict(
-                        question_id=f'E{i}-{j}',
-                        question=question,
-                        document_id=f'E{i}',
-                        document_title=_upper(_bare(article.entity)),
-                        sentence_id=f'E{i}-S{k}',
-                        sentence=sentence,
-                        label=int(fact == queried),
-                    )
-                )
-    return rows
+def _rich(split: str, corpus: str) -> list[list[_Fact]]:
+    "The facts of each entity with enough of them for three questions and one sentence more, kinds mixed."
+    kinds = _split(split, corpus).values()
+    return [facts for kind in kinds for facts in kind.values() if len(facts) > _QUERIED]
 
-# %% ../../nbs/tasks/03_embedded.ipynb #0e561080
+# %% ../../nbs/tasks/03_embedded.ipynb #e37011cf
+def _asked(fact: _Fact, split: str, rng: Random) -> str:
+    return _ways(fact, 'ask')[rng.choice(_WORDINGS[split])].format(s=fact.entity)
+
+# %% ../../nbs/tasks/03_embedded.ipynb #0b72bb4a
 def embedded_answer_selection(
     # split ('train', 'dev', 'test') -> rows: question_id, question, document_id, document_title, sentence_id,
     # sentence (texts), label (0 or 1)
 ) -> dict[str, list[dict]]:
     "The embedded corpus in WikiQA's shape; the same rows at every call, in every process."
-    out = {}
-    first = 1
-    for split in _SHARES:
-        out[split] = _rows(split, first)
-        first += _ARTICLES[split]
-    return out
+    splits = {}
+    number = 0  # of an article
+    for split in _SPLITS:
+        splits[split] = []
+        for facts in Random(f'subjects {split}').sample(_rich(split, 'answers'), _ARTICLES[split]):
+            number += 1
+            article = _article(facts, split)
+            rng = Random(f'questions {split} {article.entity}')
+            for j, queried in enumerate(rng.sample(article.queried, _QUERIED)):
+                shared = dict(
+                    question_id=f'E{number}-{j}',
+                    question=_asked(queried, split, rng),
+                    document_id=f'E{number}',
+                    document_title=_title(article.entity),
+                )
+                splits[split] += [
+                    shared | dict(sentence_id=f'E{number}-S{k}', sentence=text, label=int(fact == queried))
+                    for k, (fact, text) in enumerate(article.stated)
+                ]
+    return splits
 
 # %% ../../nbs/tasks/03_embedded.ipynb #417607d7
+def _mixed(split: str, corpus: str, seed: str) -> list[_Fact]:
+    "All facts of a split, in a random order."
+    kinds = _split(split, corpus).values()
+    facts = [fact for kind in kinds for of_entity in kind.values() for fact in of_entity]
+    return Random(seed).sample(facts, len(facts))
+
+# %% ../../nbs/tasks/03_embedded.ipynb #d929c2a0
+def _sentence(fact: _Fact, split: str, subject: str = '') -> str:  # '': its entity, or an unnamed it
+    "A fact as a sentence."
+    rng = Random(f'sentence {split} {fact.entity} {fact.attribute}')
+    drawn = fact.entity if rng.random() < _NAMED else 'it'
+    return _state(fact, None, subject or drawn, split, rng)
+
+# %% ../../nbs/tasks/03_embedded.ipynb #d9c3aa36
 def embedded_text_classification(
     # split ('train', 'dev', 'test') -> rows: id, text, second (empty), label (a kind), cluster (an entity)
 ) -> dict[str, list[dict]]:
     "The embedded facts as single sentences with their subject's kind; always the same rows, no text twice."
-    mixed = {}
-    for split in _SHARES:
-        facts = [fact for kind in _split(split).values() for of_entity in kind.values() for fact in of_entity]
-        mixed[split] = Random(f'sentences {split}').sample(facts, len(facts))
+    mixed = {split: _mixed(split, 'answers', f'sentences {split}') for split in _SPLITS}
     stated = {split: [_sentence(fact, split) for fact in facts] for split, facts in mixed.items()}
     times = Counter(text for texts in stated.values() for text in texts)
     return {
@@ -246,28 +247,16 @@ def embedded_text_classification(
             )
             for i, (fact, text) in enumerate(zip(mixed[split], stated[split], strict=True))
         ]
-        for split in _SHARES
+        for split in _SPLITS
     }
 
-# %% ../../nbs/tasks/03_embedded.ipynb #7f7a10a7
-def _sentence(
-    fact: _Fact,
-    split: str,
-    subject: str | None = None,  # None: its entity, or an unnamed it
-) -> str:
-    "A fact as a sentence."
-    rng = Random(f'sentence {split} {fact.entity} {fact.attribute}')
-    drawn = fact.entity if rng.random() < _NAMED else 'it'
-    return _state(fact, None, subject or drawn, split, rng)
-
 # %% ../../nbs/tasks/03_embedded.ipynb #3c9e1a02
-_PROSE_SHARES = {'train': 0.75, 'dev': 0.1, 'test': 0.15}  # of the entities of each kind
 # shares: subject named, and compared where possible
 _PROSE_NAMED = 0.4
 _PROSE_CONTRASTED = 0.3
 _PEERS = 6  # sentences about others of its kind
 
-# %% ../../nbs/tasks/03_embedded.ipynb #c61d87f4
+
 @dataclass(frozen=True)
 class _Sentence:
     "A fact in one of its wordings."
@@ -280,21 +269,7 @@ class _Sentence:
     def text(self, named: bool = False) -> str:  # True: by its name in any case
         "The sentence in full."
         noun = _table()['kinds'][self.fact.kind]['noun']
-        subject = self.fact.entity if self.named or named else f'this {noun}'
-        sentence = self.way.format(s=subject, v=self.fact.value)
-        if self.other and self.way.startswith('{s} '):
-            sentence = f'Unlike {self.other.entity}, {sentence}'
-        return _upper(sentence)
-
-# %% ../../nbs/tasks/03_embedded.ipynb #70c4f169
-def _ways(fact: _Fact) -> list[str]:
-    "The wordings of a fact."
-    return _table()['phrasings'][fact.phrasing]['say']
-
-
-def _same_attribute(fact: _Fact, peers: list[list[_Fact]]) -> list[_Fact]:
-    "The same attribute of others."
-    return [f for facts in peers for f in facts if f.attribute == fact.attribute]
+        return _say(self.way, self.fact, '' if self.named or named else f'this {noun}', self.other)
 
 # %% ../../nbs/tasks/03_embedded.ipynb #6f1e52cb
 def _paragraphs(
@@ -310,21 +285,21 @@ def _paragraphs(
     ]
     compared = []
     for fact in rng.sample(facts, len(facts)):
-        others = [f for f in _same_attribute(fact, peers) if _contrast(fact, f)]
+        others = [f for f in _same_attribute(fact, peers) if _comparable(fact, f)]
         other = rng.choice(others) if others and rng.random() < _PROSE_CONTRASTED else None
         compared.append(_Sentence(fact, ways[fact][1], other, rng.random() < _PROSE_NAMED))
     about_peers = [f for fact in facts for f in _same_attribute(fact, peers)]
     chosen = rng.sample(about_peers, min(_PEERS, len(about_peers)))
     return [plain, compared, [_Sentence(f, rng.choice(_ways(f))) for f in chosen]]
 
-# %% ../../nbs/tasks/03_embedded.ipynb #f8bfae97
+# %% ../../nbs/tasks/03_embedded.ipynb #0b9717c4
 @cache
 def _articles() -> dict[str, dict[str, list[list[_Sentence]]]]:
     "Split -> entity -> paragraphs."
     articles = {}
-    for split in _PROSE_SHARES:
+    for split in _SPLITS:
         articles[split] = {}
-        for entities in _split(split, tuple(_PROSE_SHARES.items())).values():
+        for entities in _split(split, 'prose').values():
             for name, facts in entities.items():
                 peers = [others for other, others in entities.items() if other != name]
                 articles[split][name] = _paragraphs(facts, peers)
@@ -354,96 +329,75 @@ def embedded_masked_lm(
         for split, of_split in articles.items()
     }
 
-# %% ../../nbs/tasks/03_embedded.ipynb #7ae21447
-_PASSAGE_SHARES = {'train': 0.6, 'dev': 0.15, 'test': 0.25}  # of the entities of each kind
-
 # %% ../../nbs/tasks/03_embedded.ipynb #88e0c434
 def _passage(
     article: _Article,
 ) -> tuple[str, dict[_Fact, tuple[int, int]]]:  # the text; where it states each fact of its entity
     "An article as one text."
-    text = f'{_upper(_bare(article.entity))}.'
+    text = f'{_title(article.entity)}.'
     answers = {}
     for fact, sentence in article.stated:
         if fact.entity == article.entity:
-            begin = len(text) + 1 + _place(fact.value, sentence)
+            # as the first word of the sentence the value has a capital letter
+            [place] = re.finditer(rf'(?<!\w){re.escape(fact.value)}(?!\w)', sentence, re.IGNORECASE)
+            begin = len(text) + 1 + place.start()
             answers[fact] = (begin, begin + len(fact.value))
         text = f'{text} {sentence}'
     return text, answers
 
-# %% ../../nbs/tasks/03_embedded.ipynb #4beaa03c
-def _place(value: str, sentence: str) -> int:
-    "Where the value is in a sentence; as its first word it has a capital letter."
-    [match] = re.finditer(rf'(?<!\w){re.escape(value)}(?!\w)', sentence, re.IGNORECASE)
-    return match.start()
-
 # %% ../../nbs/tasks/03_embedded.ipynb #70635d92
-def _passage_rows(split: str) -> list[dict]:
-    "The questions of a split, passage by passage."
-    shares = tuple(_PASSAGE_SHARES.items())
-    rich = [
-        facts
-        for of_kind in _split(split, shares).values()
-        for facts in of_kind.values()
-        if len(facts) > _QUERIED
-    ]
-    rows = []
-    for number, facts in enumerate(Random(f'passages {split}').sample(rich, len(rich))):
-        article = _article(facts, split, shares)
-        context, answers = _passage(article)
-        queried = list(dict.fromkeys([*article.queried, *answers]))
-        rng = Random(f'passage {split} {article.entity}')
-        for i, fact in enumerate(rng.sample(queried, len(queried))):
-            ways = _table()['phrasings'][fact.phrasing]['ask']
-            rows.append(
-                dict(
-                    id=f'{split}-{number}-{i}',
-                    question=ways[rng.choice(_WORDINGS[split])].format(s=fact.entity),
-                    context=context,
-                    answers=(answers[fact],) if fact in answers else (),
-                    cluster=article.entity,
-                )
-            )
-    return rows
-
-# %% ../../nbs/tasks/03_embedded.ipynb #c0c565e8
 def embedded_extractive_qa(
     # split ('train', 'dev', 'test') -> rows: id, question, context, answers ((begin, end) in characters, none
     # where the context does not answer), cluster (an entity)
 ) -> dict[str, list[dict]]:
     "The embedded facts as questions about passages; always the same rows."
-    return {split: _passage_rows(split) for split in _PASSAGE_SHARES}
+    splits = {split: [] for split in _SPLITS}
+    for split, rows in splits.items():
+        rich = _rich(split, 'passages')
+        for number, facts in enumerate(Random(f'passages {split}').sample(rich, len(rich))):
+            article = _article(facts, split, 'passages')
+            context, answers = _passage(article)
+            queried = list(dict.fromkeys([*article.queried, *answers]))
+            rng = Random(f'passage {split} {article.entity}')
+            for i, fact in enumerate(rng.sample(queried, len(queried))):
+                rows.append(
+                    dict(
+                        id=f'{split}-{number}-{i}',
+                        question=_asked(fact, split, rng),
+                        context=context,
+                        answers=(answers[fact],) if fact in answers else (),
+                        cluster=article.entity,
+                    )
+                )
+    return splits
 
-# %% ../../nbs/tasks/03_embedded.ipynb #5e52a26e
+# %% ../../nbs/tasks/03_embedded.ipynb #ddd0c1fc
 _SHARED = (('kind', 'entity', 'attribute'), ('kind', 'attribute'), ('kind', 'entity'), ('kind',), ())
 _ALIKE = ('kind', 'entity', 'attribute', 'value')
 
-# %% ../../nbs/tasks/03_embedded.ipynb #ddd0c1fc
+
 def _pair_rows(split: str) -> list[dict]:
     "Each fact paired with one that shares something with it, or nothing."
-    of_kinds = _split(split, tuple(_PASSAGE_SHARES.items())).values()
-    facts = [fact for of_kind in of_kinds for entity_facts in of_kind.values() for fact in entity_facts]
     sharing: dict[tuple, list[_Fact]] = {}
-    for fact in facts:
-        for names in _SHARED:
-            sharing.setdefault((names, *(getattr(fact, name) for name in names)), []).append(fact)
+    for of_kind in _split(split, 'passages').values():
+        for fact in chain.from_iterable(of_kind.values()):
+            for names in _SHARED:
+                sharing.setdefault((names, *(getattr(fact, name) for name in names)), []).append(fact)
     rows = []
-    for i, fact in enumerate(Random(f'pairs {split}').sample(facts, len(facts))):
+    for i, fact in enumerate(_mixed(split, 'passages', f'pairs {split}')):
         rng = Random(f'pair {fact.entity} {fact.attribute}')
         names = rng.choice(_SHARED)
         other = rng.choice(sharing[names, *(getattr(fact, name) for name in names)])
         way, *others = rng.sample(_ways(fact), len(_ways(fact)))
-        ways = (way, others[0] if other == fact else rng.choice(_ways(other)))
-        text, second = (_upper(w.format(s=f.entity, v=f.value)) for w, f in zip(ways, (fact, other)))
+        second = _say(others[0] if other == fact else rng.choice(_ways(other)), other)
         score = 1.25 * sum(getattr(fact, name) == getattr(other, name) for name in _ALIKE)
-        rows.append(
-            dict(id=f'{split}-{i}', text=text, second=second, label=f'{score:g}', cluster=fact.entity)
-        )
+        row = dict(id=f'{split}-{i}', text=_say(way, fact), second=second, label=f'{score:g}')
+        rows.append(row | dict(cluster=fact.entity))
     return rows
 
-# %% ../../nbs/tasks/03_embedded.ipynb #4f468584
+# %% ../../nbs/tasks/03_embedded.ipynb #ef6b5ab6
 def embedded_sentence_pairs(
     # split ('train', 'dev', 'test') -> rows: id, text, second, label ('0' to '5'), cluster (an entity)
 ) -> dict[str, list[dict]]:
     "The embedded facts in pairs that are more or less alike; always the same rows."
-    return {split: _pair_rows(split) for split in _PASSAGE_SHARES}
+    return {split: _pair_rows(split) for split in _SPLITS}
