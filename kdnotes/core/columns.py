@@ -6,6 +6,7 @@
 from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import eq
 from typing import Any, Self
@@ -20,16 +21,12 @@ __all__ = ['Strings', 'Chained', 'Json', 'Columns', 'Joined', 'codes', 'hashes',
 _AT_ONCE = 20_000  # texts or rows that are Python's own objects at a time
 
 # %% ../../nbs/core/12_columns.ipynb #e1dc0d34
+@dataclass(eq=False, repr=False)
 class Strings(Sequence):
     "A column of texts."
 
-    def __init__(
-        self,
-        offsets: np.ndarray,  # (n + 1,) int64; text i is data[offsets[i]:offsets[i + 1]]
-        data: np.ndarray,  # uint8, UTF-8
-    ):
-        self.offsets = offsets
-        self.data = data
+    offsets: np.ndarray  # (n + 1,) int64; text i is data[offsets[i]:offsets[i + 1]]
+    data: np.ndarray  # uint8, UTF-8
 
     @property
     def used(self) -> np.ndarray:

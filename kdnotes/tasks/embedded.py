@@ -4,400 +4,53 @@
 
 # %% ../../nbs/tasks/03_embedded.ipynb #8ce5dfd0
 from __future__ import annotations
+
+import gzip
 import json
-import re
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cache
-from itertools import chain
 from importlib.resources import files
-from random import Random
 
 # %% auto #0
 __all__ = ['embedded_answer_selection', 'embedded_text_classification', 'embedded_masked_lm', 'embedded_extractive_qa',
            'embedded_sentence_pairs']
 
-# %% ../../nbs/tasks/03_embedded.ipynb #326f88ed
-@dataclass(frozen=True)
-class _Fact:
-    "One fact of the table: what `entity` has as `attribute`."
-
-    kind: str
-    entity: str  # its name inside a sentence: 'helium', 'the Nile'
-    attribute: str
-    value: str
-    phrasing: str  # key of the ways to ask for it and to state it
-
-# %% ../../nbs/tasks/03_embedded.ipynb #1277ea1f
-@cache
-def _table() -> dict:
-    "The packaged table as read."
-    return json.loads(files('kdnotes').joinpath('assets', 'facts.json').read_text(encoding='utf-8'))
-
-# %% ../../nbs/tasks/03_embedded.ipynb #4983b283
-@cache
-def _facts() -> dict[str, dict[str, list[_Fact]]]:
-    "Kind -> entity -> its facts, in the order of the table."
-    facts = {}
-    for entity in _table()['entities']:
-        kind, name = entity['kind'], entity['name']
-        keys = _table()['kinds'][kind]['facts']
-        own = [_Fact(kind, name, a, value, keys[a]) for a, value in entity['facts'].items()]
-        facts.setdefault(kind, {})[name] = own
-    return facts
-
-# %% ../../nbs/tasks/03_embedded.ipynb #da71145a
-# of the entities of each kind, for each corpus that is made of them
-_SHARES = dict(
-    answers=dict(train=0.36, dev=0.17, test=0.47),
-    prose=dict(train=0.75, dev=0.1, test=0.15),
-    passages=dict(train=0.6, dev=0.15, test=0.25),
-)
-_SPLITS = ('train', 'dev', 'test')
-_ARTICLES = dict(train=128, dev=60, test=150)
-_SENTENCES = dict(train=(6, 7), dev=(6, 6), test=(6, 6))  # per article, from .. to
-# which of the phrasings a split uses, the likelier the more often
-_WORDINGS = dict(train=(0, 0, 0, 1), dev=(0, 0, 1, 1, 3), test=(0, 0, 1, 1, 3))
-# questions per article, the first answered; further attributes stated
-_QUERIED = 3
-_MORE = 2
+# %% ../../nbs/tasks/03_embedded.ipynb #e8f6eae1
+def _rows(task: str) -> dict[str, list[dict]]:
+    file = files('kdnotes').joinpath('assets', f'embedded_{task}.json.gz')
+    return json.loads(gzip.decompress(file.read_bytes()))
 
 
-@cache
-def _split(
-    split: str,  # 'train' | 'dev' | 'test'
-    corpus: str = 'answers',  # of `_SHARES`
-) -> dict[str, dict[str, list[_Fact]]]:  # kind -> entity -> facts
-    "The entities that belong to a split."
-    shares = _SHARES[corpus]
-    low = sum(shares[s] for s in _SPLITS[: _SPLITS.index(split)])
-    chosen = {}
-    for kind, entities in _facts().items():
-        order = Random(f'split {kind}').sample(list(entities), len(entities))
-        names = order[round(low * len(order)) : round((low + shares[split]) * len(order))]
-        chosen[kind] = {name: entities[name] for name in names}
-    return chosen
-
-# %% ../../nbs/tasks/03_embedded.ipynb #3d840b53
-# shares: subject named (not 'this river'), compared where possible
-_NAMED = 0.3
-_CONTRASTED = 0.1
+def embedded_answer_selection() -> dict[str, list[dict]]:
+    """The facts in WikiQA's shape. Split ('train', 'dev', 'test') -> rows: question_id, question,
+    document_id, document_title, sentence_id, sentence (texts), label (0 or 1).
+    """
+    return _rows('answer_selection')
 
 
-def _say(way: str, fact: _Fact, subject: str = '', other: _Fact | None = None) -> str:
-    "A fact in one of its wordings: of its entity or another name for it, compared where that can be said."
-    sentence = way.format(s=subject or fact.entity, v=fact.value)
-    if other and way.startswith('{s} '):
-        sentence = f'Unlike {other.entity}, {sentence}'
-    return sentence[0].upper() + sentence[1:]
+def embedded_text_classification() -> dict[str, list[dict]]:
+    """The facts as single sentences with their subject's kind. Split -> rows: id, text, second (empty), label
+    (a kind), cluster (an entity).
+    """
+    return _rows('text_classification')
 
-# %% ../../nbs/tasks/03_embedded.ipynb #c33f9d36
-def _title(entity: str) -> str:  # 'the Nile' -> 'Nile'
-    name = entity.removeprefix('the ')
-    return name[0].upper() + name[1:]
-
-# %% ../../nbs/tasks/03_embedded.ipynb #cdaa04b5
-def _ways(fact: _Fact, do: str = 'say') -> list[str]:  # 'say' | 'ask'
-    "The wordings of a fact."
-    return _table()['phrasings'][fact.phrasing][do]
-
-# %% ../../nbs/tasks/03_embedded.ipynb #52bc40d0
-def _state(
-    fact: _Fact,
-    other: _Fact | None,  # the same attribute of another entity, to compare with
-    subject: str,  # how the subject is called: its name or 'this river'
-    split: str,
-    rng: Random,
-) -> str:  # one sentence
-    "Say a fact in one of the split's ways."
-    way = rng.choice([_ways(fact)[i] for i in _WORDINGS[split]])
-    compared = other and way.startswith('{s} ') and rng.random() < _CONTRASTED
-    return _say(way, fact, subject, other if compared else None)
+# %% ../../nbs/tasks/03_embedded.ipynb #3b068e46
+def embedded_masked_lm() -> dict[str, list[dict]]:
+    "The facts as an article an entity. Split -> rows: id, text, cluster (an entity)."
+    return _rows('masked_lm')
 
 
-def _comparable(fact: _Fact, other: _Fact) -> bool:
-    "A comparison must be true."
-    return _table()['phrasings'][fact.phrasing]['contrast'] and fact.value != other.value
-
-# %% ../../nbs/tasks/03_embedded.ipynb #dd706207
-def _same_attribute(fact: _Fact, peers: Iterable[list[_Fact]]) -> list[_Fact]:
-    "The same attribute of others."
-    return [f for facts in peers for f in facts if f.attribute == fact.attribute]
-
-
-def _distractors(fact: _Fact, split: str, corpus: str) -> list[_Fact]:
-    "Facts that look like an answer to a question about a fact, and are none."
-    return [
-        other
-        for other in _same_attribute(fact, _split(split, corpus)[fact.kind].values())
-        if other.entity != fact.entity
-        and other.value != fact.value
-        and fact.entity.removeprefix('the ') not in other.value
-    ]
-
-# %% ../../nbs/tasks/03_embedded.ipynb #2acd9e97
-@dataclass(frozen=True)
-class _Article:
-    entity: str
-    queried: list[_Fact]  # the first is stated in the article, the others are not
-    stated: list[tuple[_Fact, str]]  # facts with their sentences, in the order of the article
-
-# %% ../../nbs/tasks/03_embedded.ipynb #f37e8415
-def _article(
-    facts: list[_Fact],  # the facts of the article's entity
-    split: str,
-    corpus: str = 'answers',  # of `_SHARES`
-) -> _Article:
-    "Write the article of an entity."
-    rng = Random(f'article {split} {facts[0].entity}')
-    facts = rng.sample(facts, len(facts))
-    queried = facts[:_QUERIED]
-    rest = facts[_QUERIED : _QUERIED + _MORE]
-    noun = f"this {_table()['kinds'][facts[0].kind]['noun']}"
-    stated = []
-    for fact in [queried[0], *rest]:
-        others = [f for f in _distractors(fact, split, corpus) if _comparable(fact, f)]
-        other = rng.choice(others) if others else None
-        subject = fact.entity if rng.random() < _NAMED else noun
-        stated.append((fact, _state(fact, other, subject, split, rng)))
-    length = rng.randint(*_SENTENCES[split])
-    used = {f for f, _ in stated}
-    for turn in range(4 * length):
-        if len(stated) == length:
-            break
-        fact = (queried + rest)[turn % len(facts[: _QUERIED + _MORE])]
-        others = [f for f in _distractors(fact, split, corpus) if f not in used]
-        if not others:
-            continue
-        other = rng.choice(others)
-        used.add(other)
-        compared = fact if _comparable(other, fact) else None
-        stated.append((other, _state(other, compared, other.entity, split, rng)))
-    return _Article(facts[0].entity, queried, rng.sample(stated, len(stated)))
-
-# %% ../../nbs/tasks/03_embedded.ipynb #d4aa4e86
-def _rich(split: str, corpus: str) -> list[list[_Fact]]:
-    "The facts of each entity with enough of them for three questions and one sentence more, kinds mixed."
-    kinds = _split(split, corpus).values()
-    return [facts for kind in kinds for facts in kind.values() if len(facts) > _QUERIED]
-
-# %% ../../nbs/tasks/03_embedded.ipynb #e37011cf
-def _asked(fact: _Fact, split: str, rng: Random) -> str:
-    return _ways(fact, 'ask')[rng.choice(_WORDINGS[split])].format(s=fact.entity)
-
-# %% ../../nbs/tasks/03_embedded.ipynb #0b72bb4a
-def embedded_answer_selection(
-    # split ('train', 'dev', 'test') -> rows: question_id, question, document_id, document_title, sentence_id,
-    # sentence (texts), label (0 or 1)
-) -> dict[str, list[dict]]:
-    "The embedded corpus in WikiQA's shape; the same rows at every call, in every process."
-    splits = {}
-    number = 0  # of an article
-    for split in _SPLITS:
-        splits[split] = []
-        for facts in Random(f'subjects {split}').sample(_rich(split, 'answers'), _ARTICLES[split]):
-            number += 1
-            article = _article(facts, split)
-            rng = Random(f'questions {split} {article.entity}')
-            for j, queried in enumerate(rng.sample(article.queried, _QUERIED)):
-                shared = dict(
-                    question_id=f'E{number}-{j}',
-                    question=_asked(queried, split, rng),
-                    document_id=f'E{number}',
-                    document_title=_title(article.entity),
-                )
-                splits[split] += [
-                    shared | dict(sentence_id=f'E{number}-S{k}', sentence=text, label=int(fact == queried))
-                    for k, (fact, text) in enumerate(article.stated)
-                ]
-    return splits
-
-# %% ../../nbs/tasks/03_embedded.ipynb #417607d7
-def _mixed(split: str, corpus: str, seed: str) -> list[_Fact]:
-    "All facts of a split, in a random order."
-    kinds = _split(split, corpus).values()
-    facts = [fact for kind in kinds for of_entity in kind.values() for fact in of_entity]
-    return Random(seed).sample(facts, len(facts))
-
-# %% ../../nbs/tasks/03_embedded.ipynb #d929c2a0
-def _sentence(fact: _Fact, split: str, subject: str = '') -> str:  # '': its entity, or an unnamed it
-    "A fact as a sentence."
-    rng = Random(f'sentence {split} {fact.entity} {fact.attribute}')
-    drawn = fact.entity if rng.random() < _NAMED else 'it'
-    return _state(fact, None, subject or drawn, split, rng)
-
-# %% ../../nbs/tasks/03_embedded.ipynb #d9c3aa36
-def embedded_text_classification(
-    # split ('train', 'dev', 'test') -> rows: id, text, second (empty), label (a kind), cluster (an entity)
-) -> dict[str, list[dict]]:
-    "The embedded facts as single sentences with their subject's kind; always the same rows, no text twice."
-    mixed = {split: _mixed(split, 'answers', f'sentences {split}') for split in _SPLITS}
-    stated = {split: [_sentence(fact, split) for fact in facts] for split, facts in mixed.items()}
-    times = Counter(text for texts in stated.values() for text in texts)
+def embedded_extractive_qa() -> dict[str, list[dict]]:
+    """The facts as questions about passages. Split -> rows: id, question, context, answers ((begin, end) in
+    characters, none where the context does not answer), cluster (an entity).
+    """
+    splits = _rows('extractive_qa')
     return {
-        split: [
-            dict(
-                id=f'{split}-{i}',
-                # a sentence that fits several subjects names its subject
-                text=text if times[text] == 1 else _sentence(fact, split, fact.entity),
-                second='',
-                label=fact.kind,
-                cluster=fact.entity,
-            )
-            for i, (fact, text) in enumerate(zip(mixed[split], stated[split], strict=True))
-        ]
-        for split in _SPLITS
+        split: [row | dict(answers=tuple(map(tuple, row['answers']))) for row in rows]
+        for split, rows in splits.items()
     }
 
-# %% ../../nbs/tasks/03_embedded.ipynb #3c9e1a02
-# shares: subject named, and compared where possible
-_PROSE_NAMED = 0.4
-_PROSE_CONTRASTED = 0.3
-_PEERS = 6  # sentences about others of its kind
 
-
-@dataclass(frozen=True)
-class _Sentence:
-    "A fact in one of its wordings."
-
-    fact: _Fact
-    way: str  # one of the phrasing's, with places for subject and value
-    other: _Fact | None = None  # the same attribute of another entity, to compare with
-    named: bool = True  # is the subject called by its name?
-
-    def text(self, named: bool = False) -> str:  # True: by its name in any case
-        "The sentence in full."
-        noun = _table()['kinds'][self.fact.kind]['noun']
-        return _say(self.way, self.fact, '' if self.named or named else f'this {noun}', self.other)
-
-# %% ../../nbs/tasks/03_embedded.ipynb #6f1e52cb
-def _paragraphs(
-    facts: list[_Fact],  # the facts of the article's entity
-    peers: list[list[_Fact]],  # those of the other entities of its kind in the split
-) -> list[list[_Sentence]]:
-    "The sentences of an article."
-    rng = Random(f'prose {facts[0].entity}')
-    ways = {fact: rng.sample(_ways(fact), 2) for fact in facts}
-    plain = [
-        _Sentence(fact, ways[fact][0], named=i == 0 or rng.random() < _PROSE_NAMED)
-        for i, fact in enumerate(rng.sample(facts, len(facts)))
-    ]
-    compared = []
-    for fact in rng.sample(facts, len(facts)):
-        others = [f for f in _same_attribute(fact, peers) if _comparable(fact, f)]
-        other = rng.choice(others) if others and rng.random() < _PROSE_CONTRASTED else None
-        compared.append(_Sentence(fact, ways[fact][1], other, rng.random() < _PROSE_NAMED))
-    about_peers = [f for fact in facts for f in _same_attribute(fact, peers)]
-    chosen = rng.sample(about_peers, min(_PEERS, len(about_peers)))
-    return [plain, compared, [_Sentence(f, rng.choice(_ways(f))) for f in chosen]]
-
-# %% ../../nbs/tasks/03_embedded.ipynb #0b9717c4
-@cache
-def _articles() -> dict[str, dict[str, list[list[_Sentence]]]]:
-    "Split -> entity -> paragraphs."
-    articles = {}
-    for split in _SPLITS:
-        articles[split] = {}
-        for entities in _split(split, 'prose').values():
-            for name, facts in entities.items():
-                peers = [others for other, others in entities.items() if other != name]
-                articles[split][name] = _paragraphs(facts, peers)
-    return articles
-
-# %% ../../nbs/tasks/03_embedded.ipynb #caf7c07d
-def embedded_masked_lm(
-    # split ('train', 'dev', 'test') -> rows: id, text, cluster (an entity)
-) -> dict[str, list[dict]]:
-    "The embedded facts as an article an entity; always the same rows."
-    articles = {split: list(of_split.items()) for split, of_split in _articles().items()}
-    everything = [
-        s for of_split in articles.values() for _, parts in of_split for part in parts for s in part
-    ]
-    times = Counter(sentence.text() for sentence in everything)
-
-    def whole(paragraphs: list[list[_Sentence]]) -> str:
-        return '\n'.join(
-            ' '.join(s.text(named=times[s.text()] > 1) for s in part) for part in paragraphs if part
-        )
-
-    return {
-        split: [
-            dict(id=f'{split}-{i}', text=whole(parts), cluster=name)
-            for i, (name, parts) in enumerate(Random(f'prose {split}').sample(of_split, len(of_split)))
-        ]
-        for split, of_split in articles.items()
-    }
-
-# %% ../../nbs/tasks/03_embedded.ipynb #88e0c434
-def _passage(
-    article: _Article,
-) -> tuple[str, dict[_Fact, tuple[int, int]]]:  # the text; where it states each fact of its entity
-    "An article as one text."
-    text = f'{_title(article.entity)}.'
-    answers = {}
-    for fact, sentence in article.stated:
-        if fact.entity == article.entity:
-            # as the first word of the sentence the value has a capital letter
-            [place] = re.finditer(rf'(?<!\w){re.escape(fact.value)}(?!\w)', sentence, re.IGNORECASE)
-            begin = len(text) + 1 + place.start()
-            answers[fact] = (begin, begin + len(fact.value))
-        text = f'{text} {sentence}'
-    return text, answers
-
-# %% ../../nbs/tasks/03_embedded.ipynb #70635d92
-def embedded_extractive_qa(
-    # split ('train', 'dev', 'test') -> rows: id, question, context, answers ((begin, end) in characters, none
-    # where the context does not answer), cluster (an entity)
-) -> dict[str, list[dict]]:
-    "The embedded facts as questions about passages; always the same rows."
-    splits = {split: [] for split in _SPLITS}
-    for split, rows in splits.items():
-        rich = _rich(split, 'passages')
-        for number, facts in enumerate(Random(f'passages {split}').sample(rich, len(rich))):
-            article = _article(facts, split, 'passages')
-            context, answers = _passage(article)
-            queried = list(dict.fromkeys([*article.queried, *answers]))
-            rng = Random(f'passage {split} {article.entity}')
-            for i, fact in enumerate(rng.sample(queried, len(queried))):
-                rows.append(
-                    dict(
-                        id=f'{split}-{number}-{i}',
-                        question=_asked(fact, split, rng),
-                        context=context,
-                        answers=(answers[fact],) if fact in answers else (),
-                        cluster=article.entity,
-                    )
-                )
-    return splits
-
-# %% ../../nbs/tasks/03_embedded.ipynb #ddd0c1fc
-_SHARED = (('kind', 'entity', 'attribute'), ('kind', 'attribute'), ('kind', 'entity'), ('kind',), ())
-_ALIKE = ('kind', 'entity', 'attribute', 'value')
-
-
-def _pair_rows(split: str) -> list[dict]:
-    "Each fact paired with one that shares something with it, or nothing."
-    sharing: dict[tuple, list[_Fact]] = {}
-    for of_kind in _split(split, 'passages').values():
-        for fact in chain.from_iterable(of_kind.values()):
-            for names in _SHARED:
-                sharing.setdefault((names, *(getattr(fact, name) for name in names)), []).append(fact)
-    rows = []
-    for i, fact in enumerate(_mixed(split, 'passages', f'pairs {split}')):
-        rng = Random(f'pair {fact.entity} {fact.attribute}')
-        names = rng.choice(_SHARED)
-        other = rng.choice(sharing[names, *(getattr(fact, name) for name in names)])
-        way, *others = rng.sample(_ways(fact), len(_ways(fact)))
-        second = _say(others[0] if other == fact else rng.choice(_ways(other)), other)
-        score = 1.25 * sum(getattr(fact, name) == getattr(other, name) for name in _ALIKE)
-        row = dict(id=f'{split}-{i}', text=_say(way, fact), second=second, label=f'{score:g}')
-        rows.append(row | dict(cluster=fact.entity))
-    return rows
-
-# %% ../../nbs/tasks/03_embedded.ipynb #ef6b5ab6
-def embedded_sentence_pairs(
-    # split ('train', 'dev', 'test') -> rows: id, text, second, label ('0' to '5'), cluster (an entity)
-) -> dict[str, list[dict]]:
-    "The embedded facts in pairs that are more or less alike; always the same rows."
-    return {split: _pair_rows(split) for split in _SPLITS}
+def embedded_sentence_pairs() -> dict[str, list[dict]]:
+    """The facts in pairs that are more or less alike. Split -> rows: id, text, second, label ('0' to '5'),
+    cluster (an entity).
+    """
+    return _rows('sentence_pairs')

@@ -157,10 +157,7 @@ def _refusal(corpus: Corpus, split: str, i: int, why: str) -> CorpusError:
 _NO_LABEL = {'nan', 'null', 'na', 'n/a', '<na>', '?', '-'}
 
 
-def _is_no_label(
-    label: str,
-    classes: set[str],  # labels of the training split
-) -> bool:
+def _is_no_label(label: str, classes: set[str]) -> bool:
     "Does a label mean that nobody has given one? -1 does among names, or numbers that are no scale with it."
     if label != '-1':
         return label.casefold() in _NO_LABEL
@@ -237,12 +234,8 @@ def label_facts(
     return dict(names=names, fractions=_are_fractions(names))
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #18586333
-def _check_classes(
-    corpus: Corpus,
-    names: list[str],  # of the training split
-    drawn: int | None,  # how many labels were sampled for it; None: it has all
-) -> None:
-    "Refuse rows without a label, and classes that are not learnt."
+def _check_classes(corpus: Corpus, names: list[str], drawn: int | None) -> None:
+    "Refuse rows without a label, and classes that the training split, or the labels drawn of it, do not have."
     classes = set(names)
     learnt = {name for name in classes if not _is_no_label(name, classes)}
     for split, i, label in labels_of(corpus):

@@ -137,7 +137,7 @@ def split_files(
     own = dict(zip(SPLITS, corpora.files))
     for split, stems in PLAIN_NAMES.items():
         names = [f'{stem}.{end}' for stem in stems for end in FORMATS]
-        names += [own[split]] * (split in own)
+        names += filter(None, [own.get(split)])
         paths[split] = [folder / name for name in names if (folder / name).exists()]
     there = [path for split in SPLITS for path in paths[split]]
     if not there:
@@ -382,11 +382,7 @@ def corpus_of(
     return trained_on(known[name], config, known)
 
 # %% ../../nbs/tasks/04_sources.ipynb #f48fd096
-def _hashes(
-    rows: Rows,
-    task: str,
-    text_key: Callable[[str], str] = str.strip,  # what of a text counts
-) -> np.ndarray:  # (n,) int64
+def _hashes(rows: Rows, task: str, text_key: Callable[[str], str] = str.strip) -> np.ndarray:
     return hashes(*(rows[key] for key in task_info(task).texts), text_key=text_key)
 
 # %% ../../nbs/tasks/04_sources.ipynb #5795c876
@@ -507,13 +503,8 @@ def _all_left_out(corpus: Corpus, source: str) -> CorpusError:
     )
 
 # %% ../../nbs/tasks/04_sources.ipynb #32347230
-def _sample(
-    rows: Rows,  # of a training split
-    n: int,  # of them; more, where whole groups have more
-    key: str | None,  # key of what rows belong together by; None: each is alone
-    rng: np.random.Generator,
-) -> tuple[Rows, Rows]:  # these, and the others
-    "Some rows of a split, in its order."
+def _sample(rows: Rows, n: int, key: str | None, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    "At least n rows in their order, with all rows that share the text of `key`; and the others."
     group = codes(rows[key])[0] if key else np.arange(len(rows))
     sizes = np.bincount(group)
     order = rng.permutation(len(sizes))

@@ -163,11 +163,7 @@ class TokenStream:
 _BEGIN = dict(total=0, words=0, pieces=0)
 
 
-def _tokens_of(
-    tokenizer,
-    group: list[_Piece],
-    state: dict[str, int],  # of `_BEGIN`; goes on
-) -> dict[str, np.ndarray]:
+def _tokens_of(tokenizer, group: list[_Piece], state: dict[str, int]) -> dict[str, np.ndarray]:
     "What a group of pieces adds to each array; of each document its end, its words and its pieces."
     special = np.array(sorted(set(tokenizer.all_special_ids)))
     ids = []
@@ -414,12 +410,8 @@ def masked_positions(
     return places[_whole_words(np.argsort(wait[first], kind='stable'), word, n)]
 
 # %% ../../nbs/tasks/09_text_blocks.ipynb #f7c242f8
-def _whole_words(
-    order: np.ndarray,  # (words,) int64, in the order in which they are tried
-    word: np.ndarray,  # (places,) int64, the word of each place
-    n: int,
-) -> np.ndarray:  # (places,) bool, n of them true
-    "The places of words that have room, one after the other, and of the first pieces of one that has not."
+def _whole_words(order: np.ndarray, word: np.ndarray, n: int) -> np.ndarray:  # (places,) bool, n of them true
+    "The places of words that have room, tried in an order, and of the first pieces of one that has not."
     sizes = np.bincount(word)
     hidden = np.zeros(len(word), dtype=bool)
     passed_over = []
