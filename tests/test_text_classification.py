@@ -388,7 +388,7 @@ def test_two_corpora_in_one_folder_are_refused(tmp_path, corpora):
         pytest.skip('no copy of WikiQA in $KDNOTES_DATA/wikiqa')
     shutil.copytree(corpora / 'wikiqa', folder)
     shutil.copy(folder / 'WikiQA-dev.tsv', folder / 'dev.tsv')
-    with pytest.raises(CorpusError, match='WikiQA-train.tsv and dev.tsv, which are of two corpora'):
+    with pytest.raises(CorpusError, match='dev.tsv and WikiQA-dev.tsv, and only one of them can be dev'):
         load_corpus('answer_selection', str(folder))
 
 

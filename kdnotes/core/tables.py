@@ -364,7 +364,7 @@ def check_rows_fit(
     n = n_rows(path)
     check_memory(size_of(path, possible) + n * _DICT_ROW, f'the {n:,} rows of {path}')
 
-# %% ../../nbs/core/11_tables.ipynb #8da53476
+
 def read_text(path: Path) -> str:
     "A file's content, decoded strictly."
     with opened(path) as file:

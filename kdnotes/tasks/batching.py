@@ -169,7 +169,7 @@ def tokenizer_rules(
         rules['truncation_side'] = tokenizer.truncation_side
     return json.dumps(rules, sort_keys=True)
 
-# %% ../../nbs/tasks/01_batching.ipynb #ab8d9790
+
 def unknown_id(
     backend,  # a `tokenizers.Tokenizer`
 ) -> int | None:  # None: it has none, as tokenizers of bytes

@@ -84,7 +84,7 @@ def imdb_file(folder: Path) -> Path:  # one JSON object a line: id, text, label
     "The reviews of a local copy."
     return next(folder / name for name in _IMDB_FILES if (folder / name).exists())
 
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #95c905bc
+
 def _imdb_folder(folder: Path) -> Splits:
     "Splits of a local copy: one in ten reviews is `dev`, three in ten are `test`."
     # ids decide the splits, so they must be there
@@ -106,7 +106,7 @@ def _imdb_hub(data) -> Splits:
     train = [row for i, row in enumerate(rows['train']) if i % 10]
     return dict(train=train, dev=rows['train'][::10], test=rows['test'])
 
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #e708dc12
+
 CORPORA = Corpora(
     SCHEMA,
     embedded_text_classification,
@@ -235,7 +235,7 @@ def label_facts(
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #18586333
 def _check_classes(corpus: Corpus, names: list[str], drawn: int | None) -> None:
-    "Refuse rows without a label, and classes that the training split, or the labels drawn of it, do not have."
+    "Refuse rows without a label, and classes that the labels of the training split do not have."
     classes = set(names)
     learnt = {name for name in classes if not _is_no_label(name, classes)}
     for split, i, label in labels_of(corpus):

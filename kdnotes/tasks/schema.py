@@ -233,7 +233,7 @@ def score_columns(
         )
     return tuple(teachers)
 
-# %% ../../nbs/tasks/00_schema.ipynb #503feca6
+
 def _score_names(columns: str | Mapping[str, Any] | None) -> dict[str, str]:
     return {score_key(column): column for of in score_columns(columns) for column in of}
 
@@ -415,7 +415,7 @@ def _alike(name: str) -> str:
     "What names that look the same have in common."
     return name.strip() if name.isascii() else unicodedata.normalize('NFKC', name).strip()
 
-# %% ../../nbs/tasks/00_schema.ipynb #c6a7714a
+
 def _clashes(rows: Rows, schema: Schema) -> Iterator[tuple[tuple[str, ...], np.ndarray, np.ndarray, str]]:
     "Keys, for each row an earlier one, whether the two clash, and the sentence about it."
     if schema.unique:

@@ -69,12 +69,16 @@ class Published:
     in_order: bool = False  # are its rows in the order of the text that they are from?
 
 # %% ../../nbs/tasks/04_sources.ipynb #664d8fe4
+def _no_corpus() -> Splits:
+    raise CorpusError('this task has no embedded corpus; name a folder with train, dev and test')
+
+
 @dataclass(frozen=True)
 class Corpora:
     "The corpora of a task."
 
     schema: Schema
-    embedded: Callable[[], Splits] | None = None  # a small one that comes with the task
+    embedded: Callable[[], Splits] = _no_corpus  # a small one that comes with the task
     published: dict[str, Published] = field(default_factory=dict)  # by name; the first is that of `auto`
     notes: dict[str, str] = field(default_factory=dict)  # sha256 -> what a reader of its numbers must know
     # splits of a folder that holds other files than tables; None: it holds tables
@@ -152,15 +156,15 @@ def split_files(
         raise CorpusError(
             f"{folder} has no {' and no '.join(missing)}; a corpus folder holds {_files_of(corpora)}"
         )
+    right = [f'{UNLABELLED}.{end}' for end in FORMATS]
     for path in sorted(folder.iterdir()):
         meant = (
             path.name.split('.')[0].lower() in (UNLABELLED, 'unlabeled') and path.suffix and path.is_file()
         )
         if meant and (path not in paths[UNLABELLED] or corpora.schema.no_label is None):
             raise CorpusError(
-                f'{path} would not be read: rows without a label are in a file called {UNLABELLED}, which '
-                f'ends in {_ENDS}, and a task that learns from texts as they are has none; rename the file, '
-                'or move it away'
+                f'{path} would not be read: rows without a label are in a file called {", ".join(right)}, '
+                'and a task that learns from texts as they are has none; rename the file, or move it away'
             )
     return {split: of[0] for split, of in paths.items() if of}
 
@@ -265,7 +269,7 @@ def local_copy(
         files = (*files, *plain)
     return next((place for place in _places(name) if any(any(place.glob(f)) for f in files)), None)
 
-# %% ../../nbs/tasks/04_sources.ipynb #561471fd
+
 def _is_file(name: str) -> bool:
     return os.path.isfile(os.path.expanduser(name))  # False for a name that no path can have
 
@@ -419,8 +423,6 @@ def load_by_rules(
     folder = local_copy(name, corpora) if named else Path(name) if Path(name).is_absolute() else None
     hub_id = corpora.hub_source(name)
     kind, where = ('folder', str(folder)) if folder else ('hub', f'huggingface.co/datasets/{hub_id}')
-    if name == 'embedded' and corpora.embedded is None:
-        raise CorpusError('this task has no embedded corpus; name a folder with train, dev and test')
     if name == 'embedded':
         kind, where = 'embedded', 'the facts packaged with kdnotes'
         splits = checked_splits(name, corpora.embedded(), schema)
@@ -470,7 +472,7 @@ def _normalised(text: str) -> str:
         text = ''.join(c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c))
     return ''.join(text.casefold().split())
 
-# %% ../../nbs/tasks/04_sources.ipynb #d50bed18
+
 def _without_scored(corpus: Corpus, task: str, into: Writer | None = None) -> Corpus:
     "A corpus without those of its rows without a label whose texts a model is scored on; they are counted."
     rows = corpus.unlabelled

@@ -227,7 +227,7 @@ def token_roles(
     "What a stream depends on apart from the rules that cut texts: which tokens are special."
     return _separator(tokenizer), tokenizer.unk_token_id, sorted(tokenizer.all_special_ids)
 
-# %% ../../nbs/tasks/09_text_blocks.ipynb #c2a1baa2
+
 def _as_stream(arrays: dict[str, np.ndarray]) -> TokenStream:
     ends, words, pieces = arrays['documents'].T
     return TokenStream(arrays['tokens'], arrays['word_starts'], ends, words, pieces)
@@ -291,7 +291,7 @@ def ids(
     "The tokens of some rows."
     return self._between(self.stream.tokens, np.asarray(index), self.ends).astype(np.int64)
 
-# %% ../../nbs/tasks/09_text_blocks.ipynb #2c0e0135
+
 @patch
 def maskable(
     self: Rows,
@@ -381,7 +381,7 @@ def n_masked(
     "How many tokens of each block are hidden."
     return max(1, round(share * (length - 2)))
 
-# %% ../../nbs/tasks/09_text_blocks.ipynb #79d9496e
+
 def rare_token_weights(
     counts: np.ndarray,  # (vocabulary,) how often each token occurs
     power: float,
