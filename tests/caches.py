@@ -55,13 +55,13 @@ def blocks(home: Path) -> None:
 
 def windows(home: Path) -> None:
     from letters import of_words
-    from kdnotes.tasks import passages
+    from kdnotes.tasks import windows
 
-    passages._AT_ONCE = 2
+    windows._AT_ONCE = 2
     words = [f'w{i}' for i in range(60)]
     contexts = [' '.join(words[i % 7 : 9 + i % 50]) for i in range(2 * PARTS)]
     rows = [dict(id=str(i), question='w1 w2', context=text, answers=()) for i, text in enumerate(contexts)]
-    passages.encode_windows(of_words(words), rows, 16, 4, home / 'tokens')
+    windows.encode_windows(of_words(words), rows, 16, 4, home / 'tokens')
 
 
 def signals(home: Path) -> None:

@@ -60,7 +60,6 @@ class Counted:
 def make_tokens(folder):
     "What each of several processes does."
     batching.ROWS_AT_ONCE = CHUNK
-    batching._SAMPLE = 3
     tokenizer = Counted()
     try:
         ids, second = encode_pairs(tokenizer, MANY * 20, MANY * 20, 9, folder)

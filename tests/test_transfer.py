@@ -13,7 +13,7 @@ from kdnotes.tasks.candidates import SCHEMA, SQUAD_FILES
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan, plan_study
 from kdnotes.results.runs import RunFolder
-from kdnotes.tasks.squad import from_hub, read_squad
+from kdnotes.tasks.passages import from_hub, read_squad
 from handmade import make_record
 
 ON = Machine('cpu', 2)
@@ -130,14 +130,14 @@ def test_the_hub_and_the_file_give_the_same_paragraphs(corpora):
     paragraphs = read_squad(files[0])
     rows = [
         dict(
-            id=q.id,
-            title=p.title,
-            context=p.context,
-            question=q.text,
-            answers=dict(text=[p.context[a:b] for a, b in q.answers], answer_start=[a for a, _ in q.answers]),
+            id=q['id'],
+            title=q['cluster'],
+            context=q['context'],
+            question=q['question'],
+            answers=[dict(text=q['context'][a:b], answer_start=a) for a, b in q['answers']],
         )
-        for p in paragraphs
-        for q in p.questions
+        for questions in paragraphs
+        for q in questions
     ]
     again = from_hub({k: [r[k] for r in rows] for k in rows[0]})
     assert len(again) == len(paragraphs) == 18896 and again == paragraphs

@@ -268,7 +268,7 @@ def test_what_cannot_be_meant_is_a_sentence(given, words, home):
 def test_rows_that_are_no_tables_have_no_place_in_other_tasks(home):
     folder = folder_of('text_classification', home / 'with')
     (folder / 'unlabelled.csv').rename(folder / 'unlabelled.tsv')
-    with pytest.raises(CorpusError, match='rows without a label, and this task'):
+    with pytest.raises(CorpusError, match='a task that learns from texts as they are has none'):
         load_corpus('masked_lm', str(folder))
 
 

@@ -23,7 +23,7 @@ from kdnotes.stats.coverage import ENOUGH_SEEDS
 from kdnotes.stats.energy import energy_values, measured_modes
 from kdnotes.stats.evidence import evidence
 from kdnotes.stats.intervals import FEW_DIFFER
-from kdnotes.tasks.squad import answer_sentences
+from kdnotes.tasks.candidates import answer_sentences
 from .facts import (
     ThesisError,
     flat,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import eq
 from typing import Any, Self
@@ -20,16 +21,22 @@ __all__ = ['Strings', 'Chained', 'Json', 'Columns', 'Joined', 'codes', 'hashes',
 _AT_ONCE = 20_000  # texts or rows that are Python's own objects at a time
 
 # %% ../../nbs/core/12_columns.ipynb #e1dc0d34
+@dataclass(eq=False, repr=False)
 class Strings(Sequence):
     "A column of texts."
 
-    def __init__(
-        self,
-        offsets: np.ndarray,  # (n + 1,) int64; text i is data[offsets[i]:offsets[i + 1]]
-        data: np.ndarray,  # uint8, UTF-8
-    ):
-        self.offsets = offsets
-        self.data = data
+    offsets: np.ndarray  # (n + 1,) int64; text i is data[offsets[i]:offsets[i + 1]]
+    data: np.ndarray  # uint8, UTF-8
+
+    @property
+    def used(self) -> np.ndarray:
+        "The bytes of these texts alone; a slice has those of the others, too."
+        return self.data[self.offsets[0] : self.offsets[-1]]
+
+    @property
+    def nbytes(self) -> int:
+        "Bytes of both arrays."
+        return self.offsets.nbytes + len(self.used)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -63,18 +70,6 @@ def joined(cls: Strings, parts: Sequence[Strings]) -> Self:
     "Several columns, end to end."
     sizes = np.concatenate([np.diff(part.offsets) for part in parts])
     return cls(_begins(sizes), np.concatenate([part.used for part in parts]))
-
-# %% ../../nbs/core/12_columns.ipynb #c6b0441a
-@patch(as_prop=True)
-def used(self: Strings) -> np.ndarray:
-    "The bytes of these texts alone; a slice has those of the others, too."
-    return self.data[self.offsets[0] : self.offsets[-1]]
-
-
-@patch(as_prop=True)
-def nbytes(self: Strings) -> int:
-    "Bytes of both arrays."
-    return self.offsets.nbytes + len(self.used)
 
 # %% ../../nbs/core/12_columns.ipynb #7bcd97a4
 @patch
@@ -202,6 +197,13 @@ def from_rows(cls: Columns, rows: Sequence[Mapping[str, Any]]) -> Columns:
     cells = {name: [row[name] for row in rows] for name in (rows[0] if len(rows) else ())}
     return cls({name: _column(column_cells) for name, column_cells in cells.items()})
 
+
+def _column(cells: list) -> np.ndarray | Strings:
+    "Cells of one kind as a column."
+    if type(cells[0]) is int:
+        return np.array(cells, dtype=np.int64)
+    return (Strings if isinstance(cells[0], str) else Json).from_cells(cells)
+
 # %% ../../nbs/core/12_columns.ipynb #7d101735
 @patch(cls_method=True)
 def joined(
@@ -222,7 +224,7 @@ def joined(
 
     return cls({name: joined([part[name] for part in parts]) for name in names})
 
-
+# %% ../../nbs/core/12_columns.ipynb #a2254334
 @patch(as_prop=True)
 def nbytes(self: Columns) -> int:
     "Bytes of all columns."
@@ -278,13 +280,6 @@ def filled(
     "The same rows with one value in a column."
     return Columns(self.columns | {name: _column([value])[np.zeros(len(self), dtype=np.int64)]})
 
-# %% ../../nbs/core/12_columns.ipynb #f4049096
-def _column(cells: list) -> np.ndarray | Strings:
-    "Cells of one kind as a column."
-    if type(cells[0]) is int:
-        return np.array(cells, dtype=np.int64)
-    return (Strings if isinstance(cells[0], str) else Json).from_cells(cells)
-
 # %% ../../nbs/core/12_columns.ipynb #598b196a
 class Joined(Sequence):
     "Texts of several columns, joined as they are looked at."
@@ -318,12 +313,12 @@ def codes(
 
 # %% ../../nbs/core/12_columns.ipynb #dc1b625f
 def hashes(
-    *columns: Strings,
-    text_key: Callable[[str], Any] = str,  # what of a text counts
+    *columns: Sequence[str],
+    text_key: Callable[[str], str] = str,  # what of a text counts
 ) -> np.ndarray:  # (n,) int64
-    "What these columns say, as a number: of ten million rows two would be alike by chance once in 300,000."
-    texts = map('\0'.join, zip(*columns))
-    return np.fromiter((hash(text_key(text)) for text in texts), np.int64, len(columns[0]))
+    "The texts of each row as one number: of ten million rows two would be alike by chance once in 300,000."
+    texts = zip(*(map(text_key, column) for column in columns))
+    return np.fromiter(map(hash, texts), np.int64, len(columns[0]))
 
 
 def earliest(
@@ -340,19 +335,14 @@ def ranks(
 ) -> np.ndarray:  # (n,) int64
     "The place of each row when all are sorted by two texts, which together no two rows share."
     first_codes, names = codes(first)
-    group = _inverse(_order(names))[first_codes]
+    group = np.argsort(_sorted(names))[first_codes]  # the inverse of an order is its argsort
     order = np.argsort(group, kind='stable')
     ends = np.flatnonzero(np.diff(group[order])) + 1
     parts = np.split(order, ends[:: _AT_ONCE // 20])  # whole groups, so that few texts are in memory
-    sorted_parts = [part[_order(list(zip(group[part].tolist(), second[part])))] for part in parts]
-    return _inverse(np.concatenate(sorted_parts))
+    by_text = [part[_sorted(second[part].tolist())] for part in parts]
+    return np.argsort(np.concatenate([part[np.argsort(group[part], kind='stable')] for part in by_text]))
 
 
-def _order(keys: list) -> np.ndarray:  # (n,) int64
-    return np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
-
-
-def _inverse(order: np.ndarray) -> np.ndarray:  # (n,) int64
-    place = np.empty(len(order), dtype=np.int64)
-    place[order] = np.arange(len(order))
-    return place
+def _sorted(texts: list[str]) -> np.ndarray:  # (n,) int64
+    "The order of texts, as Python compares them."
+    return np.array(sorted(range(len(texts)), key=texts.__getitem__), dtype=np.int64)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import gzip
 import io
 import json
@@ -25,9 +24,9 @@ from .config import KdnotesError, truncate_repr
 from .files import file_state, free_memory
 
 # %% auto #0
-__all__ = ['LARGEST', 'FORMATS', 'PART', 'CorpusError', 'Table', 'places', 'check_regular', 'unchanged', 'changed', 'opened',
-           'read_text', 'check_memory', 'as_text', 'class_cells', 'number_text', 'json_rows', 'reason', 'format_of',
-           'no_table', 'read_table', 'n_rows', 'size_of', 'check_rows_fit']
+__all__ = ['FORMATS', 'PART', 'CorpusError', 'Table', 'check_regular', 'unchanged', 'changed', 'opened', 'as_text', 'class_cells',
+           'number_text', 'json_rows', 'reason', 'format_of', 'no_table', 'read_table', 'n_rows', 'size_of',
+           'check_memory', 'check_rows_fit', 'read_text']
 
 # %% ../../nbs/core/11_tables.ipynb #48d19368
 class CorpusError(KdnotesError):
@@ -50,16 +49,7 @@ class Table:
     @property
     def place(self) -> Callable[[int], str]:
         "Says where row i is."
-        return places(self.where, self.unit, self.numbers)
-
-
-def places(
-    where: str,
-    unit: str,  # as of `Table`
-    numbers: list[int] | range,
-) -> Callable[[int], str]:
-    "Says where row i of a table is."
-    return lambda i: f'{where}, {unit} {numbers[i]}'
+        return lambda i: f'{self.where}, {self.unit} {self.numbers[i]}'
 
 # %% ../../nbs/core/11_tables.ipynb #54f7e95b
 def check_regular(path: Path) -> None:
@@ -84,37 +74,13 @@ def changed(path: Path) -> CorpusError:
     "The error for a file that is another one than when its reading began."
     return CorpusError(f'{path} changed while it was read; start the same command again when it is whole')
 
-# %% ../../nbs/core/11_tables.ipynb #18017386
-LARGEST = 1 << 30  # bytes that a small packed file may unpack to
-_RATIO = 100  # bytes that a larger one may unpack to for each of its own
-
-
-@functools.lru_cache(maxsize=16)
-def _counted(path: Path, state: tuple[int, ...]) -> tuple[int, int]:  # bytes and lines, unpacked
-    "How much a text file holds, counted again only when it has changed; a bomb is refused."
-    size = lines = 0
-    packed = path.suffix == '.gz'
-    most = max(LARGEST, _RATIO * path.stat().st_size)
-    with (gzip.open if packed else open)(path, 'rb') as file:
-        for block in iter(lambda: file.read(1 << 20), b''):
-            size += len(block)
-            lines += block.count(b'\n')
-            if packed and size > most:
-                raise CorpusError(
-                    f'{path} unpacks to over {most / 1e9:,.1f} GB; if that is right, unpack it yourself'
-                )
-    return size, lines
-
 # %% ../../nbs/core/11_tables.ipynb #abae6106
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     "A file's bytes, unpacked; one that cannot be read, or decoded, is refused."
     check_regular(path)
-    packed = path.suffix == '.gz'
     try:
-        if packed:
-            _counted(path, file_state(path))
-        with (gzip.open if packed else open)(path, 'rb') as file:
+        with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as file:
             yield file
     except UnicodeDecodeError:
         raise _not_utf8(path) from None
@@ -137,24 +103,15 @@ def _not_utf8(path: Path) -> CorpusError:
                 return CorpusError(f'{byte} is not UTF-8; save the file as UTF-8')
     return changed(path)
 
-# %% ../../nbs/core/11_tables.ipynb #e9ee21c3
-def read_text(path: Path) -> str:
-    "A file's content, decoded strictly."
+# %% ../../nbs/core/11_tables.ipynb #c9d286bc
+def _unpacked(path: Path) -> tuple[int, int]:  # bytes and lines
+    "How much a text file holds."
+    size = lines = 0
     with opened(path) as file:
-        check_memory(2 * size_of(path), f'the text of {path}')
-        return file.read().decode().removeprefix('\ufeff')
-
-# %% ../../nbs/core/11_tables.ipynb #62b7cd9d
-def check_memory(
-    needed: int,  # bytes
-    what: str,  # in the singular or the plural of 'take'
-) -> None:
-    "Refuse to begin what the memory has no room for."
-    if needed > (free := free_memory()):
-        raise CorpusError(
-            f'{what} would take about {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free; '
-            'give less of it, or use a larger machine'
-        )
+        for block in iter(lambda: file.read(1 << 20), b''):
+            size += len(block)
+            lines += block.count(b'\n')
+    return size, lines
 
 # %% ../../nbs/core/11_tables.ipynb #152238af
 def _separated(path: Path, possible: Container[str]) -> Iterator:
@@ -164,17 +121,20 @@ def _separated(path: Path, possible: Container[str]) -> Iterator:
     row = 0  # that is read: a line of a TSV file, whose header is line 1
     with opened(path) as file:
         lines = io.TextIOWrapper(file, encoding='utf-8-sig', newline='\n' if tsv else '')
+        rows = enumerate(filter(None, csv.reader(lines, strict=True)))
+        if tsv:
+            plain = (line.removesuffix('\n').removesuffix('\r') for line in lines)
+            rows = ((number, line.split('\t')) for number, line in enumerate(plain, 1) if line)
         try:
-            rows = _tsv_rows(lines) if tsv else enumerate(filter(None, csv.reader(lines, strict=True)))
             row, header = next(rows, (0, []))
-            if possible and len(header) == 1 and header[0] not in possible and set(header[0]) & set('\t;|,'):
-                raise csv.Error(f'{truncate_repr(header[0])} is one column')
             yield header if any(map(str.strip, header)) else [], {}
             needed = [i for i, name in enumerate(header) if name in possible]
             row += 1
             for row, fields in rows:
                 if len(fields) != len(header):
                     raise csv.Error(f'{len(fields)} fields where the header has {len(header)}')
+                if tsv and any('""' in cell and re.fullmatch('".*"".*"', cell) for cell in fields):
+                    raise csv.Error('a cell is quoted as in a .csv file, where this file has no quotes')
                 yield row, [fields[i] for i in needed]
                 row += 1
         except csv.Error as e:
@@ -182,19 +142,6 @@ def _separated(path: Path, possible: Container[str]) -> Iterator:
                 f'{path}, {"line" if tsv or not row else "row"} {row or 1}: {e}; separate columns by '
                 f'{"tabs" if tsv else "commas"}, and correct quotes and line ends'
             ) from None
-
-# %% ../../nbs/core/11_tables.ipynb #cadf9391
-def _tsv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    "The cells of each line that is not empty, with its number. Quotes are part of a text."
-    for number, line in enumerate(lines, 1):
-        if not (line := line.removesuffix('\n').removesuffix('\r')):
-            continue
-        if number == 1 and '\r' in line:
-            raise csv.Error('the header holds a carriage return')
-        fields = line.split('\t')
-        if '""' in line and any(re.fullmatch('".*"".*"', cell) for cell in fields):
-            raise csv.Error('a cell is quoted as in a .csv file, where this file has no quotes')
-        yield number, fields
 
 # %% ../../nbs/core/11_tables.ipynb #b7676d6e
 def as_text(cell: Any) -> str | None:
@@ -228,7 +175,7 @@ def _twice(names: Iterable[str]) -> str | None:
     "A name that is there more than once."
     return next((name for name, n in Counter(names).items() if n > 1), None)
 
-# %% ../../nbs/core/11_tables.ipynb #a7911129
+
 def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     "An object's members; a member that is there twice is refused."
     if (twice := _twice(name for name, _ in pairs)) is not None:
@@ -307,19 +254,10 @@ def _parquet_file(path: Path) -> Iterator[Any]:  # a `pyarrow.parquet.ParquetFil
 def _classes(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:  # column -> names of its classes
     "What the package datasets writes beside a table about numbers that are classes."
     try:
-        features = json.loads(metadata[b'huggingface'])['info']['features']
-        return {
-            name: list(map(str, feature['names']))
-            for name, feature in features.items()
-            if feature['_type'] == 'ClassLabel'
-        }
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        RecursionError,
-    ):  # there is none, or of another kind
+        features = json.loads(metadata[b'huggingface'])['info']['features'].items()
+        classes = {name: of['names'] for name, of in features if of['_type'] == 'ClassLabel'}
+        return {name: list(map(str, names)) for name, names in classes.items()}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # none, or of another kind
         return {}
 
 
@@ -342,7 +280,7 @@ def format_of(path: Path) -> str:  # of FORMATS; '': none
     "What a file is by its name."
     return next((end for end in FORMATS if path.name.endswith(f'.{end}')), '')
 
-# %% ../../nbs/core/11_tables.ipynb #29edbb8e
+
 def no_table(path: Path) -> str:  # '': it is one
     "What is said of a file that is no table by its name."
     if format_of(path):
@@ -382,8 +320,7 @@ def n_rows(path: Path) -> int:
         if format_of(path) == 'parquet':
             with _parquet_file(path) as file:
                 return file.metadata.num_rows
-        with opened(path):
-            _, lines = _counted(path, file_state(path))
+        _, lines = _unpacked(path)
     except CorpusError:  # who reads it says what is wrong
         return 0
     return max(0, lines - (not format_of(path).startswith('jsonl')))  # the header is no row
@@ -395,8 +332,7 @@ def size_of(
 ) -> int:  # bytes
     "How much a file holds, once it is unpacked."
     if path.suffix == '.gz':
-        with opened(path):
-            return _counted(path, file_state(path))[0]
+        return _unpacked(path)[0]
     if format_of(path) != 'parquet':
         return path.stat().st_size
     with _parquet_file(path) as file:
@@ -408,6 +344,18 @@ def size_of(
         return max(size, rows * _COLUMNS_ROW)
 
 # %% ../../nbs/core/11_tables.ipynb #d0f26f3c
+def check_memory(
+    needed: int,  # bytes
+    what: str,  # in the singular or the plural of 'take'
+) -> None:
+    "Refuse to begin what the memory has no room for."
+    if needed > (free := free_memory()):
+        raise CorpusError(
+            f'{what} would take about {needed / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free; '
+            'give less of it, or use a larger machine'
+        )
+
+# %% ../../nbs/core/11_tables.ipynb #87a6a5dd
 def check_rows_fit(
     path: Path,
     possible: Container[str] | None = None,  # as of `size_of`
@@ -415,3 +363,10 @@ def check_rows_fit(
     "Refuse a file that takes more than the memory has when it is read as a whole."
     n = n_rows(path)
     check_memory(size_of(path, possible) + n * _DICT_ROW, f'the {n:,} rows of {path}')
+
+
+def read_text(path: Path) -> str:
+    "A file's content, decoded strictly."
+    with opened(path) as file:
+        check_memory(2 * size_of(path), f'the text of {path}')
+        return file.read().decode().removeprefix('\ufeff')

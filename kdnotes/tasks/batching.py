@@ -11,7 +11,6 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
-from fastcore.basics import patch
 import numpy as np
 from ..core.cached import Writer, cached
 from ..core.progress import stage
@@ -19,8 +18,8 @@ from ..core.files import check_room, sha256_texts
 
 # %% auto #0
 __all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'unknown_id', 'second_begins',
-           'tells_two_texts', 'groups_of', 'token_dtype', 'flat_ids', 'pad_pairs', 'TokenCounts', 'rows_in',
-           'EncodedPairs', 'singleton_groups', 'epoch_steps', 'mixed_steps', 'micro_batches']
+           'tells_two_texts', 'groups_of', 'token_dtype', 'pad_pairs', 'TokenCounts', 'rows_in', 'EncodedPairs',
+           'singleton_groups', 'epoch_steps', 'mixed_steps', 'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #02ecf72d
 if TYPE_CHECKING:
@@ -106,12 +105,11 @@ class Batch:
             positions=moved(self.positions),
         )
 
-# %% ../../nbs/tasks/01_batching.ipynb #a8385ff4
+# %% ../../nbs/tasks/01_batching.ipynb #985ddf62
 ROWS_AT_ONCE = 10_000  # that are tokenised together
 _CHARACTERS = 1 << 21  # that are tokenised together: each takes some hundred bytes for a moment
-_SAMPLE = 1000  # rows from which the size of a map is estimated
 
-# %% ../../nbs/tasks/01_batching.ipynb #985ddf62
+
 def encode_pairs(
     tokenizer,  # a fast Hugging Face tokenizer
     first: Sequence[str],  # (n) first texts, say questions
@@ -142,15 +140,19 @@ def _encode_counted(
             counts=np.int64,  # of `_cut_and_empty`, two for each part
         )
         parts = range(writer.parts * ROWS_AT_ONCE, len(first), ROWS_AT_ONCE)
-        _check_room(writer.folder, dtypes, tokenizer, first, second, max_length, parts.start)
-        with stage('tokenising', len(first) - parts.start, 'rows') as advance:
+        left = len(first) - parts.start
+        with stage('tokenising', left, 'rows') as advance:
             for start in parts:
                 rows = slice(start, start + ROWS_AT_ONCE)
                 seconds = None if second is None else second[rows]
                 ids, begin, counts = _encode_pairs(tokenizer, first[rows], seconds, max_length, advance)
                 ends = writer.rows('values') + ids.offsets[1 if start else 0 :]
                 part = dict(values=ids.values, offsets=ends, second=begin, counts=counts[None])
-                writer.add({name: array.astype(dtypes[name]) for name, array in part.items()})
+                part = {name: array.astype(dtypes[name]) for name, array in part.items()}
+                if start == parts.start and left > ROWS_AT_ONCE:  # the first part shows what all take
+                    size = sum(array.nbytes for array in part.values()) * left / ROWS_AT_ONCE
+                    check_room(writer.folder.parent, 1.05 * size, f'the tokens of {left:,} texts')
+                writer.add(part)
 
     arrays = cached(Path(cache_dir) / f'{key[:32]}.tokens', make).arrays
     return Ragged(arrays['values'], arrays['offsets']), arrays['second'], arrays['counts'].sum(axis=0)
@@ -167,7 +169,7 @@ def tokenizer_rules(
         rules['truncation_side'] = tokenizer.truncation_side
     return json.dumps(rules, sort_keys=True)
 
-# %% ../../nbs/tasks/01_batching.ipynb #2c15adb6
+
 def unknown_id(
     backend,  # a `tokenizers.Tokenizer`
 ) -> int | None:  # None: it has none, as tokenizers of bytes
@@ -264,43 +266,10 @@ def token_dtype(
     "The integer type in which token ids are stored."
     return np.uint16 if tokenizer.is_fast and max(tokenizer.get_vocab().values()) < 2**16 else np.int32
 
-# %% ../../nbs/tasks/01_batching.ipynb #5838f2b2
-def _check_room(
-    folder: Path,
-    dtypes: dict[str, type],
-    tokenizer,
-    first: Sequence[str],
-    second: Sequence[str] | None,
-    max_length: int,
-    start: int,  # the first row that is left
-) -> None:
-    "Refuse what the disk has no room for, by a sample of the rows that are left."
-    left = len(first) - start
-    if left <= ROWS_AT_ONCE:
-        return
-    sample = np.linspace(start, len(first) - 1, _SAMPLE).astype(int).tolist()
-    seconds = None if second is None else [second[i] for i in sample]
-    ids, *_ = _encode_pairs(tokenizer, [first[i] for i in sample], seconds, max_length)
-    sizes = {name: np.dtype(dtype).itemsize for name, dtype in dtypes.items()}
-    row = ids.lengths.mean() * sizes['values'] + sizes['offsets'] + sizes['second']
-    row += 2 * sizes['counts'] / ROWS_AT_ONCE
-    check_room(folder.parent, 1.05 * left * row, f'the tokens of {left:,} texts')
-
 # %% ../../nbs/tasks/01_batching.ipynb #dd5e3514
 _AT_ONCE = 1 << 22  # token ids, so that a memory map is read in pieces
 
 
-def flat_ids(
-    ids: Ragged,  # token ids of a split
-    pad_id: int = 0,  # the tokenizer's padding token
-) -> Iterator[np.ndarray]:  # (k,) each
-    "Every token id that batches of these rows hold, padding among them where rows differ in length."
-    for start in range(0, len(ids.values), _AT_ONCE):
-        yield ids.values[start : start + _AT_ONCE]
-    if len(ids) and (np.ptp(ids.lengths) or not ids.lengths[0]):
-        yield np.array([pad_id])
-
-# %% ../../nbs/tasks/01_batching.ipynb #8678e31f
 def pad_pairs(
     ids: Ragged,  # token ids of a split
     second: np.ndarray,  # (n,) where the second segment starts
@@ -351,42 +320,18 @@ class TokenCounts:
         return cls(len(ids), len(ids.values) - special * len(ids), unknown, cut, empty)
 
 # %% ../../nbs/tasks/01_batching.ipynb #a23cc423
-_HASHED = 1 << 20  # token ids at a time, since each takes fifty bytes for a moment
-
-
-def _row_hashes(
-    ids: Ragged,  # token ids
-) -> Iterator[np.ndarray]:  # (k,) uint64 each
+def _row_hashes(ids: Ragged) -> np.ndarray:  # (n,) int64
     "Each row as one number: of ten million rows two are alike by chance once in 400,000."
-    start = 0
-    while start < len(ids):
-        stop = int(np.searchsorted(ids.offsets, ids.offsets[start] + _HASHED, 'right')) - 1
-        stop = min(max(stop, start + 1), len(ids))
-        offsets = np.asarray(ids.offsets[start : stop + 1], dtype=np.int64)
-        values = np.asarray(ids.values[offsets[0] : offsets[-1]]).astype(np.uint64)
-        place = np.arange(len(values)) - np.repeat(offsets[:-1] - offsets[0], np.diff(offsets))
-        # splitmix64 of each token and its place; numbers of 64 bits wrap around in sums, too
-        x = values + (place.astype(np.uint64) << np.uint64(32)) + np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(x ^ (x >> np.uint64(31)), dtype=np.uint64)])
-        ends = offsets - offsets[0]
-        yield sums[ends[1:]] - sums[ends[:-1]]
-        start = stop
+    rows = (np.asarray(ids[i], dtype=np.int32).tobytes() for i in range(len(ids)))
+    return np.fromiter(map(hash, rows), np.int64, len(ids))
 
-# %% ../../nbs/tasks/01_batching.ipynb #475f592a
+
 def rows_in(
     ids: Ragged,  # token ids of a set of rows
     others: Ragged,  # of another one, which may be large
 ) -> int:
     "How many rows of a set have the tokens of a row of another one."
-    if not len(ids):
-        return 0
-    distinct, n = np.unique(np.concatenate([*_row_hashes(ids)]), return_counts=True)
-    there = np.zeros(len(distinct), dtype=bool)
-    for hashes in _row_hashes(others):
-        there |= np.isin(distinct, hashes)
-    return int(n[there].sum())
+    return int(np.isin(_row_hashes(ids), _row_hashes(others)).sum())
 
 # %% ../../nbs/tasks/01_batching.ipynb #9adefa5d
 @dataclass(frozen=True)
@@ -419,30 +364,26 @@ class EncodedPairs:
         splits = {split: (ids, begin) for split, (ids, begin, _) in encoded.items()}
         return cls(splits, tokenizer.pad_token_id or 0, counts)
 
-# %% ../../nbs/tasks/01_batching.ipynb #885f9c08
-@patch
-def lengths(self: EncodedPairs, split: str) -> np.ndarray:  # (n,)
-    "Tokens of each example."
-    ids, _ = self.splits[split]
-    return ids.lengths
+    def lengths(self, split: str) -> np.ndarray:  # (n,)
+        "Tokens of each example."
+        return self.splits[split][0].lengths
 
+    def token_ids(self, split: str) -> Iterator[np.ndarray]:  # (k,) each
+        "Every token id of a split's batches, padding among them where rows differ in length."
+        ids, _ = self.splits[split]
+        for start in range(0, len(ids.values), _AT_ONCE):
+            yield ids.values[start : start + _AT_ONCE]
+        if len(ids) and (np.ptp(ids.lengths) or not ids.lengths[0]):
+            yield np.array([self.pad_id])
 
-@patch
-def token_ids(self: EncodedPairs, split: str) -> Iterator[np.ndarray]:
-    "Flat arrays that hold every token id of a split's batches."
-    ids, _ = self.splits[split]
-    return flat_ids(ids, self.pad_id)
-
-# %% ../../nbs/tasks/01_batching.ipynb #adc3154c
-@patch
-def inputs(
-    self: EncodedPairs,
-    split: str,
-    index: np.ndarray,  # (k,) which examples
-    # input_ids, attention_mask, token_type_ids (k, longest row) int64; real tokens
-) -> tuple[dict[str, Tensor], int]:
-    "Examples as rectangular tensors, padded to the longest of them."
-    return pad_pairs(*self.splits[split], index, self.pad_id)
+    def inputs(
+        self,
+        split: str,
+        index: np.ndarray,  # (k,) which examples
+        # input_ids, attention_mask, token_type_ids (k, longest row) int64; real tokens
+    ) -> tuple[dict[str, Tensor], int]:
+        "Examples as rectangular tensors, padded to the longest of them."
+        return pad_pairs(*self.splits[split], index, self.pad_id)
 
 # %% ../../nbs/tasks/01_batching.ipynb #3080d54f
 @lru_cache(maxsize=8)
@@ -480,7 +421,7 @@ def epoch_steps(
     cuts = [0, *begin[borders].tolist(), len(examples)] if len(sizes) else [0]
     return [examples[cuts[i] : cuts[i + 1]] for i in rng.permutation(len(cuts) - 1)]
 
-# %% ../../nbs/tasks/01_batching.ipynb #2f7808d0
+# %% ../../nbs/tasks/01_batching.ipynb #15a4c3c5
 def _before(sizes: np.ndarray) -> np.ndarray:
     "The sum of the sizes before each one."
     return np.cumsum(sizes) - sizes

@@ -4,19 +4,21 @@
 
 # %% ../../nbs/tasks/17_candidates.ipynb #99c9a19c
 from __future__ import annotations
+import re
 from collections.abc import Iterator
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 import numpy as np
+from ..core.tables import CorpusError
 from .schema import Cells, Column, NoLabel, Schema
 from .sources import SPLITS, Corpora, Published, Rows, Splits
 from ..core.columns import codes
 from .embedded import embedded_answer_selection
-from .squad import answer_sentences, from_hub, read_squad
+from .passages import from_hub, read_squad
 
 # %% auto #0
-__all__ = ['SCHEMA', 'WIKIQA_SHA256', 'SQUAD_FILES', 'CORPORA', 'complete', 'unusable']
+__all__ = ['SCHEMA', 'WIKIQA_SHA256', 'SQUAD_FILES', 'CORPORA', 'complete', 'unusable', 'sentence_spans', 'answer_sentences']
 
 # %% ../../nbs/tasks/17_candidates.ipynb #4bb50e87
 def complete(
@@ -94,6 +96,80 @@ SCHEMA = Schema(
     no_label=NoLabel(value=-1),
     scored=True,
 )
+
+# %% ../../nbs/tasks/17_candidates.ipynb #e3c990fa
+_ABBREVIATIONS = set(
+    (
+        'mr mrs ms dr st jr sr vs no vol prof rev gen col capt lt sgt gov sen rep pres inc ltd co corp dept '
+        'univ fig ca etc al jan feb mar apr jun jul aug sep sept oct nov dec op pp ed eds approx est'
+    ).split()
+)
+_END = re.compile(r'[.!?]["\')\]]*(?:\[[^\]]{1,30}\])*\s+(?=["\'(\[]?[A-Z0-9])')
+
+# %% ../../nbs/tasks/17_candidates.ipynb #02fb3863
+def sentence_spans(
+    text: str,
+) -> list[tuple[int, int]]:  # (begin, end) of each sentence, end to end; together the whole text
+    "Where the sentences of a text lie."
+    spans = []
+    begin = 0
+    for end in _END.finditer(text):
+        last = (text[begin : end.start()].split() or [''])[-1].lstrip('("\'[').lower()
+        if text[end.start()] == '.' and (
+            last in _ABBREVIATIONS or re.fullmatch(r'[a-z]|([a-z]\.)+[a-z]', last)
+        ):
+            continue
+        spans.append((begin, end.end()))
+        begin = end.end()
+    return spans + [(begin, len(text))] * bool(text[begin:].strip())
+
+# %% ../../nbs/tasks/17_candidates.ipynb #425a6d09
+def answer_sentences(
+    paragraphs: list[list[dict]],  # of `passages.read_squad`
+    per_paragraph: int = 2,  # questions sampled from each paragraph
+    held_out: int = 6,  # articles in `dev`, and as many in `test`
+    seed: int = 0,  # of both draws: the pairs are the same everywhere
+) -> Splits:  # 'train', 'dev', 'test' -> rows
+    "SQuAD as answer selection."
+    rng = np.random.default_rng(seed)
+    titles = list(dict.fromkeys(rows[0]['cluster'] for rows in paragraphs if rows))
+    if len(titles) < 2 * held_out + 1:
+        raise CorpusError(
+            f'{len(titles)} articles cannot be split into train, {held_out} of dev and {held_out} of test; '
+            'take the official file'
+        )
+    order = rng.permutation(len(titles))
+    split = {
+        titles[a]: 'dev' if i < held_out else 'test' if i < 2 * held_out else 'train'
+        for i, a in enumerate(order)
+    }
+    splits: Splits = dict(train=[], dev=[], test=[])
+    for number, rows in enumerate(paragraphs):
+        sentences = sentence_spans(rows[0]['context']) if rows else []
+        answered = [row for row in rows if row['answers']]
+        for i in sorted(rng.permutation(len(answered))[:per_paragraph]):
+            splits[split[rows[0]['cluster']]] += _candidates(answered[i], sentences, f'P{number}')
+    return splits
+
+# %% ../../nbs/tasks/17_candidates.ipynb #28e1fcea
+def _candidates(question: dict, sentences: list[tuple[int, int]], document: str) -> list[dict]:
+    "The rows of one question; none if no sentence is wrong."
+    begin, end = question['answers'][0]
+    labels = [int(b < end and begin < e) for b, e in sentences]
+    if all(labels):
+        return []
+    return [
+        dict(
+            question_id=question['id'],
+            question=question['question'],
+            document_id=document,
+            document_title=question['cluster'],
+            sentence_id=f"{question['id']}-{i}",
+            sentence=' '.join(question['context'][b:e].split()),
+            label=label,
+        )
+        for i, ((b, e), label) in enumerate(zip(sentences, labels))
+    ]
 
 # %% ../../nbs/tasks/17_candidates.ipynb #cf6f7b70
 WIKIQA_SHA256 = '9e177521d2606ba5ca6c8fc68f4db1c1de2f4aae66e8858023513be024de0d57'  # WikiQA 1.0

@@ -55,34 +55,23 @@ _MARK = re.compile(
 )
 _LAST_LINE = re.compile(r'^[ \t]*End of (?:the |this )?Project Gutenberg\b.*(?:\n.+){0,2}\Z', re.M | re.I)
 
-# %% ../../nbs/tasks/10_documents.ipynb #8a075472
+
 def without_marks(
     text: str,
     where: str = 'the text',  # for the refusal
 ) -> str:
     "A book, or several, without the headers and the licences of Project Gutenberg."
-    books = []
-    start = None  # of the book whose end is not found yet
-    for mark in _MARK.finditer(text):
-        if (mark[1].upper() == 'START') == (start is not None):
-            raise _half(where, start)
-        if start is None:
-            start = mark.end()
-        else:
-            books.append(_LAST_LINE.sub('', text[start : mark.start()].strip()).strip())
-            start = None
-    if start is not None:
-        raise _half(where, start)
-    return '\n\n'.join(books) if books else text.strip()
-
-# %% ../../nbs/tasks/10_documents.ipynb #ca77134b
-def _half(where: str, start: int | None) -> CorpusError:
-    "The refusal of a book that begins and does not end, or the other way round."
-    there = 'END and no START' if start is None else 'START and no END'
-    return CorpusError(
-        f'{where} has a mark {there} of Project Gutenberg, so a part is missing; fetch it again, or remove '
-        'the mark'
-    )
+    marks = [*_MARK.finditer(text)]
+    for i, mark in enumerate([*marks, None] if len(marks) % 2 else marks):
+        expected = ('START', 'END')[i % 2]
+        if mark is None or mark[1].upper() != expected:
+            there = 'START and no END' if expected == 'END' else 'END and no START'
+            raise CorpusError(
+                f'{where} has a mark {there} of Project Gutenberg, so a part is missing; fetch it again, or '
+                'remove the mark'
+            )
+    books = [text[start.end() : end.start()].strip() for start, end in zip(marks[::2], marks[1::2])]
+    return '\n\n'.join(_LAST_LINE.sub('', book).strip() for book in books) if books else text.strip()
 
 # %% ../../nbs/tasks/10_documents.ipynb #c5befe82
 def read_document(
@@ -101,8 +90,6 @@ def read_document(
 
 # %% ../../nbs/tasks/10_documents.ipynb #704e6b73
 _NAMES = dict(train=('train',), dev=('dev', 'valid', 'validation'), test=('test',))
-_TEST_SHARE = 10
-_DEV_SHARE = 20
 
 
 def deal_out(
@@ -115,8 +102,8 @@ def deal_out(
             'three, or train.txt, dev.txt and test.txt'
         )
     drawn = sorted(books, key=lambda row: sha256_text('split', row['text']))
-    n_test = max(1, round(len(books) / _TEST_SHARE))
-    n_dev = max(1, round(len(books) / _DEV_SHARE))
+    n_test = max(1, round(len(books) / 10))
+    n_dev = max(1, round(len(books) / 20))
     return dict(train=drawn[n_test + n_dev :], dev=drawn[n_test : n_test + n_dev], test=drawn[:n_test])
 
 # %% ../../nbs/tasks/10_documents.ipynb #fe5be0f3
@@ -139,39 +126,25 @@ def books_of(
     files = text_files(folder)
     if not files:
         return None
-    stems = sum(_NAMES.values(), ())
+    names = {name: split for split, of_split in _NAMES.items() for name in of_split}
     parts = [(path.name, *path.name.lower().partition('.')[::2]) for path in folder.iterdir()]
-    tables = sorted(name for name, stem, end in parts if stem in stems and end in FORMATS)
-    if tables:
+    if tables := sorted(name for name, stem, end in parts if stem in names and end in FORMATS):
         raise CorpusError(
             f'{folder} has texts ({truncate_repr(files[0].name)}) and tables ({truncate_repr(tables[0])}), '
             'and either could be meant; leave one kind there'
         )
-    if named := _named_splits(folder, files):
-        return {split: _books([path]) for split, path in named.items()}
-    return deal_out(_books(files))
-
-# %% ../../nbs/tasks/10_documents.ipynb #bf661b10
-def _named_splits(folder: Path, files: list[Path]) -> dict[str, Path]:
-    "The files that are called as splits are: all three and no others, or none."
-    stems = {path.stem.lower(): path for path in files}
-    matches = {split: [stems[n] for n in names if n in stems] for split, names in _NAMES.items()}
-    named = {split: paths[0] for split, paths in matches.items() if paths}
-    if not named:
-        return {}
-    missing = [split for split in SPLITS if split not in named]
-    others = sorted({path.name for path in files} - {path.name for path in named.values()})
-    if missing or others:
-        why = (
-            f'no {missing[0]}.txt'
-            if missing
-            else f'{truncate_repr(others[0])} besides, which is of none of them'
-        )
+    found = [names.get(path.stem.lower()) for path in files]
+    if not any(found):
+        return deal_out(_books(files))
+    if sorted(filter(None, found)) != sorted(SPLITS) or None in found:
         raise CorpusError(
-            f'{folder} has {", ".join(path.name for path in named.values())} and {why}; put train.txt, '
-            'dev.txt and test.txt there and nothing else, or give books other names, and they are dealt out'
+            f'{folder} has {", ".join(truncate_repr(path.name) for path in files[:5])}; put train.txt, '
+            'dev.txt and test.txt there and nothing else, or give books other names, and they are dealt '
+            'out'
         )
-    return named
+    return {
+        split: _books([path]) for split, path in sorted(zip(found, files), key=lambda of: SPLITS.index(of[0]))
+    }
 
 # %% ../../nbs/tasks/10_documents.ipynb #5e0b0cd0
 _TITLE = re.compile(r'^ = (?!=)(.+?)(?<!=) = $')
@@ -194,25 +167,12 @@ def articles(
     return [document(f'{prefix}-{i}', whole) for i, whole in enumerate(filter(None, texts))]
 
 # %% ../../nbs/tasks/10_documents.ipynb #be585bc3
-_WIKITEXT_FILES = dict(train='train.txt', dev='valid.txt', test='test.txt')
+def _wikitext(texts: dict[str, str]) -> Splits:  # of each split
+    return {split: articles(text, f'wikitext2-{split}') for split, text in texts.items()}
 
 
-def _wikitext_folder(folder: Path) -> Splits:
-    "Splits of the three files."
-    return {
-        split: articles(read_text(folder / name), f'wikitext2-{split}')
-        for split, name in _WIKITEXT_FILES.items()
-    }
+_WIKITEXT = dict(train='train', dev='valid', test='test')  # files; the hub's rows are lines
 
-
-def _wikitext_hub(data) -> Splits:
-    "The same of the hub's rows, which are lines."
-    names = dict(train='train', dev='validation', test='test')
-    return {
-        split: articles(''.join(data[name]['text']), f'wikitext2-{split}') for split, name in names.items()
-    }
-
-# %% ../../nbs/tasks/10_documents.ipynb #b7bcbc76
 CORPORA = Corpora(
     SCHEMA,
     embedded_masked_lm,
@@ -221,7 +181,12 @@ CORPORA = Corpora(
             files=('*.txt',), from_folder=lambda folder: deal_out(_books(text_files(folder)))
         ),
         wikitext2=Published(
-            'Salesforce/wikitext:wikitext-2-v1', ('train.txt',), _wikitext_folder, _wikitext_hub
+            'Salesforce/wikitext:wikitext-2-v1',
+            ('train.txt',),
+            lambda folder: _wikitext({s: read_text(folder / f'{n}.txt') for s, n in _WIKITEXT.items()}),
+            lambda data: _wikitext(
+                {split: ''.join(data[split.replace('dev', 'validation')]['text']) for split in SPLITS}
+            ),
         ),
     ),
     from_folder=books_of,
@@ -229,7 +194,7 @@ CORPORA = Corpora(
     more_sets=lambda name: more_set(name),
 )
 
-# %% ../../nbs/tasks/10_documents.ipynb #443aa860
+# %% ../../nbs/tasks/10_documents.ipynb #5504030f
 def _reviews() -> list[dict]:
     "Reviews of IMDB's test split, or of the part of it that lies here."
     folder = local_copy('imdb', labelled_texts.CORPORA)
@@ -241,7 +206,7 @@ def _reviews() -> list[dict]:
         texts = zip(rows['id'], rows['text'])
     return [document(f'imdb-{id}', re.sub(r'(<br ?/?>\s*)+', '\n', text).strip()) for id, text in texts]
 
-# %% ../../nbs/tasks/10_documents.ipynb #5504030f
+# %% ../../nbs/tasks/10_documents.ipynb #916f540e
 # name -> gives the documents
 MORE_SETS = {'wikitext2': lambda: load_by_rules(CORPORA, 'wikitext2').splits['test'], 'imdb': _reviews}
 

@@ -4,446 +4,53 @@
 
 # %% ../../nbs/tasks/03_embedded.ipynb #8ce5dfd0
 from __future__ import annotations
+
+import gzip
 import json
-import re
-from collections import Counter
-from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
-from random import Random
 
 # %% auto #0
 __all__ = ['embedded_answer_selection', 'embedded_text_classification', 'embedded_masked_lm', 'embedded_extractive_qa',
            'embedded_sentence_pairs']
 
-# %% ../../nbs/tasks/03_embedded.ipynb #326f88ed
-@dataclass(frozen=True)
-class _Fact:
-    "One fact of the table: what `entity` has as `attribute`."
+# %% ../../nbs/tasks/03_embedded.ipynb #e8f6eae1
+def _rows(task: str) -> dict[str, list[dict]]:
+    file = files('kdnotes').joinpath('assets', f'embedded_{task}.json.gz')
+    return json.loads(gzip.decompress(file.read_bytes()))
 
-    kind: str
-    entity: str  # its name inside a sentence: 'helium', 'the Nile'
-    attribute: str
-    value: str
-    phrasing: str  # key of the ways to ask for it and to state it
 
-# %% ../../nbs/tasks/03_embedded.ipynb #a7a108ad
-@cache
-def _table() -> dict:
-    "The packaged table as read."
-    return json.loads(files('kdnotes').joinpath('assets', 'facts.json').read_text(encoding='utf-8'))
+def embedded_answer_selection() -> dict[str, list[dict]]:
+    """The facts in WikiQA's shape. Split ('train', 'dev', 'test') -> rows: question_id, question,
+    document_id, document_title, sentence_id, sentence (texts), label (0 or 1).
+    """
+    return _rows('answer_selection')
 
-# %% ../../nbs/tasks/03_embedded.ipynb #8241212d
-@cache
-def _facts() -> dict[str, dict[str, list[_Fact]]]:
-    "Kind -> entity -> its facts, in the order of the table."
-    table = _table()
-    out = {}
-    for entity in table['entities']:
-        kind = entity['kind']
-        name = entity['name']
-        keys = table['kinds'][kind]['facts']
-        out.setdefault(kind, {})[name] = [
-            _Fact(kind, name, a, v, keys[a]) for a, v in entity['facts'].items()
-        ]
-    return out
 
-# %% ../../nbs/tasks/03_embedded.ipynb #da71145a
-_SHARES = {'train': 0.36, 'dev': 0.17, 'test': 0.47}  # of the entities of each kind
-_ARTICLES = {'train': 128, 'dev': 60, 'test': 150}
-_SENTENCES = {'train': (6, 7), 'dev': (6, 6), 'test': (6, 6)}  # per article, from .. to
-# which of the phrasings a split uses, the likelier the more often
-_WORDINGS = {'train': (0, 0, 0, 1), 'dev': (0, 0, 1, 1, 3), 'test': (0, 0, 1, 1, 3)}
-# questions per article, the first answered; further attributes stated
-_QUERIED = 3
-_MORE = 2
+def embedded_text_classification() -> dict[str, list[dict]]:
+    """The facts as single sentences with their subject's kind. Split -> rows: id, text, second (empty), label
+    (a kind), cluster (an entity).
+    """
+    return _rows('text_classification')
 
-# %% ../../nbs/tasks/03_embedded.ipynb #5d17bf57
-@cache
-def _split(
-    split: str,  # 'train' | 'dev' | 'test'
-    all_shares: tuple[tuple[str, float], ...] = tuple(_SHARES.items()),  # of each split, in their order
-) -> dict[str, dict[str, list[_Fact]]]:  # kind -> entity -> facts
-    "The entities that belong to a split."
-    out = {}
-    shares = dict(all_shares)
-    names = list(shares)
-    low = sum(shares[s] for s in names[: names.index(split)])
-    for kind, entities in _facts().items():
-        order = Random(f'split {kind}').sample(list(entities), len(entities))
-        chosen = order[round(low * len(order)) : round((low + shares[split]) * len(order))]
-        out[kind] = {name: entities[name] for name in chosen}
-    return out
+# %% ../../nbs/tasks/03_embedded.ipynb #3b068e46
+def embedded_masked_lm() -> dict[str, list[dict]]:
+    "The facts as an article an entity. Split -> rows: id, text, cluster (an entity)."
+    return _rows('masked_lm')
 
-# %% ../../nbs/tasks/03_embedded.ipynb #3d840b53
-# shares: subject named (not 'this river'), compared where possible
-_NAMED = 0.3
-_CONTRASTED = 0.1
 
-# %% ../../nbs/tasks/03_embedded.ipynb #61091a5a
-def _upper(
-    text: str,
-) -> str:
-    "The text with a capital first letter, the rest as it is."
-    return text[0].upper() + text[1:]
-
-# %% ../../nbs/tasks/03_embedded.ipynb #52bc40d0
-def _state(
-    fact: _Fact,
-    other: _Fact | None,  # the same attribute of another entity, to compare with
-    subject: str,  # how the subject is called: its name or 'this river'
-    split: str,
-    rng: Random,
-) -> str:  # one sentence
-    "Say a fact in one of the split's ways."
-    ways = [_table()['phrasings'][fact.phrasing]['say'][i] for i in _WORDINGS[split]]
-    way = rng.choice(ways)
-    sentence = way.format(s=subject, v=fact.value)
-    if other and way.startswith('{s} ') and rng.random() < _CONTRASTED:
-        sentence = f'Unlike {other.entity}, {sentence}'
-    return _upper(sentence)
-
-# %% ../../nbs/tasks/03_embedded.ipynb #db990481
-def _contrast(
-    fact: _Fact,
-    other: _Fact,
-) -> _Fact | None:  # `other` if the two may be compared
-    "A comparison must be true."
-    return other if _table()['phrasings'][fact.phrasing]['contrast'] and fact.value != other.value else None
-
-# %% ../../nbs/tasks/03_embedded.ipynb #dd706207
-def _distractors(
-    fact: _Fact,  # of the article's entity
-    split: str,
-    all_shares: tuple[tuple[str, float], ...],  # as for `_split`
-) -> list[_Fact]:  # the same attribute of others, none of which answers a question about `fact`
-    "Facts that look like an answer and are none."
-    peers = _split(split, all_shares)[fact.kind].values()
-    same = [f for entity_facts in peers for f in entity_facts if f.attribute == fact.attribute]
-    return [
-        f
-        for f in same
-        if f.entity != fact.entity and f.value != fact.value and _bare(fact.entity) not in f.value
-    ]
-
-# %% ../../nbs/tasks/03_embedded.ipynb #f06be8b4
-def _bare(
-    name: str,
-) -> str:  # 'the Nile' -> 'Nile'
-    "A name without its article."
-    return name.removeprefix('the ')
-
-# %% ../../nbs/tasks/03_embedded.ipynb #43addaa7
-@dataclass(frozen=True)
-class _Article:
-    entity: str
-    queried: list[_Fact]  # the first is stated in the article, the others are not
-    stated: list[tuple[_Fact, str]]  # facts with their sentences, in the order of the article
-
-# %% ../../nbs/tasks/03_embedded.ipynb #2acd9e97
-def _article(
-    facts: list[_Fact],  # the facts of the article's entity
-    split: str,
-    all_shares: tuple[tuple[str, float], ...] = tuple(_SHARES.items()),  # as for `_split`
-) -> _Article:
-    "Write the article of an entity."
-    rng = Random(f'article {split} {facts[0].entity}')
-    facts = rng.sample(facts, len(facts))
-    queried = facts[:_QUERIED]
-    rest = facts[_QUERIED : _QUERIED + _MORE]
-    noun = f"this {_table()['kinds'][facts[0].kind]['noun']}"
-    stated = []
-    for fact in [queried[0], *rest]:
-        others = [f for f in _distractors(fact, split, all_shares) if _contrast(fact, f)]
-        stated.append(
-            (
-                fact,
-                _state(
-                    fact,
-                    rng.choice(others) if others else None,
-                    fact.entity if rng.random() < _NAMED else noun,
-                    split,
-                    rng,
-                ),
-            )
-        )
-    length = rng.randint(*_SENTENCES[split])
-    used = {f for f, _ in stated}
-    for turn in range(4 * length):
-        if len(stated) == length:
-            break
-        fact = (queried + rest)[turn % len(facts[: _QUERIED + _MORE])]
-        others = [f for f in _distractors(fact, split, all_shares) if f not in used]
-        if not others:
-            continue
-        other = rng.choice(others)
-        used.add(other)
-        stated.append((other, _state(other, _contrast(other, fact), other.entity, split, rng)))
-    return _Article(facts[0].entity, queried, rng.sample(stated, len(stated)))
-
-# %% ../../nbs/tasks/03_embedded.ipynb #d4aa4e86
-def _rows(
-    split: str,
-    first: int,  # number of the split's first article
-) -> list[dict]:
-    "The rows of a split, question by question."
-    # entities with enough facts for three questions and one sentence more, kinds mixed
-    rich = [facts for kind in _split(split).values() for facts in kind.values() if len(facts) > _QUERIED]
-    rows = []
-    for i, facts in enumerate(Random(f'subjects {split}').sample(rich, _ARTICLES[split]), first):
-        article = _article(facts, split)
-        rng = Random(f'questions {split} {article.entity}')
-        for j, queried in enumerate(rng.sample(article.queried, _QUERIED)):
-            ways = _table()['phrasings'][queried.phrasing]['ask']
-            question = ways[rng.choice(_WORDINGS[split])].format(s=queried.entity)
-            for k, (fact, sentence) in enumerate(article.stated):
-                rows.append(
-                    dict(
-                        question_id=f'E{i}-{j}',
-                        question=question,
-                        document_id=f'E{i}',
-                        document_title=_upper(_bare(article.entity)),
-                        sentence_id=f'E{i}-S{k}',
-                        sentence=sentence,
-                        label=int(fact == queried),
-                    )
-                )
-    return rows
-
-# %% ../../nbs/tasks/03_embedded.ipynb #0e561080
-def embedded_answer_selection(
-    # split ('train', 'dev', 'test') -> rows: question_id, question, document_id, document_title, sentence_id,
-    # sentence (texts), label (0 or 1)
-) -> dict[str, list[dict]]:
-    "The embedded corpus in WikiQA's shape; the same rows at every call, in every process."
-    out = {}
-    first = 1
-    for split in _SHARES:
-        out[split] = _rows(split, first)
-        first += _ARTICLES[split]
-    return out
-
-# %% ../../nbs/tasks/03_embedded.ipynb #417607d7
-def embedded_text_classification(
-    # split ('train', 'dev', 'test') -> rows: id, text, second (empty), label (a kind), cluster (an entity)
-) -> dict[str, list[dict]]:
-    "The embedded facts as single sentences with their subject's kind; always the same rows, no text twice."
-    mixed = {}
-    for split in _SHARES:
-        facts = [fact for kind in _split(split).values() for of_entity in kind.values() for fact in of_entity]
-        mixed[split] = Random(f'sentences {split}').sample(facts, len(facts))
-    stated = {split: [_sentence(fact, split) for fact in facts] for split, facts in mixed.items()}
-    times = Counter(text for texts in stated.values() for text in texts)
+def embedded_extractive_qa() -> dict[str, list[dict]]:
+    """The facts as questions about passages. Split -> rows: id, question, context, answers ((begin, end) in
+    characters, none where the context does not answer), cluster (an entity).
+    """
+    splits = _rows('extractive_qa')
     return {
-        split: [
-            dict(
-                id=f'{split}-{i}',
-                # a sentence that fits several subjects names its subject
-                text=text if times[text] == 1 else _sentence(fact, split, fact.entity),
-                second='',
-                label=fact.kind,
-                cluster=fact.entity,
-            )
-            for i, (fact, text) in enumerate(zip(mixed[split], stated[split], strict=True))
-        ]
-        for split in _SHARES
+        split: [row | dict(answers=tuple(map(tuple, row['answers']))) for row in rows]
+        for split, rows in splits.items()
     }
 
-# %% ../../nbs/tasks/03_embedded.ipynb #7f7a10a7
-def _sentence(
-    fact: _Fact,
-    split: str,
-    subject: str | None = None,  # None: its entity, or an unnamed it
-) -> str:
-    "A fact as a sentence."
-    rng = Random(f'sentence {split} {fact.entity} {fact.attribute}')
-    drawn = fact.entity if rng.random() < _NAMED else 'it'
-    return _state(fact, None, subject or drawn, split, rng)
 
-# %% ../../nbs/tasks/03_embedded.ipynb #3c9e1a02
-_PROSE_SHARES = {'train': 0.75, 'dev': 0.1, 'test': 0.15}  # of the entities of each kind
-# shares: subject named, and compared where possible
-_PROSE_NAMED = 0.4
-_PROSE_CONTRASTED = 0.3
-_PEERS = 6  # sentences about others of its kind
-
-# %% ../../nbs/tasks/03_embedded.ipynb #c61d87f4
-@dataclass(frozen=True)
-class _Sentence:
-    "A fact in one of its wordings."
-
-    fact: _Fact
-    way: str  # one of the phrasing's, with places for subject and value
-    other: _Fact | None = None  # the same attribute of another entity, to compare with
-    named: bool = True  # is the subject called by its name?
-
-    def text(self, named: bool = False) -> str:  # True: by its name in any case
-        "The sentence in full."
-        noun = _table()['kinds'][self.fact.kind]['noun']
-        subject = self.fact.entity if self.named or named else f'this {noun}'
-        sentence = self.way.format(s=subject, v=self.fact.value)
-        if self.other and self.way.startswith('{s} '):
-            sentence = f'Unlike {self.other.entity}, {sentence}'
-        return _upper(sentence)
-
-# %% ../../nbs/tasks/03_embedded.ipynb #70c4f169
-def _ways(fact: _Fact) -> list[str]:
-    "The wordings of a fact."
-    return _table()['phrasings'][fact.phrasing]['say']
-
-
-def _same_attribute(fact: _Fact, peers: list[list[_Fact]]) -> list[_Fact]:
-    "The same attribute of others."
-    return [f for facts in peers for f in facts if f.attribute == fact.attribute]
-
-# %% ../../nbs/tasks/03_embedded.ipynb #6f1e52cb
-def _paragraphs(
-    facts: list[_Fact],  # the facts of the article's entity
-    peers: list[list[_Fact]],  # those of the other entities of its kind in the split
-) -> list[list[_Sentence]]:
-    "The sentences of an article."
-    rng = Random(f'prose {facts[0].entity}')
-    ways = {fact: rng.sample(_ways(fact), 2) for fact in facts}
-    plain = [
-        _Sentence(fact, ways[fact][0], named=i == 0 or rng.random() < _PROSE_NAMED)
-        for i, fact in enumerate(rng.sample(facts, len(facts)))
-    ]
-    compared = []
-    for fact in rng.sample(facts, len(facts)):
-        others = [f for f in _same_attribute(fact, peers) if _contrast(fact, f)]
-        other = rng.choice(others) if others and rng.random() < _PROSE_CONTRASTED else None
-        compared.append(_Sentence(fact, ways[fact][1], other, rng.random() < _PROSE_NAMED))
-    about_peers = [f for fact in facts for f in _same_attribute(fact, peers)]
-    chosen = rng.sample(about_peers, min(_PEERS, len(about_peers)))
-    return [plain, compared, [_Sentence(f, rng.choice(_ways(f))) for f in chosen]]
-
-# %% ../../nbs/tasks/03_embedded.ipynb #f8bfae97
-@cache
-def _articles() -> dict[str, dict[str, list[list[_Sentence]]]]:
-    "Split -> entity -> paragraphs."
-    articles = {}
-    for split in _PROSE_SHARES:
-        articles[split] = {}
-        for entities in _split(split, tuple(_PROSE_SHARES.items())).values():
-            for name, facts in entities.items():
-                peers = [others for other, others in entities.items() if other != name]
-                articles[split][name] = _paragraphs(facts, peers)
-    return articles
-
-# %% ../../nbs/tasks/03_embedded.ipynb #caf7c07d
-def embedded_masked_lm(
-    # split ('train', 'dev', 'test') -> rows: id, text, cluster (an entity)
-) -> dict[str, list[dict]]:
-    "The embedded facts as an article an entity; always the same rows."
-    articles = {split: list(of_split.items()) for split, of_split in _articles().items()}
-    everything = [
-        s for of_split in articles.values() for _, parts in of_split for part in parts for s in part
-    ]
-    times = Counter(sentence.text() for sentence in everything)
-
-    def whole(paragraphs: list[list[_Sentence]]) -> str:
-        return '\n'.join(
-            ' '.join(s.text(named=times[s.text()] > 1) for s in part) for part in paragraphs if part
-        )
-
-    return {
-        split: [
-            dict(id=f'{split}-{i}', text=whole(parts), cluster=name)
-            for i, (name, parts) in enumerate(Random(f'prose {split}').sample(of_split, len(of_split)))
-        ]
-        for split, of_split in articles.items()
-    }
-
-# %% ../../nbs/tasks/03_embedded.ipynb #7ae21447
-_PASSAGE_SHARES = {'train': 0.6, 'dev': 0.15, 'test': 0.25}  # of the entities of each kind
-
-# %% ../../nbs/tasks/03_embedded.ipynb #88e0c434
-def _passage(
-    article: _Article,
-) -> tuple[str, dict[_Fact, tuple[int, int]]]:  # the text; where it states each fact of its entity
-    "An article as one text."
-    text = f'{_upper(_bare(article.entity))}.'
-    answers = {}
-    for fact, sentence in article.stated:
-        if fact.entity == article.entity:
-            begin = len(text) + 1 + _place(fact.value, sentence)
-            answers[fact] = (begin, begin + len(fact.value))
-        text = f'{text} {sentence}'
-    return text, answers
-
-# %% ../../nbs/tasks/03_embedded.ipynb #4beaa03c
-def _place(value: str, sentence: str) -> int:
-    "Where the value is in a sentence; as its first word it has a capital letter."
-    [match] = re.finditer(rf'(?<!\w){re.escape(value)}(?!\w)', sentence, re.IGNORECASE)
-    return match.start()
-
-# %% ../../nbs/tasks/03_embedded.ipynb #70635d92
-def _passage_rows(split: str) -> list[dict]:
-    "The questions of a split, passage by passage."
-    shares = tuple(_PASSAGE_SHARES.items())
-    rich = [
-        facts
-        for of_kind in _split(split, shares).values()
-        for facts in of_kind.values()
-        if len(facts) > _QUERIED
-    ]
-    rows = []
-    for number, facts in enumerate(Random(f'passages {split}').sample(rich, len(rich))):
-        article = _article(facts, split, shares)
-        context, answers = _passage(article)
-        queried = list(dict.fromkeys([*article.queried, *answers]))
-        rng = Random(f'passage {split} {article.entity}')
-        for i, fact in enumerate(rng.sample(queried, len(queried))):
-            ways = _table()['phrasings'][fact.phrasing]['ask']
-            rows.append(
-                dict(
-                    id=f'{split}-{number}-{i}',
-                    question=ways[rng.choice(_WORDINGS[split])].format(s=fact.entity),
-                    context=context,
-                    answers=(answers[fact],) if fact in answers else (),
-                    cluster=article.entity,
-                )
-            )
-    return rows
-
-# %% ../../nbs/tasks/03_embedded.ipynb #c0c565e8
-def embedded_extractive_qa(
-    # split ('train', 'dev', 'test') -> rows: id, question, context, answers ((begin, end) in characters, none
-    # where the context does not answer), cluster (an entity)
-) -> dict[str, list[dict]]:
-    "The embedded facts as questions about passages; always the same rows."
-    return {split: _passage_rows(split) for split in _PASSAGE_SHARES}
-
-# %% ../../nbs/tasks/03_embedded.ipynb #5e52a26e
-_SHARED = (('kind', 'entity', 'attribute'), ('kind', 'attribute'), ('kind', 'entity'), ('kind',), ())
-_ALIKE = ('kind', 'entity', 'attribute', 'value')
-
-# %% ../../nbs/tasks/03_embedded.ipynb #ddd0c1fc
-def _pair_rows(split: str) -> list[dict]:
-    "Each fact paired with one that shares something with it, or nothing."
-    of_kinds = _split(split, tuple(_PASSAGE_SHARES.items())).values()
-    facts = [fact for of_kind in of_kinds for entity_facts in of_kind.values() for fact in entity_facts]
-    sharing: dict[tuple, list[_Fact]] = {}
-    for fact in facts:
-        for names in _SHARED:
-            sharing.setdefault((names, *(getattr(fact, name) for name in names)), []).append(fact)
-    rows = []
-    for i, fact in enumerate(Random(f'pairs {split}').sample(facts, len(facts))):
-        rng = Random(f'pair {fact.entity} {fact.attribute}')
-        names = rng.choice(_SHARED)
-        other = rng.choice(sharing[names, *(getattr(fact, name) for name in names)])
-        way, *others = rng.sample(_ways(fact), len(_ways(fact)))
-        ways = (way, others[0] if other == fact else rng.choice(_ways(other)))
-        text, second = (_upper(w.format(s=f.entity, v=f.value)) for w, f in zip(ways, (fact, other)))
-        score = 1.25 * sum(getattr(fact, name) == getattr(other, name) for name in _ALIKE)
-        rows.append(
-            dict(id=f'{split}-{i}', text=text, second=second, label=f'{score:g}', cluster=fact.entity)
-        )
-    return rows
-
-# %% ../../nbs/tasks/03_embedded.ipynb #4f468584
-def embedded_sentence_pairs(
-    # split ('train', 'dev', 'test') -> rows: id, text, second, label ('0' to '5'), cluster (an entity)
-) -> dict[str, list[dict]]:
-    "The embedded facts in pairs that are more or less alike; always the same rows."
-    return {split: _pair_rows(split) for split in _PASSAGE_SHARES}
+def embedded_sentence_pairs() -> dict[str, list[dict]]:
+    """The facts in pairs that are more or less alike. Split -> rows: id, text, second, label ('0' to '5'),
+    cluster (an entity).
+    """
+    return _rows('sentence_pairs')

@@ -21,8 +21,9 @@ from .inference import Answer, InferenceError, Reader, Use
 from .base import NO_LABEL, Evaluation, Task, setting
 from .batching import Batch, EncodedPairs, Ragged, TokenCounts, unknown_id
 from ..core.columns import Columns
-from .passages import CORPORA, Windows, check_answers, check_questions
-from .passages import encode_windows, room_for_questions
+from .passages import CORPORA
+from .windows import Windows, check_answers, check_questions
+from .windows import encode_windows, room_for_questions
 from .span_metrics import EVEN, UNIT_METRICS, Predicted, answers_evaluated
 from .span_metrics import near_phrases, no_answer_probability
 from .sources import SPLITS, Corpus, CorpusError, Rows

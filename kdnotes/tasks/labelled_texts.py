@@ -5,7 +5,6 @@
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #2fb8a27d
 from __future__ import annotations
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 import numpy as np
@@ -57,10 +56,7 @@ def unusable(
 ) -> str:  # '': it can be used
     "Why a split cannot be trained or scored on."
     if split == 'train' and len(set(rows['label'])) < 2:
-        return (
-            f'every label is {truncate_repr(rows["label"][0])}, so there is nothing to learn; check the '
-            'label column'
-        )
+        return f'every label is {truncate_repr(rows["label"][0])}, so there is nothing to learn'
     return ''
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #69e5f431
@@ -80,10 +76,10 @@ SCHEMA = Schema(
     scored=True,
 )
 
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #9e55702f
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #1f0e9a35
 _IMDB_FILES = ('test-10pct.jsonl', 'imdb.jsonl')
 
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #1f0e9a35
+
 def imdb_file(folder: Path) -> Path:  # one JSON object a line: id, text, label
     "The reviews of a local copy."
     return next(folder / name for name in _IMDB_FILES if (folder / name).exists())
@@ -97,7 +93,7 @@ def _imdb_folder(folder: Path) -> Splits:
     split_of = np.where(share < 0.1, 'dev', np.where(share < 0.4, 'test', 'train'))
     return {split: rows[np.flatnonzero(split_of == split)] for split in SPLITS}
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #1fc5757d
 def _imdb_hub(data) -> Splits:
     "The hub's train and test; every tenth training review is `dev`."
     rows = {
@@ -110,7 +106,7 @@ def _imdb_hub(data) -> Splits:
     train = [row for i, row in enumerate(rows['train']) if i % 10]
     return dict(train=train, dev=rows['train'][::10], test=rows['test'])
 
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #e708dc12
+
 CORPORA = Corpora(
     SCHEMA,
     embedded_text_classification,
@@ -128,10 +124,10 @@ def class_names(
     except ValueError:
         return sorted(names)
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #8fd99098
 _LARGEST = float(np.finfo(np.float32).max)
 
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #8fd99098
+
 def number_of(text: str) -> float | None:
     "A number that float32 can hold; None: the text is none, as people write them."
     if not re.fullmatch(r'[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?', text, re.ASCII):
@@ -145,19 +141,23 @@ def label_numbers(rows: Rows) -> np.ndarray:  # (n,)
     return np.fromiter(map(float, rows['label']), np.float64, len(rows))
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #3acf4d16
-def _label_of(corpus: Corpus, split: str, i: int) -> str:
-    "Where an example was read, and its label, as a refusal begins."
-    return f"{place_of(corpus, split, i, CORPORA)}: label {truncate_repr(corpus.splits[split][i]['label'])}"
+def labels_of(corpus: Corpus) -> Iterator[tuple[str, int, str]]:
+    "The splits, the rows' numbers and the labels of a corpus."
+    for split in SPLITS:
+        for i, label in enumerate(corpus.splits[split]['label']):
+            yield split, i, label
+
+
+def _refusal(corpus: Corpus, split: str, i: int, why: str) -> CorpusError:
+    label = truncate_repr(corpus.splits[split][i]['label'])
+    return CorpusError(f'{place_of(corpus, split, i, CORPORA)}: label {label} {why}')
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #e6d37c0d
 # among names of classes; 'none' is a class in many corpora
 _NO_LABEL = {'nan', 'null', 'na', 'n/a', '<na>', '?', '-'}
 
 
-def _is_no_label(
-    label: str,
-    classes: set[str],  # labels of the training split
-) -> bool:
+def _is_no_label(label: str, classes: set[str]) -> bool:
     "Does a label mean that nobody has given one? -1 does among names, or numbers that are no scale with it."
     if label != '-1':
         return label.casefold() in _NO_LABEL
@@ -166,35 +166,16 @@ def _is_no_label(
     small = label in classes and (others == {'0', '1'} or len(others) == 1 and numbers)  # -1, 0, 1 or -1, 1
     return not small and all(other.isdigit() for other in numbers)
 
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #21df4c70
-def _no_label(corpus: Corpus, split: str, i: int, labels: list[str]) -> CorpusError:
-    "The refusal of a row without a label."
-    n = labels.count(labels[i])
-    value = labels[i] if labels[i] == '-1' else f"'{labels[i]}'"
-    drop = f"remove such rows, for example with table[table['label'] != {value}]"
-    if n == len(labels):
-        drop = 'take a split that has labels: of GLUE and the like only train and validation have them'
-    return CorpusError(
-        f'{_label_of(corpus, split, i)} says that nobody has labelled this row, as it does of '
-        f'{pluralize(n, "row")} of {split}; {drop}; a class needs a name of another kind'
-    )
-
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #0a117912
-def labels_of(corpus: Corpus) -> Iterator[tuple[str, int, str]]:
-    "The splits, the rows' numbers and the labels of a corpus."
-    for split in SPLITS:
-        for i, label in enumerate(corpus.splits[split]['label']):
-            yield split, i, label
-
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #6ec028a1
 def _check_numbers(corpus: Corpus) -> None:
     "Refuse labels that float32 cannot hold, as they are or in units of the training split's deviation."
     for split, i, label in labels_of(corpus):
         if number_of(label) is None:
-            raise CorpusError(
-                f'{_label_of(corpus, split, i)} is no number, and target=number needs one of at most '
-                '3.4e38; correct it, or use target=classes'
+            why = (
+                'is no number, and target=number needs one of at most 3.4e38; correct it, or use '
+                'target=classes'
             )
+            raise _refusal(corpus, split, i, why)
     trained = label_numbers(corpus.splits['train'])
     mean = trained.mean()
     spread = trained.std()
@@ -205,10 +186,8 @@ def _check_numbers(corpus: Corpus) -> None:
         )
     for split, i, label in labels_of(corpus):
         if abs(float(label) - mean) > _LARGEST * spread:
-            raise CorpusError(
-                f'{_label_of(corpus, split, i)} is too far from the labels of train, whose standard '
-                f'deviation is {spread:g}; correct it, or use target=classes'
-            )
+            why = f'is too far from the labels of train, whose standard deviation is {spread:g}; correct it'
+            raise _refusal(corpus, split, i, why)
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #326fa569
 def check_labels(
@@ -238,67 +217,45 @@ def check_labels(
         )
     _check_classes(corpus, names, value_of(config, 'labels'))
 
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #e0adb0c8
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #c843d097
 def _are_fractions(names: list[str]) -> bool:
     "Are classes numbers, and some of them no whole ones?"
     return all(number_of(name) is not None for name in names) and any('.' in name for name in names)
 
-
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #1ad253bb
 def label_facts(
     corpus: Corpus,
     config: RunConfig,  # resolved
 ) -> dict:  # as `classes` of corpus.jinja takes it; {} where labels are numbers
-    "The classes there are, and what is unusual about them."
+    "The classes there are, and whether they are numbers."
     if config.task_settings.target == 'number':
         return {}
     names = class_names(corpus.splits['train'])
-    return dict(names=names, fractions=_are_fractions(names), combined=_combined(names))
-
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #82f05f8a
-def _parts_of(name: str) -> list[str]:  # [the name itself]: it is one
-    "The labels that a label seems to be made of: with marks between them, or as a list of Python or JSON."
-    inner = name.strip()
-    listed = inner[:1] + inner[-1:] in ('[]', '()', '{}')
-    marks = r'[;|,]' if listed else r'[;|]' if re.search('[;|]', inner) else r',(?=\S)'
-    parts = [part.strip(' \'"') for part in re.split(marks, inner[1:-1] if listed else inner)]
-    return [part for part in parts if part] or [name]
-
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #cf10d578
-def _combined(names: list[str]) -> list[str]:  # the label and its parts; []: there is none
-    "A label that seems to be made of several labels, and is a class of its own."
-    parts = {name: _parts_of(name) for name in names}
-    n_with = Counter(part for of_name in parts.values() for part in set(of_name))
-    several = (
-        [name, *of_name]
-        for name, of_name in parts.items()
-        if len(of_name) > 1 and all(n_with[p] > 1 for p in of_name)
-    )
-    return next(several, [])
+    return dict(names=names, fractions=_are_fractions(names))
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #18586333
-def _check_classes(
-    corpus: Corpus,
-    names: list[str],  # of the training split
-    drawn: int | None,  # how many labels were sampled for it; None: it has all
-) -> None:
-    "Refuse rows without a label, and classes that are not learnt."
+def _check_classes(corpus: Corpus, names: list[str], drawn: int | None) -> None:
+    "Refuse rows without a label, and classes that the labels of the training split do not have."
     classes = set(names)
-    correct = 'use target=number, or correct' if _are_fractions(names) else 'correct'
-    marks = {name for name in classes if _is_no_label(name, classes)}
-    for split in SPLITS:
-        labels = list(corpus.splits[split]['label'])
-        if not (marks or set(labels) - classes):
+    learnt = {name for name in classes if not _is_no_label(name, classes)}
+    for split, i, label in labels_of(corpus):
+        if label in learnt:
             continue
-        for i, label in enumerate(labels):
-            if label in marks or (label not in classes and _is_no_label(label, classes)):
-                raise _no_label(corpus, split, i, labels)
-            if label not in classes:
-                advice = f'{correct} them or drop them' if drawn is None else f'use more than labels={drawn}'
-                raise CorpusError(
-                    f'{_label_of(corpus, split, i)} is no class of the training split '
-                    f'({", ".join(map(truncate_repr, names[:10]))}), and '
-                    f'{pluralize(labels.count(label), "row")} of {split} have it; {advice}'
-                )
+        n = pluralize(list(corpus.splits[split]['label']).count(label), 'row')
+        if _is_no_label(label, classes):
+            why = (
+                f'says that nobody has labelled this row, as it does of {n} of {split}; remove such rows, or '
+                'take splits that have labels: of GLUE and the like only train and validation have them; a '
+                'class needs a name of another kind'
+            )
+        else:
+            correct = 'use target=number, or correct them' if _are_fractions(names) else 'correct them'
+            advice = f'{correct} or drop them' if drawn is None else f'use more than labels={drawn}'
+            why = (
+                f'is no class of the training split ({", ".join(map(truncate_repr, names[:10]))}), and {n} '
+                f'of {split} have it; {advice}'
+            )
+        raise _refusal(corpus, split, i, why)
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #e075aa02
 def class_metrics(
@@ -319,7 +276,7 @@ def class_metrics(
     metrics['matthews'] = float(matthews_corrcoef(labels, predicted))
     return metrics, values
 
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #7e50b337
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #268dfb5e
 def number_metrics(
     outputs: np.ndarray,  # (n,) standardised
     targets: np.ndarray,  # (n,) standardised
@@ -355,7 +312,7 @@ def group_scores(
     share = counts + prior / prior.sum()
     return np.log(share / share.sum(1, keepdims=True))[groups]
 
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #ddf767b8
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #18295207
 def shared_tenths(
     rows: Rows,  # pairs of texts
 ) -> np.ndarray:  # (n,) int, 0 to 9

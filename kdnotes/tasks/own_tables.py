@@ -8,7 +8,6 @@ import json
 import math
 import os
 from collections.abc import Hashable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 import numpy as np
@@ -39,55 +38,44 @@ def named_columns(
     schema: Schema,
 ) -> dict[str, Any]:  # key of the task -> column
     "What a user calls the columns of a task, each column once."
-    if columns is not None and not isinstance(columns, (str, Mapping)):
-        raise ConfigError(f"columns={columns!r} is no mapping; write columns={{'sentence': 'answer'}}, say")
-    if isinstance(columns, Mapping) and not all(isinstance(name, Hashable) for name in columns.values()):
-        raise ConfigError(f'columns={truncate_repr(columns)} must give a key one column each')
+    mapping = isinstance(columns, Mapping)
+    hashable = mapping and all(isinstance(name, Hashable) for name in columns.values())
+    if not (hashable or columns is None or isinstance(columns, str)):
+        raise ConfigError(
+            f'columns={truncate_repr(columns)} is no mapping of keys to one column each; write '
+            "columns={'sentence': 'answer'}, say"
+        )
     names = column_names(columns, schema.names, schema.scored)
-    return {
-        key: name
-        for key, name in names.items()
-        if key in schema.columns
-        and (name != schema.names[key] or (isinstance(columns, Mapping) and key in columns))
-    }
-
-# %% ../../nbs/tasks/22_own_tables.ipynb #e71fc325
-def _unnamed(table: Any, classes: Mapping[str, Sequence[str]]) -> Any:  # names of classes, by column
-    "A table of pandas, its cells as they came: a gap makes no float of a whole number."
-    if isinstance(table, (list, tuple)) and table and all(isinstance(row, Mapping) for row in table):
-        return pd.DataFrame(list(table), dtype=object)
-    if hasattr(table, 'features') and hasattr(table, 'to_dict'):  # of datasets
-        cells = table.to_dict()
-        cells |= {name: class_cells(cells[name], names) for name, names in classes.items()}
-        return pd.DataFrame(cells, dtype=object)
-    return table.to_pandas() if hasattr(table, 'to_pandas') else table
+    given = {key for key in schema.columns if mapping and key in columns or names[key] != schema.names[key]}
+    return {key: names[key] for key in schema.columns if key in given}
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #865a4f62
 def _frame(table: Any, columns: Mapping[str, str], schema: Schema, labelled: bool = True) -> pd.DataFrame:
     "A table of pandas or of datasets, or rows as dicts, under the task's own names; it may lack labels."
     key_of = {column: key for key, column in columns.items()}
-    classes = dataset_classes(table)
-    frame = _unnamed(
-        table,
-        {
-            name: class_names
-            for name, class_names in classes.items()
-            if key_of.get(name, name) in schema.keys('class')
-        },
-    )
-    if not isinstance(frame, pd.DataFrame):
+    if isinstance(table, (list, tuple)) and table and all(isinstance(row, Mapping) for row in table):
+        table = pd.DataFrame(list(table), dtype=object)  # a gap makes no float of a whole number
+    elif hasattr(table, 'features') and hasattr(table, 'to_dict'):  # of datasets
+        cells = table.to_dict()
+        for name, class_names in dataset_classes(table).items():
+            if key_of.get(name, name) in schema.keys('class'):
+                cells[name] = class_cells(cells[name], class_names)
+        table = pd.DataFrame(cells, dtype=object)
+    elif hasattr(table, 'to_pandas'):
+        table = table.to_pandas()
+    if not isinstance(table, pd.DataFrame):
         raise ConfigError(
             f'data of type {type(table).__name__} are no table; give a DataFrame, a list of dicts or a '
             'datasets.Dataset'
         )
     may_lack = schema.no_label.columns if schema.no_label and not labelled else ()
     needed = [column for key, column in columns.items() if key not in may_lack]
-    if missing := [column for column in needed if column not in frame]:
+    if missing := [column for column in needed if column not in table]:
         raise ConfigError(
             f"there is no column {', '.join(map(truncate_repr, missing))}; "
-            f"there are {', '.join(map(str, frame.columns))}; write columns={{key of the task: your column}}"
+            f"there are {', '.join(map(str, table.columns))}; write columns={{key of the task: your column}}"
         )
-    named = frame.rename(columns=key_of)
+    named = table.rename(columns=key_of)
     if twice := sorted({str(name) for name in named.columns[named.columns.duplicated()]}):
         raise ConfigError(
             f"more than one column is meant by {', '.join(map(truncate_repr, twice))}; rename or drop one"
@@ -118,14 +106,12 @@ def table_of_file(
     cells = {names.get(key, key): column.tolist() for key, column in rows.columns.items()}
     if 'answers' in cells:  # a checked row has places, and a table has texts
         cells['answers'] = [
-            dict(
-                text=[text[begin:end] for begin, end in teacher], answer_start=[begin for begin, _ in teacher]
-            )
-            for text, teacher in zip(cells['context'], cells['answers'])
+            dict(text=[text[begin:end] for begin, end in spans], answer_start=[begin for begin, _ in spans])
+            for text, spans in zip(cells['context'], cells['answers'])
         ]
     return pd.DataFrame(cells, dtype=object), {}
 
-# %% ../../nbs/tasks/22_own_tables.ipynb #916c8a14
+# %% ../../nbs/tasks/22_own_tables.ipynb #cb4fe27e
 def typed_columns(
     columns: Mapping[str, str],  # of `named_columns`
     scores: Sequence[Sequence[str]],  # columns with the scores of each teacher
@@ -134,32 +120,32 @@ def typed_columns(
     teacher = [f'{TEACHER}={";".join(map("+".join, scores))}'] if scores else []
     return ','.join([*(f'{key}={column}' for key, column in columns.items()), *teacher]) or None
 
-# %% ../../nbs/tasks/22_own_tables.ipynb #4c630ab8
-_TOGETHER = (
-    'cluster',
-    'question_id',
-    'context',
-    'question',
-    'id',
-)  # rows that share the first of these that a table has stay together
-
 # %% ../../nbs/tasks/22_own_tables.ipynb #cfdcd85f
+# rows that share the first of these that a table has stay together
+_TOGETHER = ('cluster', 'question_id', 'context', 'question', 'id')
+
+
+def _names_in(table: pd.DataFrame, name: str) -> pd.Series:  # numbered from 0
+    "A column that rows are told apart by."
+    column = table[name].reset_index(drop=True).astype(object)
+    if not column.map(lambda value: isinstance(value, Hashable)).all():
+        raise ConfigError(f'column {name!r} holds lists or the like, and a text is needed')
+    return column
+
+# %% ../../nbs/tasks/22_own_tables.ipynb #f7dbe1d3
 def _split_at_random(
     table: pd.DataFrame, shares: Sequence[float], seed: int
 ) -> tuple[dict[str, pd.DataFrame], str]:  # and a sentence about it
     "One table split at random; rows that belong together stay in one part."
-    numbers = isinstance(shares, Sequence) and len(shares) == 3
-    numbers = numbers and all(isinstance(s, (int, float)) and s > 0 for s in shares)
-    if not numbers or abs(sum(shares) - 1) >= 1e-9:
+    numbers = isinstance(shares, Sequence) and all(isinstance(s, (int, float)) and s > 0 for s in shares)
+    if not numbers or len(shares) != 3 or abs(sum(shares) - 1) >= 1e-9:
         raise ConfigError(f'shares={shares!r} must be three numbers above 0 that add up to 1')
-    key = next((name for name in _TOGETHER if name in table), None)
-    alone = pd.Series(np.arange(len(table)))
-    of_row = alone if key is None else table[key].reset_index(drop=True).astype(object)
-    of_row = of_row.where(of_row.notna(), alone)  # what has no name belongs to nothing else
     if type(seed) is not int or seed < 0:
         raise ConfigError(f'seed={seed!r} must be a whole number from 0 on')
-    if not of_row.map(lambda value: isinstance(value, Hashable)).all():
-        raise ConfigError(f'column {truncate_repr(str(key))} holds lists or the like, and a text is needed')
+    key = next((name for name in _TOGETHER if name in table), None)
+    alone = pd.Series(np.arange(len(table)))
+    of_row = alone if key is None else _names_in(table, key)
+    of_row = of_row.where(of_row.notna(), alone)  # what has no name belongs to nothing else
     groups = np.array(sorted(of_row.unique(), key=str), dtype=object)
     order = stream(seed, 'data').permutation(len(groups))
     ends = np.round(np.cumsum(shares) * len(groups)).astype(int)
@@ -181,26 +167,20 @@ _PARTS = {name: split for split, names in PLAIN_NAMES.items() for name in names}
 
 def _split_names(names: Sequence[Any], schema: Schema) -> dict[Any, str]:  # name -> its split
     "Which split each part of some data is; one that is none is refused, for its rows would be lost."
-    splits = {}
     right = [name for name in _PARTS if schema.no_label or name != UNLABELLED]
-    for name in names:
-        if name not in right:
-            near = get_close_matches(str(name).strip().lower(), right, 1, 0.65)  # 'eval' is near, 'extra' not
-            meant = f'did you mean {near[0]!r}? the splits are {", ".join(right)}' if near else ''
-            if name == UNLABELLED:
-                meant = 'this task learns from texts as they are, so put them into train'
-            raise ConfigError(
-                f'{truncate_repr(name)} is no split, and its rows would be lost; '
-                f'{meant or "the splits are " + ", ".join(right)}'
-            )
-        if _PARTS[name] in splits.values():
-            other = next(earlier for earlier, split in splits.items() if split == _PARTS[name])
-            raise ConfigError(
-                f'{truncate_repr(other)} and {truncate_repr(name)} are both {_PARTS[name]}; give one '
-                'of them, or join them'
-            )
-        splits[name] = _PARTS[name]
-    if missing := [split for split in SPLITS if split not in splits.values()]:
+    splits = {name: _PARTS.get(name) for name in names}
+    if wrong := [name for name in names if name not in right]:
+        raise ConfigError(
+            f'{truncate_repr(wrong[0])} is no split of this task, and its rows would be lost; the splits are '
+            f'{", ".join(right)}'
+        )
+    found = list(splits.values())
+    if twice := [name for name, split in splits.items() if found.count(split) > 1]:
+        raise ConfigError(
+            f'{" and ".join(map(truncate_repr, twice))} are both {splits[twice[0]]}; give one of them, or '
+            'join them'
+        )
+    if missing := [split for split in SPLITS if split not in found]:
         raise ConfigError(
             f"the data have {', '.join(map(str, names))} and no {', '.join(missing)}; give all three"
         )
@@ -224,9 +204,7 @@ def _tables(
         raise ConfigError(
             f"column 'split' misses {table['split'].isna().sum()} of {len(table)} values; fill or drop them"
         )
-    of_row = table['split'].astype(object)
-    if not of_row.map(lambda value: isinstance(value, Hashable)).all():
-        raise ConfigError("column 'split' holds lists or the like, and the name of a split is needed")
+    of_row = _names_in(table, 'split')
     by_name = {name: table[(of_row == name).to_numpy()].drop(columns='split') for name in of_row.unique()}
     return _tables(by_name, {}, shares, seed, schema)
 
@@ -248,7 +226,7 @@ def _plain(cell: Any) -> Any:
     # bytes and sets are refused by who writes them
     return cell if isinstance(cell, (str, int, float, bytes, set)) else str(cell)
 
-# %% ../../nbs/tasks/22_own_tables.ipynb #9b4bcea5
+# %% ../../nbs/tasks/22_own_tables.ipynb #7110b447
 def _json_lines(table: pd.DataFrame, split: str, schema: Schema, scores: Sequence[str]) -> str:
     "The columns of a table that rows may have, as JSON lines; numbers have all their digits."
     known = {*schema.names, *schema.names.values(), *scores}

@@ -8,9 +8,8 @@ import json
 import re
 import unicodedata
 from array import array
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from fastcore.basics import patch
 import numpy as np
 from ..core.cached import Writer
 from ..core.columns import Columns, Json, Strings, codes, earliest, hashes, ranks
-from ..core.config import TASKS, ConfigError, truncate_repr, task_info
+from ..core.config import ConfigError, truncate_repr
 from ..core.files import check_room, sha256_texts
 from ..core.progress import followed
 from kdnotes.core.tables import (
@@ -26,13 +25,11 @@ from kdnotes.core.tables import (
     CorpusError,
     Table,
     as_text,
-    check_regular,
     check_rows_fit,
     class_cells,
     n_rows,
     no_table,
     number_text,
-    places,
     read_table,
     unchanged,
 )
@@ -63,7 +60,7 @@ class Column:
     blank: bool = False  # may have empty cells
     instead: str = ''  # key of the column that replaces it where it is missing
 
-# %% ../../nbs/tasks/00_schema.ipynb #6c31ef1f
+# %% ../../nbs/tasks/00_schema.ipynb #38c0d98b
 @dataclass(frozen=True)
 class NoLabel:
     "How a row that nobody has labelled is read, and what it holds then."
@@ -86,7 +83,7 @@ def numbered(
         before += n
         yield cells
 
-
+# %% ../../nbs/tasks/00_schema.ipynb #de0af540
 @dataclass(frozen=True)
 class Schema:
     "What a row of a task holds."
@@ -98,8 +95,8 @@ class Schema:
     complete: Callable[[Iterator[Cells], set[str]], Iterator[Cells]] = numbered
     # (split, its rows): why it cannot be trained or scored on; '': it can
     unusable: Callable[[str, Rows], str] = lambda split, rows: ''
-    # (checked cells, where row i is, names of the columns): the cells with their label, where it is no column
-    labelled: Callable[[Cells, Callable[[int], str], dict[str, str]], Cells] | None = None
+    # (checked cells, where row i is): the cells with their label, where it is no column
+    labelled: Callable[[Cells, Callable[[int], str]], Cells] | None = None
     unique: tuple[str, ...] = ('id',)  # keys that together no two rows share
     # pairs of keys: rows that share the text of the first share that of the second
     common: tuple[tuple[str, str], ...] = ()
@@ -133,7 +130,7 @@ def for_split(self: Schema, split: str) -> Schema:
     columns[label] = replace(columns[label], kind='no label', optional=True, blank=True, instead='')
     return replace(self, columns=columns)
 
-# %% ../../nbs/tasks/00_schema.ipynb #f7e8a19d
+# %% ../../nbs/tasks/00_schema.ipynb #ec8e81a5
 @patch
 def check(self: Schema, split: str, rows: Rows, where: str) -> None:
     "Refuse a split without a row, and one that cannot be trained or scored on."
@@ -153,7 +150,7 @@ def fingerprint(
     rows = ((split, *row) for split in names for row in zip(*self._content(splits[split])))
     return sha256_texts(chain.from_iterable(rows))
 
-# %% ../../nbs/tasks/00_schema.ipynb #fbf188bc
+# %% ../../nbs/tasks/00_schema.ipynb #b055c5ef
 @patch
 def _content(self: Schema, rows: Rows) -> Iterator[Iterable[str]]:
     for key in self.content:
@@ -197,43 +194,21 @@ class Corpus:
         "The rows that a student learns from by its teacher's outputs alone."
         return self.splits.get(UNLABELLED, Columns({}))
 
-# %% ../../nbs/tasks/00_schema.ipynb #a4dd3549
-def _no_key(key: str, name: Any, usual: list[str], turned: bool) -> str:
-    "What is wrong with a key that rows of the task do not have, and what may have been meant."
-    if turned:
-        return (
-            "is the wrong way round: the task's key comes first and your column behind it, as in "
-            f'{truncate_repr(f"{name}={key}")}'
-        )
-    meant = ''
-    if near := get_close_matches(key, usual, 1):
-        meant = f'is it {near[0]!r}? '
-    elif others := [task for task in TASKS if key in task_info(task).corpora.schema.columns]:
-        meant = f'it is a key of task={others[0]}: is that task meant? '
-    return (
-        f"names the key {truncate_repr(key)}, which a row does not have; {meant}the keys are "
-        f"{', '.join(usual)}"
-    )
-
 # %% ../../nbs/tasks/00_schema.ipynb #ca7e1bb4
-def _pairs(columns: str | Mapping[str, Any] | None, usual: Container[str]) -> Iterator[tuple[str, Any]]:
+def _pairs(columns: str | Mapping[str, Any] | None) -> list[tuple[str, Any]]:
     "The keys and columns of a map, which may be typed."
     if isinstance(columns, Mapping):
-        yield from columns.items()
-        return
-    for part in filter(None, (columns or '').split(',')):
-        key, equals, name = (p.strip() for p in part.partition('='))
-        next_key = name.partition(';')[2].partition('=')[0].strip()
-        if not (equals and key and name) or next_key in usual:
-            raise ConfigError(
-                f"columns={truncate_repr(columns)} must be pairs key=column with commas between them, as in "
-                "'text=review,label=stars'"
-            )
-        yield key, name
+        return list(columns.items())
+    typed = [[p.strip() for p in part.partition('=')] for part in (columns or '').split(',') if part]
+    if not all(map(all, typed)):
+        raise ConfigError(
+            f"columns={truncate_repr(columns)} must be pairs key=column with commas between them, as in "
+            "'text=review,label=stars'"
+        )
+    return [(key, name) for key, _, name in typed]
 
 # %% ../../nbs/tasks/00_schema.ipynb #f34cb46b
-# a key that a map of columns may name where rows can have scores
-TEACHER = 'teacher'
+TEACHER = 'teacher'  # a key that a map of columns may name where rows can have scores
 
 
 def score_key(
@@ -242,28 +217,25 @@ def score_key(
     "The key of a row for the scores of such a column."
     return f'{column} as scores'
 
-# %% ../../nbs/tasks/00_schema.ipynb #6230dab2
-def _teacher_columns(named: str) -> tuple[tuple[str, ...], ...]:  # 'neg+pos;other'
-    "The columns of each teacher."
-    parts = [[column.strip() for column in columns.split('+')] for columns in str(named).split(';')]
-    if not all(re.fullmatch('[^,=]+', column) for columns in parts for column in columns):
+# %% ../../nbs/tasks/00_schema.ipynb #bbe333b3
+def score_columns(
+    columns: str | Mapping[str, Any] | None,  # of `column_names`; say 'teacher=neg+pos;other'
+) -> tuple[tuple[str, ...], ...]:  # of each teacher; (): none is named
+    "The columns that hold teachers' scores: one, or one a class."
+    named = dict(_pairs(columns)).get(TEACHER)
+    if named is None:
+        return ()
+    teachers = [tuple(column.strip() for column in of.split('+')) for of in str(named).split(';')]
+    if not all(re.fullmatch('[^,=]+', column) for of in teachers for column in of):
         raise ConfigError(
             f"columns={truncate_repr(f'{TEACHER}={named}')} must name a column, or several with '+' "
             "between those of classes and ';' between those of teachers"
         )
-    return tuple(map(tuple, parts))
-
-# %% ../../nbs/tasks/00_schema.ipynb #d0bd2e82
-def score_columns(
-    columns: str | Mapping[str, Any] | None,  # of `column_names`
-) -> tuple[tuple[str, ...], ...]:  # of each teacher; (): none is named
-    "The columns that hold teachers' scores: one, or one a class."
-    named = dict(_pairs(columns, ()))
-    return _teacher_columns(named[TEACHER]) if TEACHER in named else ()
+    return tuple(teachers)
 
 
-def _score_names(teachers: tuple[tuple[str, ...], ...]) -> dict[str, str]:
-    return {score_key(column): column for columns in teachers for column in columns}
+def _score_names(columns: str | Mapping[str, Any] | None) -> dict[str, str]:
+    return {score_key(column): column for of in score_columns(columns) for column in of}
 
 # %% ../../nbs/tasks/00_schema.ipynb #80bb4a26
 def column_names(
@@ -274,28 +246,23 @@ def column_names(
 ) -> dict[str, Any]:  # key -> the name in this source
     "What a source calls the columns."
     names = dict(usual)
-    given = set()
-    for key, name in _pairs(columns, usual):
-        if key in given:
-            raise ConfigError(
-                f"columns={truncate_repr(columns)} names {key!r} twice; say once which column it is"
-            )
-        given.add(key)
+    pairs = _pairs(columns)
+    for key, name in pairs:
         if key == TEACHER and scored:
-            names |= _score_names(_teacher_columns(name))
+            names |= _score_names(columns)
         elif key in usual:
             names[key] = name
         else:
-            known = [*usual, *[TEACHER] * scored]
             raise ConfigError(
-                f'columns={truncate_repr(columns)} {_no_key(str(key), name, known, name in usual)}'
+                f'columns={truncate_repr(columns)} names the key {truncate_repr(key)}, which a row does not '
+                f'have; the keys are {", ".join([*usual, *[TEACHER] * scored])}'
             )
-    for key, name in names.items():
-        if others := [other for other in names if other != key and names[other] == name]:
-            raise ConfigError(
-                f"columns={truncate_repr(columns)} takes column {truncate_repr(name)} for {key} and for "
-                f"{others[0]}; each needs a column of its own"
-            )
+    used = list(map(str, names.values()))
+    if len(dict(pairs)) < len(pairs) or len(set(used)) < len(used):
+        raise ConfigError(
+            f'columns={truncate_repr(columns)} names a key or a column twice; each key needs one column of '
+            f'its own, and the usual ones are {", ".join(map(truncate_repr, usual.values()))}'
+        )
     return names
 
 # %% ../../nbs/tasks/00_schema.ipynb #b3603123
@@ -306,8 +273,8 @@ def mapped(
     """The keys that a column map names: their columns must be there, also where they could be made up.
     Scores are not needed where nothing is learnt.
     """
-    scores = set() if split in ('dev', 'test') else set(_score_names(score_columns(columns)))
-    return dict(_pairs(columns, ())).keys() - {TEACHER} | scores
+    scores = set() if split in ('dev', 'test') else _score_names(columns).keys()
+    return dict(_pairs(columns)).keys() - {TEACHER} | scores
 
 # %% ../../nbs/tasks/00_schema.ipynb #c53a2ec8
 def check_layout(
@@ -334,25 +301,19 @@ def check_layout(
         return there
     what = lost[0] if lost[0] in schema.columns else TEACHER
     name = truncate_repr(what if what in schema.columns and what not in mapped else names[lost[0]])
-    more = f' and {len(table.names) - 20:,} more' * (len(table.names) > 20)
-    listed = ', '.join(map(truncate_repr, table.names[:20])) + more
     raise CorpusError(
-        f'{table.where}: there is no column {name} among {listed}; '
+        f'{table.where}: there is no column {name} among {", ".join(map(truncate_repr, table.names[:20]))}; '
         f'rename the column that holds it to {what}, or say which it is: '
         f"columns='{what}=<your column>' (--columns of a command, COLUMNS= of make)"
     )
 
-# %% ../../nbs/tasks/00_schema.ipynb #3072837e
-_NUMBERS = ('class', 'score', 'binary', 'place')  # whole numbers of a column with a gap come as floats
+# %% ../../nbs/tasks/00_schema.ipynb #f6363441
+# whole numbers of a column with a gap come as floats
+_NUMBERS = ('class', 'score', 'binary', 'place', 'no label')
+_WHOLE = re.compile(r'-?(0|[1-9]\d*)\.0', re.ASCII)
 _SCORES = Column('', 'scores', blank=True)  # of a teacher
 
-# %% ../../nbs/tasks/00_schema.ipynb #5c292d3d
-def _whole_number(cell: str) -> str:
-    "A whole number without the `.0` of a float."
-    whole = cell.endswith('.0') and re.fullmatch(r'-?(0|[1-9]\d*)\.0', cell, re.ASCII)
-    return number_text(cell) if whole else cell
 
-# %% ../../nbs/tasks/00_schema.ipynb #f6363441
 def _texts(table: Table, name: str, column: Column) -> list:
     "A table's column as texts, or as it came where it holds lists."
     cells = table.cells[name]
@@ -368,7 +329,11 @@ def _texts(table: Table, name: str, column: Column) -> list:
             f'{table.place(texts.index(None))}: {name} holds a list, a record or bytes; give one text or '
             'number for each row'
         )
-    return list(map(_whole_number, texts)) if column.kind in _NUMBERS or column.kind == 'no label' else texts
+    if column.kind in _NUMBERS:
+        return [
+            number_text(text) if text.endswith('.0') and _WHOLE.fullmatch(text) else text for text in texts
+        ]
+    return texts
 
 # %% ../../nbs/tasks/00_schema.ipynb #d5198d92
 # kinds of names: tables print them, and rows are identified by them
@@ -387,11 +352,8 @@ def _faults(column: Column, longest: int | None) -> Iterator[tuple[Callable[[str
         have = '{name} is {value}, and rows of unlabelled have no label; move such rows to train, or empty it'
         yield lambda text: text.strip() not in ('', '-1'), have
     elif column.kind == 'binary':
-        none = (
-            '{name} is {value}, which says that nobody has labelled this row; remove such rows, for example '
-        )
-        yield '-1'.__eq__, none + "with table[table['label'] != -1]"
-        yield lambda text: text not in ('0', '1'), '{name} is {value} and must be 0 or 1; correct it'
+        must = '{name} is {value} and must be 0 or 1; correct it, or remove rows that nobody has labelled'
+        yield lambda text: text not in ('0', '1'), must
     elif not column.blank:
         yield lambda text: not text.strip(), '{name} is empty; fill it in or remove the row'
     if column.kind in _NAMES:
@@ -414,10 +376,10 @@ def _check_cells(cells: Cells, schema: Schema, place: Callable[[int], str], name
         fault = sentence.format(name=names.get(key) or key, value=truncate_repr(cells[key][i]))
         raise CorpusError(f'{place(i)}: {fault}')
 
-# %% ../../nbs/tasks/00_schema.ipynb #d02ae0e0
+# %% ../../nbs/tasks/00_schema.ipynb #693b34f1
 _AS_COLUMN = dict(binary=lambda cells: np.array(list(map(int, cells)), dtype=np.int64), json=Json.from_cells)
 
-# %% ../../nbs/tasks/00_schema.ipynb #693b34f1
+
 def checked_parts(
     tables: Iterable[Table],  # parts of a source
     schema: Schema,  # of its split
@@ -441,19 +403,19 @@ def checked_parts(
         if label:
             cells = {key: values for key, values in cells.items() if key not in schema.no_label.columns}
         elif schema.labelled:
-            cells = schema.labelled(cells, table.place, names)
+            cells = schema.labelled(cells, table.place)
         kinds = {key: schema.columns[key].kind if key in schema.columns else 'scores' for key in cells}
         rows = Columns(
             {key: _AS_COLUMN.get(kind, Strings.from_cells)(cells[key]) for key, kind in kinds.items()}
         )
         yield rows.filled(schema.no_label.key, schema.no_label.value) if label else rows
 
-# %% ../../nbs/tasks/00_schema.ipynb #8a6bef61
+# %% ../../nbs/tasks/00_schema.ipynb #f7cfdd2d
 def _alike(name: str) -> str:
     "What names that look the same have in common."
     return name.strip() if name.isascii() else unicodedata.normalize('NFKC', name).strip()
 
-# %% ../../nbs/tasks/00_schema.ipynb #f7cfdd2d
+
 def _clashes(rows: Rows, schema: Schema) -> Iterator[tuple[tuple[str, ...], np.ndarray, np.ndarray, str]]:
     "Keys, for each row an earlier one, whether the two clash, and the sentence about it."
     if schema.unique:
@@ -521,7 +483,7 @@ def checked(
     else:
         rows = Columns.joined(list(parts), copied=True)
     if len(rows):
-        check_together(rows, places(where.where, where.unit, numbers), schema, names)
+        check_together(rows, replace(where, numbers=numbers).place, schema, names)
     schema.check(split, rows, where.where)
     return rows
 
@@ -537,12 +499,11 @@ def read_split(
     split_schema = schema.for_split(split)
     if split == UNLABELLED:  # the map is that of rows with a label
         label = schema.no_label.columns
-        columns = {key: name for key, name in _pairs(columns, schema.columns) if key not in label}
+        columns = {key: name for key, name in _pairs(columns) if key not in label}
     usual = column_names(columns, split_schema.names, schema.scored)
     possible = {*usual, *usual.values()}
     if words := no_table(path):
         raise CorpusError(words)
-    check_regular(path)
     with unchanged(path):
         if into is None and path.exists():
             check_rows_fit(path, possible)

@@ -10,12 +10,14 @@ import os
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 import numpy as np
 from ..core.cached import Writer, cached
-from ..core.columns import Columns, codes
+from ..core.columns import Columns, codes, hashes
 from ..core.config import ConfigError, plugin_id, pluralize, truncate_repr, task_info
 from ..core.spec import RunConfig, reads_scores, value_of
 from kdnotes.core.files import (
@@ -68,7 +70,6 @@ class Published:
 
 # %% ../../nbs/tasks/04_sources.ipynb #664d8fe4
 def _no_corpus() -> Splits:
-    "What a task has that comes without a corpus."
     raise CorpusError('this task has no embedded corpus; name a folder with train, dev and test')
 
 
@@ -136,53 +137,36 @@ def split_files(
     corpora: Corpora,
 ) -> dict[str, Path] | None:  # by split; None: no file of a corpus is there
     "The file of each split."
-    plain = {
-        split: [path for stem in stems for end in FORMATS if (path := folder / f'{stem}.{end}').exists()]
-        for split, stems in PLAIN_NAMES.items()
-    }
-    published_paths = {split: folder / name for split, name in zip(SPLITS, corpora.files)}
-    published = {split: [path] * path.exists() for split, path in published_paths.items()}
-    named = [path for paths in published.values() for path in paths]
-    tables = [path for split in SPLITS for path in plain[split]]
-    if named and tables:
-        raise CorpusError(
-            f'{folder} holds {named[0].name} and {tables[0].name}, which are of two corpora; '
-            'put each into a folder of its own'
-        )
-    if not named and not tables:
+    paths = {}
+    own = dict(zip(SPLITS, corpora.files))
+    for split, stems in PLAIN_NAMES.items():
+        names = [f'{stem}.{end}' for stem in stems for end in FORMATS]
+        names += filter(None, [own.get(split)])
+        paths[split] = [folder / name for name in names if (folder / name).exists()]
+    there = [path for split in SPLITS for path in paths[split]]
+    if not there:
         return None
-    candidates = plain | (published if named else {})
-    for split, paths in candidates.items():
-        if len(paths) > 1:
+    for split, of_split in paths.items():
+        if len(of_split) > 1:
             raise CorpusError(
-                f"{folder} holds {' and '.join(path.name for path in paths)}, and only one of them can be "
+                f"{folder} holds {' and '.join(path.name for path in of_split)}, and only one of them can be "
                 f'{split}; move the others away'
             )
-    if missing := [split for split in SPLITS if not candidates[split]]:
-        names = [
-            published_paths[split].name if named else f'{split}.{format_of(tables[0])}' for split in missing
-        ]
-        right = ', '.join(corpora.files) if named else f'train, dev and test, each as one of {_ENDS}'
-        raise CorpusError(f"{folder} has no {' and no '.join(names)}; a corpus folder holds {right}")
-    _check_unlabelled_name(folder)
-    if candidates[UNLABELLED] and corpora.schema.no_label is None:
+    if missing := [f'{split}.{format_of(there[0])}' for split in SPLITS if not paths[split]]:
         raise CorpusError(
-            f'{candidates[UNLABELLED][0]} holds rows without a label, and this task learns from texts as '
-            'they are; put them into train, or move the file away'
+            f"{folder} has no {' and no '.join(missing)}; a corpus folder holds {_files_of(corpora)}"
         )
-    return {split: paths[0] for split, paths in candidates.items() if paths}
-
-# %% ../../nbs/tasks/04_sources.ipynb #1b5b7450
-def _check_unlabelled_name(folder: Path) -> None:
-    "Refuse a file that is meant for rows without a label and would not be read."
     right = [f'{UNLABELLED}.{end}' for end in FORMATS]
     for path in sorted(folder.iterdir()):
-        meant = path.name.split('.')[0].lower() in (UNLABELLED, 'unlabeled')
-        if meant and path.suffix and path.name not in right and path.is_file():
+        meant = (
+            path.name.split('.')[0].lower() in (UNLABELLED, 'unlabeled') and path.suffix and path.is_file()
+        )
+        if meant and (path not in paths[UNLABELLED] or corpora.schema.no_label is None):
             raise CorpusError(
-                f'{path} would not be read: rows without a label are in a file called {", ".join(right)}; '
-                'rename it, or move it away'
+                f'{path} would not be read: rows without a label are in a file called {", ".join(right)}, '
+                'and a task that learns from texts as they are has none; rename the file, or move it away'
             )
+    return {split: of[0] for split, of in paths.items() if of}
 
 # %% ../../nbs/tasks/04_sources.ipynb #76b55c57
 def place_of(
@@ -217,7 +201,7 @@ def read_folder(
         'another folder'
     )
 
-# %% ../../nbs/tasks/04_sources.ipynb #d09e469c
+# %% ../../nbs/tasks/04_sources.ipynb #4685bde5
 def _files_of(corpora: Corpora) -> str:
     "What a folder of a corpus may hold, for errors."
     published_files = [f"{corpora.names[0]}'s own {', '.join(corpora.files)}"] * bool(corpora.files)
@@ -266,14 +250,14 @@ def read_hub(
         for split, name in splits.items()
     }
 
-# %% ../../nbs/tasks/04_sources.ipynb #23679749
+# %% ../../nbs/tasks/04_sources.ipynb #92e2e980
 def _places(name: str) -> list[Path]:
     "Where a copy of a published corpus may lie."
     data = os.environ.get('KDNOTES_DATA')
     named = [(find_folder(data) or Path(data).absolute()) / name] if data else []
     return [*named, root() / 'data' / name]
 
-# %% ../../nbs/tasks/04_sources.ipynb #92e2e980
+# %% ../../nbs/tasks/04_sources.ipynb #e629dd6f
 def local_copy(
     name: str,  # of a published corpus
     corpora: Corpora,  # of a task that knows it
@@ -285,21 +269,9 @@ def local_copy(
         files = (*files, *plain)
     return next((place for place in _places(name) if any(any(place.glob(f)) for f in files)), None)
 
-# %% ../../nbs/tasks/04_sources.ipynb #1101d0f6
+
 def _is_file(name: str) -> bool:
-    "Is a name that of a file? A name that no path can have is not."
-    try:
-        return Path(name).expanduser().is_file()
-    except (OSError, RuntimeError, ValueError):
-        return False
-
-
-def _answers(hub_id: str) -> bool:
-    "Will the hub give a corpus? There is none without an id."
-    try:
-        return bool(hub_id) and ask_hub(hub_id) is None
-    except CorpusError:
-        return False
+    return os.path.isfile(os.path.expanduser(name))  # False for a name that no path can have
 
 # %% ../../nbs/tasks/04_sources.ipynb #7d82ba96
 def resolve_corpus(
@@ -308,33 +280,28 @@ def resolve_corpus(
 ) -> str:  # never 'auto'; a folder is absolute
     "The corpus a name means on this machine."
     corpora = task_info(task).corpora
-    if corpus in ('embedded', *corpora.names):
+    published = corpora.published
+    if corpus in ('embedded', *published):
         return corpus
-    for name, published in corpora.published.items():
-        if published.from_hub and corpus and published.hub_id == corpus:
-            return name
-    if not corpus.strip():
-        raise CorpusError('corpus is empty; name embedded, a published corpus, a folder or a hub id')
-    first = next(iter(corpora.names), '')
-    hub_id = corpora.published[first].hub_id if first else ''
-    if corpus == 'auto' and not first:
-        return 'embedded'
     if corpus == 'auto':
-        return first if local_copy(first, corpora) or _answers(hub_id) else 'embedded'
-    if folder := find_folder(corpus):
+        first = next(iter(published), None)
+        with suppress(CorpusError):  # the hub does not answer
+            if first and local_copy(first, corpora):
+                return first
+            if first and published[first].hub_id and ask_hub(published[first].hub_id) is None:
+                return first
+        return 'embedded'
+    by_id = {of.hub_id: name for name, of in published.items() if of.from_hub and of.hub_id}
+    if corpus in by_id:
+        return by_id[corpus]
+    if corpus.strip() and (folder := find_folder(corpus)):
         return str(folder)
     if re.fullmatch(r'\w[\w.-]{0,95}/[\w.-]{1,96}', corpus):
         return corpus
-    if _is_file(corpus):
-        raise CorpusError(
-            f'corpus={corpus!r} is a file, and a folder with the three files train, dev and test is needed; '
-            'split it by question or text into such files and name their folder; '
-            '`kdnotes.load_data(<DataFrame>)` does both'
-        )
     raise CorpusError(
         f"there is no corpus {truncate_repr(corpus)} and no such folder; use auto, embedded, "
-        f"{''.join(f'{known}, ' for known in corpora.names)}a folder with {_files_of(corpora)}, or a hub "
-        f"id like {hub_id or 'owner/name'}"
+        f"{''.join(f'{known}, ' for known in published)}a folder with {_files_of(corpora)}, or a hub id like "
+        'owner/name (`kdnotes.load_data` splits a file with one table)'
     )
 
 # %% ../../nbs/tasks/04_sources.ipynb #9b6e43f0
@@ -359,13 +326,13 @@ def load_corpus(
     "A corpus, checked, named and fingerprinted."
     name = resolve_corpus(task, corpus)
     standard = set(score_on) <= set(SPLITS)
-    if standard and (files := _large_files(task_info(task).corpora, name, columns)):
-        return _cached_corpus(task, name, columns, files)
+    if standard and (large := _large_files(task_info(task).corpora, name, columns)):
+        return _cached_corpus(task, name, columns, *large)
     if standard and name == 'embedded' and columns is None:
         return _embedded_corpus(task)
     return _read(task, name, columns, score_on)
 
-# %% ../../nbs/tasks/04_sources.ipynb #2cccb988
+# %% ../../nbs/tasks/04_sources.ipynb #552dc576
 @functools.cache
 def _embedded_corpus(task: str) -> Corpus:
     "The project's own corpus: it is the same in every call, and takes a tenth of a second."
@@ -377,7 +344,13 @@ def _read(
 ) -> Corpus:
     "A corpus from its source, and what its rows have in common."
     corpora = task_info(task).corpora
-    loaded = _with_sets(load_by_rules(corpora, name, columns, into), corpora, score_on)
+    loaded = load_by_rules(corpora, name, columns, into)
+    if more := {name: corpora.more_sets(name) for name in score_on if name not in loaded.splits}:
+        # evaluation sets of other texts, which the corpus' name does not tell and its sha256 does
+        more = checked_splits('', more, corpora.schema)
+        parts = [(name, corpora.schema.fingerprint({name: more[name]})) for name in sorted(more)]
+        sha256 = sha256_text(loaded.sha256, *chain.from_iterable(parts))
+        loaded = replace(loaded, splits=loaded.splits | more, sha256=sha256)
     loaded = _without_scored(loaded, task, into)
     texts = {split: _hashes(rows, task) for split, rows in loaded.splits.items()}
 
@@ -393,7 +366,7 @@ def _read(
         unlabelled_id=_unlabelled_id(loaded.unlabelled, corpora.schema),
     )
 
-# %% ../../nbs/tasks/04_sources.ipynb #6ba7f9a0
+# %% ../../nbs/tasks/04_sources.ipynb #f4b829f5
 def _unlabelled_id(rows: Rows, schema: Schema) -> str:
     "Which rows without a label there are."
     return f'{len(rows)}-{schema.fingerprint(dict(train=rows))[:12]}' if len(rows) else ''
@@ -412,27 +385,9 @@ def corpus_of(
         known[name] = load_corpus(config.task, name, config.data.columns, score_on)
     return trained_on(known[name], config, known)
 
-# %% ../../nbs/tasks/04_sources.ipynb #ab4cafa6
-def _with_sets(corpus: Corpus, corpora: Corpora, score_on: Sequence[str]) -> Corpus:
-    "A corpus with evaluation sets of other texts, which its name does not tell and its sha256 does."
-    more = {name: corpora.more_sets(name) for name in score_on if name not in corpus.splits}
-    if not more:
-        return corpus
-    more = checked_splits('', more, corpora.schema)
-    fingerprints = [
-        part for name in sorted(more) for part in (name, corpora.schema.fingerprint({name: more[name]}))
-    ]
-    return replace(corpus, splits=corpus.splits | more, sha256=sha256_text(corpus.sha256, *fingerprints))
-
 # %% ../../nbs/tasks/04_sources.ipynb #f48fd096
-def _hashes(
-    rows: Rows,
-    task: str,
-    normalize: Callable[[str], str] = str.strip,  # what of a text counts
-) -> np.ndarray:  # (n,) int64
-    "The texts of each row as one number: of ten million rows two would be alike by chance once in 300,000."
-    texts = zip(*(map(normalize, rows[key]) for key in task_info(task).texts))
-    return np.fromiter(map(hash, texts), np.int64, len(rows))
+def _hashes(rows: Rows, task: str, text_key: Callable[[str], str] = str.strip) -> np.ndarray:
+    return hashes(*(rows[key] for key in task_info(task).texts), text_key=text_key)
 
 # %% ../../nbs/tasks/04_sources.ipynb #5795c876
 def _contradictions(splits: dict[str, Rows], texts: dict[str, np.ndarray]) -> dict[str, int]:
@@ -443,12 +398,10 @@ def _contradictions(splits: dict[str, Rows], texts: dict[str, np.ndarray]) -> di
         if split == UNLABELLED or key is None:
             continue
         labels = np.fromiter((hash(str(cell)) for cell in rows[key]), dtype=np.int64, count=len(rows))
-        _, text, n = np.unique(texts[split], return_inverse=True, return_counts=True)
-        order = np.lexsort((labels, text))
         # each label once for each of the texts it is given to
-        new = np.diff(text[order], prepend=-1) | np.diff(labels[order], prepend=0)
-        kinds = np.bincount(text[order][new != 0], minlength=len(n))
-        counts[split] = int(n[kinds > 1].sum())
+        pairs = np.unique(np.stack([texts[split], labels], axis=1), axis=0)
+        text, n_labels = np.unique(pairs[:, 0], return_counts=True)
+        counts[split] = int(np.isin(texts[split], text[n_labels > 1]).sum())
     return {split: n for split, n in counts.items() if n}
 
 # %% ../../nbs/tasks/04_sources.ipynb #f6c3a879
@@ -512,14 +465,14 @@ def _from_hub(corpora: Corpora, name: str, read: Callable[[], Any]) -> Any:
             raise
         raise CorpusError(f'{nowhere}, and {e}') from None
 
-# %% ../../nbs/tasks/04_sources.ipynb #77ca1285
+# %% ../../nbs/tasks/04_sources.ipynb #ee8961df
 def _normalised(text: str) -> str:
     "A text without what most tokenizers ignore: case, accents and blanks."
     if not text.isascii():
         text = ''.join(c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c))
     return ''.join(text.casefold().split())
 
-# %% ../../nbs/tasks/04_sources.ipynb #ee8961df
+
 def _without_scored(corpus: Corpus, task: str, into: Writer | None = None) -> Corpus:
     "A corpus without those of its rows without a label whose texts a model is scored on; they are counted."
     rows = corpus.unlabelled
@@ -543,7 +496,7 @@ def _without_scored(corpus: Corpus, task: str, into: Writer | None = None) -> Co
         splits[UNLABELLED] = others
     return replace(corpus, splits=splits, left_out=int(scored_on.sum()))
 
-# %% ../../nbs/tasks/04_sources.ipynb #2111ece3
+# %% ../../nbs/tasks/04_sources.ipynb #477496a8
 def _all_left_out(corpus: Corpus, source: str) -> CorpusError:
     "The refusal of rows that all are scored on."
     return CorpusError(
@@ -552,13 +505,8 @@ def _all_left_out(corpus: Corpus, source: str) -> CorpusError:
     )
 
 # %% ../../nbs/tasks/04_sources.ipynb #32347230
-def _sample(
-    rows: Rows,  # of a training split
-    n: int,  # of them; more, where whole groups have more
-    key: str | None,  # key of what rows belong together by; None: each is alone
-    rng: np.random.Generator,
-) -> tuple[Rows, Rows]:  # these, and the others
-    "Some rows of a split, in its order."
+def _sample(rows: Rows, n: int, key: str | None, rng: np.random.Generator) -> tuple[Rows, Rows]:
+    "At least n rows in their order, with all rows that share the text of `key`; and the others."
     group = codes(rows[key])[0] if key else np.arange(len(rows))
     sizes = np.bincount(group)
     order = rng.permutation(len(sizes))
@@ -573,40 +521,32 @@ def _with_rows(corpus: Corpus, rows: Rows, schema: Schema, left_out: int = 0) ->
     splits = corpus.splits | {UNLABELLED: rows}
     return replace(corpus, splits=splits, left_out=left_out, unlabelled_id=_unlabelled_id(rows, schema))
 
-
-def _columns_of_others(config: RunConfig) -> str | None:  # None: the usual ones
-    "The map of columns of another corpus: where scores are learnt, its rows need them too."
-    if not reads_scores(config):
-        return None
-    names = task_info(config.task).corpora.names
-    if resolve_corpus(config.task, config.loss.unlabelled) in ('embedded', *names):
-        raise CorpusError(
-            f"unlabelled={config.loss.unlabelled} has no scores, and with teacher_mode='scores' every row "
-            "that a student learns from needs them; give a folder or a file with the columns that columns "
-            "names"
-        )
-    return config.data.columns
-
 # %% ../../nbs/tasks/04_sources.ipynb #6a87f816
 def _with_others(corpus: Corpus, config: RunConfig) -> Corpus:
     "A corpus with rows without a label from elsewhere; those that are evaluated on are left out."
-    info = task_info(config.task)
-    path = Path(config.loss.unlabelled).expanduser()
-    if _is_file(config.loss.unlabelled):
-        rows = read_split(path, UNLABELLED, info.corpora.schema, config.data.columns)
+    corpora = task_info(config.task).corpora
+    source = config.loss.unlabelled
+    if _is_file(source):
+        rows = read_split(Path(source).expanduser(), UNLABELLED, corpora.schema, config.data.columns)
     else:
-        other = load_corpus(config.task, config.loss.unlabelled, _columns_of_others(config))
+        if reads_scores(config) and resolve_corpus(config.task, source) in ('embedded', *corpora.names):
+            raise CorpusError(
+                f"unlabelled={source} has no scores, and with teacher_mode='scores' every row that a student "
+                'learns from needs them; give a folder or a file with the columns that columns names'
+            )
+        # where scores are learnt, the other rows need them too
+        other = load_corpus(config.task, source, config.data.columns if reads_scores(config) else None)
         if other.sha256 == corpus.sha256:
             raise CorpusError(
-                f'unlabelled={truncate_repr(config.loss.unlabelled)} is the corpus itself; leave it out '
-                'for its own rows without a label, or use labels=<n> and unlabelled=rest'
+                f'unlabelled={truncate_repr(source)} is the corpus itself; leave it out for its own rows '
+                'without a label, or use labels=<n> and unlabelled=rest'
             )
         rows = Columns.joined([other.splits['train'], other.unlabelled])
     with_all = replace(corpus, splits=corpus.splits | {UNLABELLED: rows}, left_out=0)
     others = _without_scored(with_all, config.task)
     if not len(others.unlabelled):
-        raise _all_left_out(others, f'unlabelled={truncate_repr(config.loss.unlabelled)}')
-    return _with_rows(corpus, others.unlabelled, info.corpora.schema, others.left_out)
+        raise _all_left_out(others, f'unlabelled={truncate_repr(source)}')
+    return _with_rows(corpus, others.unlabelled, corpora.schema, others.left_out)
 
 # %% ../../nbs/tasks/04_sources.ipynb #1b8f2af0
 def trained_on(
@@ -653,28 +593,24 @@ def trained_on(
 LARGE = 1 << 25  # bytes of a corpus' files, from which on its columns are stored on disk
 
 
-def _large_files(corpora: Corpora, name: str, columns: str | None) -> dict[str, Path]:
-    "The files of a corpus whose columns are better stored on disk, by split; {}: there are none."
+def _large_files(corpora: Corpora, name: str, columns: str | None) -> tuple[dict[str, Path], int] | None:
+    "The files of a corpus whose columns are better stored on disk, by split, and their bytes."
     if name == 'embedded' or name in corpora.names and (columns or corpora.published[name].from_folder):
-        return {}  # or refused
+        return None  # or refused
     folder = local_copy(name, corpora) if name in corpora.names else Path(name)
     if folder is None or not folder.is_absolute():
-        return {}
+        return None
     try:
         files = split_files(folder, corpora) or {}
-        size = _size_of_all(files, corpora.schema, columns)
+        names = column_names(columns, corpora.schema.names, corpora.schema.scored)
+        size = sum(size_of(path, {*names, *names.values()}) for path in files.values())
     except (CorpusError, OSError):
-        return {}  # reading them raises the error
-    return files if size >= LARGE else {}
-
-# %% ../../nbs/tasks/04_sources.ipynb #2b98ad05
-def _size_of_all(files: dict[str, Path], schema: Schema, columns: str | None) -> int:  # bytes
-    names = column_names(columns, schema.names, schema.scored)
-    return sum(size_of(path, {*names, *names.values()}) for path in files.values())
+        return None  # reading them raises the error
+    return (files, size) if size >= LARGE else None
 
 # %% ../../nbs/tasks/04_sources.ipynb #aced6aab
 @file_errors()
-def _cached_corpus(task: str, name: str, columns: str | None, files: dict[str, Path]) -> Corpus:
+def _cached_corpus(task: str, name: str, columns: str | None, files: dict[str, Path], size: int) -> Corpus:
     "A large corpus with its columns on disk; one process reads the files, the others wait for it."
     for path in files.values():
         check_regular(path)
@@ -686,7 +622,7 @@ def _cached_corpus(task: str, name: str, columns: str | None, files: dict[str, P
     def make(writer: Writer) -> None:
         writer.drop()  # a reader does not begin in the middle
         # columns take what the files hold at least
-        check_room(folder.parent, _size_of_all(files, schema, columns), f'the columns of corpus {name}')
+        check_room(folder.parent, size, f'the columns of corpus {name}')
         try:
             corpus = _read(task, name, columns, into=writer)
             for split, now in _sums(files).items():
@@ -703,7 +639,7 @@ def _cached_corpus(task: str, name: str, columns: str | None, files: dict[str, P
     splits = {split: Columns.stored(stored, split) for split in files if split in stored.state['tables']}
     return Corpus(splits=splits, **stored.state['corpus'])
 
-
+# %% ../../nbs/tasks/04_sources.ipynb #6c2ae95c
 def _sums(files: dict[str, Path]) -> dict[str, list[str]]:
     "Which files there are, and what is in them."
     return {split: [str(path), sha256_big_file(path)] for split, path in files.items()}

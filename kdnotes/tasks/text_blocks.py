@@ -47,23 +47,12 @@ def _pieces(documents: Sequence[str]) -> Iterator[_Piece]:
     "Documents in pieces that end with a word, a line or, where there is neither, anywhere."
     for number, text in enumerate(documents):
         start = 0
-        while True:
-            end = _cut(text, start)
-            yield _Piece(number, text[start:end], end == len(text))
-            if end == len(text):
-                break
+        while (end := start + PIECE) < len(text):
+            borders = (border.match(text, start + 1, end) for border in _BORDERS)
+            end = next((border.end() for border in borders if border), end)
+            yield _Piece(number, text[start:end], False)
             start = end
-
-# %% ../../nbs/tasks/09_text_blocks.ipynb #02372b5a
-def _cut(text: str, start: int) -> int:
-    "Where the piece that begins at `start` ends."
-    end = start + PIECE
-    if end >= len(text):
-        return len(text)
-    for border in _BORDERS:
-        if match := border.match(text, start + 1, end):
-            return match.end()
-    return end
+        yield _Piece(number, text[start:], True)
 
 # %% ../../nbs/tasks/09_text_blocks.ipynb #2ef400fd
 def _groups(documents: Sequence[str]) -> Iterator[list[_Piece]]:
@@ -80,12 +69,6 @@ def _groups(documents: Sequence[str]) -> Iterator[list[_Piece]]:
     if group:
         yield group
 
-# %% ../../nbs/tasks/09_text_blocks.ipynb #f0056533
-class _Tokens(NamedTuple):
-    ids: np.ndarray  # (n,) int32
-    starts: np.ndarray  # (n,) bool: does a word begin here?
-    unknown_words: int  # words by blanks that have no piece that the tokenizer knows
-
 # %% ../../nbs/tasks/09_text_blocks.ipynb #e0ed3ce8
 def _unknown_words(text: str, encoding, special: np.ndarray) -> int:
     "How many words of a text, by its blanks, have unknown pieces and no others."
@@ -98,28 +81,7 @@ def _unknown_words(text: str, encoding, special: np.ndarray) -> int:
     words = np.searchsorted(begins, ends, 'right')
     return len(np.setdiff1d(words[unknown], words[~unknown]))
 
-# %% ../../nbs/tasks/09_text_blocks.ipynb #9289a7bc
-def _tokenise(tokenizer, texts: Sequence[str]) -> list[_Tokens]:
-    "Texts without special tokens; the marks of unknown words become the unknown token."
-    parts = [text.split(UNKNOWN) for text in texts]
-    # byte-level tokenizers make a token of a blank that nothing follows
-    parts = [[part.rstrip(' ') for part in row[:-1]] + row[-1:] for row in parts]
-    backend = tokenizer.backend_tokenizer
-    # set by an earlier call, or by the tokenizer's file
-    backend.no_truncation()
-    backend.no_padding()
-    before = backend.encode_special_tokens
-    backend.encode_special_tokens = True
-    try:
-        encodings = iter(
-            backend.encode_batch([part for row in parts for part in row], add_special_tokens=False)
-        )
-    finally:
-        backend.encode_special_tokens = before
-    special = np.array(tokenizer.all_special_ids)
-    return [_joined(row, [next(encodings) for _ in row], tokenizer.unk_token_id, special) for row in parts]
-
-# %% ../../nbs/tasks/09_text_blocks.ipynb #04652150
+# %% ../../nbs/tasks/09_text_blocks.ipynb #ceebfd71
 def _joined(parts: list[str], encodings: list, unknown_id: int, special: np.ndarray) -> _Tokens:
     "Parts of a text with an unknown token between each two."
     ids: list[int] = []
@@ -138,6 +100,31 @@ def _joined(parts: list[str], encodings: list, unknown_id: int, special: np.ndar
     known = np.where(np.isin(known, special), unknown_id, known).astype(np.int32)
     return _Tokens(known, np.array(starts, dtype=bool), unknown_words)
 
+# %% ../../nbs/tasks/09_text_blocks.ipynb #9289a7bc
+class _Tokens(NamedTuple):
+    ids: np.ndarray  # (n,) int32
+    starts: np.ndarray  # (n,) bool: does a word begin here?
+    unknown_words: int  # words by blanks that have no piece that the tokenizer knows
+
+# %% ../../nbs/tasks/09_text_blocks.ipynb #cb906fe7
+def _tokenise(tokenizer, texts: Sequence[str]) -> list[_Tokens]:
+    "Texts without special tokens; the marks of unknown words become the unknown token."
+    parts = [text.split(UNKNOWN) for text in texts]
+    # byte-level tokenizers make a token of a blank that nothing follows
+    parts = [[part.rstrip(' ') for part in row[:-1]] + row[-1:] for row in parts]
+    backend = tokenizer.backend_tokenizer
+    # set by an earlier call, or by the tokenizer's file
+    backend.no_truncation()
+    backend.no_padding()
+    before = backend.encode_special_tokens
+    backend.encode_special_tokens = True
+    try:
+        encodings = iter(backend.encode_batch(list(chain.from_iterable(parts)), add_special_tokens=False))
+    finally:
+        backend.encode_special_tokens = before
+    special = np.array(tokenizer.all_special_ids)
+    return [_joined(row, [next(encodings) for _ in row], tokenizer.unk_token_id, special) for row in parts]
+
 # %% ../../nbs/tasks/09_text_blocks.ipynb #a276e7a8
 def check_tokenizer(
     tokenizer,  # of transformers
@@ -155,7 +142,7 @@ def check_tokenizer(
                 'such as BERT or RoBERTa'
             )
 
-# %% ../../nbs/tasks/09_text_blocks.ipynb #59215e6f
+# %% ../../nbs/tasks/09_text_blocks.ipynb #bf7eb70b
 def _separator(tokenizer) -> int:
     return tokenizer.eos_token_id if tokenizer.sep_token_id is None else tokenizer.sep_token_id
 
@@ -176,11 +163,7 @@ class TokenStream:
 _BEGIN = dict(total=0, words=0, pieces=0)
 
 
-def _tokens_of(
-    tokenizer,
-    group: list[_Piece],
-    state: dict[str, int],  # of `_BEGIN`; goes on
-) -> dict[str, np.ndarray]:
+def _tokens_of(tokenizer, group: list[_Piece], state: dict[str, int]) -> dict[str, np.ndarray]:
     "What a group of pieces adds to each array; of each document its end, its words and its pieces."
     special = np.array(sorted(set(tokenizer.all_special_ids)))
     ids = []
@@ -218,34 +201,31 @@ def token_stream(
         state = dict(_BEGIN)
         groups = [_tokens_of(tokenizer, group, state) for group in _groups(documents)]
         return _as_stream({name: np.concatenate([group[name] for group in groups]) for name in groups[0]})
+
+    def make(writer: Writer) -> None:
+        done = writer.parts  # an earlier call was interrupted behind them
+        writer.state = writer.state or dict(_BEGIN)
+        for number, group in enumerate(followed(_groups(documents), 'tokenising', None, 'parts')):
+            if number < done:
+                continue
+            part = _tokens_of(tokenizer, group, writer.state)
+            if not number:
+                characters = sum(map(len, documents))
+                size = sum(array.nbytes for array in part.values()) / sum(len(piece.text) for piece in group)
+                what = f'the tokens of {characters:,} characters of text'
+                check_room(writer.folder.parent, 1.1 * size * characters, what)
+            writer.add(part)
+
     rules = (tokenizer_rules(tokenizer), str(token_roles(tokenizer)), UNKNOWN, str(PIECE))
     key = sha256_texts(chain(('stream-4', *rules), documents))[:32]
-    folder = Path(cache_dir) / f'{key}.stream'
-    return _as_stream(cached(folder, lambda writer: _add_parts(writer, tokenizer, documents)).arrays)
+    return _as_stream(cached(Path(cache_dir) / f'{key}.stream', make).arrays)
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #c6b3e5ad
 def token_roles(
     tokenizer,  # of transformers
 ) -> tuple:
     "What a stream depends on apart from the rules that cut texts: which tokens are special."
     return _separator(tokenizer), tokenizer.unk_token_id, sorted(tokenizer.all_special_ids)
-
-# %% ../../nbs/tasks/09_text_blocks.ipynb #fc7cac82
-def _add_parts(writer: Writer, tokenizer, documents: Sequence[str]) -> None:
-    "The groups of pieces of a text, from where an earlier call was interrupted."
-    done = writer.parts
-    writer.state = writer.state or dict(_BEGIN)
-    groups = followed(_groups(documents), 'tokenising', None, 'parts')
-    for number, group in enumerate(groups):
-        if number < done:
-            continue
-        part = _tokens_of(tokenizer, group, writer.state)
-        if not number:
-            characters = sum(map(len, documents))
-            size = sum(array.nbytes for array in part.values()) / sum(len(piece.text) for piece in group)
-            what = f'the tokens of {characters:,} characters of text'
-            check_room(writer.folder.parent, 1.1 * size * characters, what)
-        writer.add(part)
 
 
 def _as_stream(arrays: dict[str, np.ndarray]) -> TokenStream:
@@ -311,7 +291,7 @@ def ids(
     "The tokens of some rows."
     return self._between(self.stream.tokens, np.asarray(index), self.ends).astype(np.int64)
 
-# %% ../../nbs/tasks/09_text_blocks.ipynb #187fab0b
+
 @patch
 def maskable(
     self: Rows,
@@ -320,7 +300,7 @@ def maskable(
     "Which tokens may be hidden."
     return ~np.isin(self.ids(index), self.never)
 
-
+# %% ../../nbs/tasks/09_text_blocks.ipynb #7db2c974
 @patch
 def word_starts(
     self: Rows,
@@ -393,7 +373,7 @@ class Masking:
     whole_words: bool = False  # all pieces of a word together
     rare_power: float = 0.0  # the chance of a token is its count to minus this power
 
-# %% ../../nbs/tasks/09_text_blocks.ipynb #5ee6d7cf
+# %% ../../nbs/tasks/09_text_blocks.ipynb #8b9f60c0
 def n_masked(
     length: int,  # of a block, the special tokens at its ends included
     share: float,
@@ -430,12 +410,8 @@ def masked_positions(
     return places[_whole_words(np.argsort(wait[first], kind='stable'), word, n)]
 
 # %% ../../nbs/tasks/09_text_blocks.ipynb #f7c242f8
-def _whole_words(
-    order: np.ndarray,  # (words,) int64, in the order in which they are tried
-    word: np.ndarray,  # (places,) int64, the word of each place
-    n: int,
-) -> np.ndarray:  # (places,) bool, n of them true
-    "The places of words that have room, one after the other, and of the first pieces of one that has not."
+def _whole_words(order: np.ndarray, word: np.ndarray, n: int) -> np.ndarray:  # (places,) bool, n of them true
+    "The places of words that have room, tried in an order, and of the first pieces of one that has not."
     sizes = np.bincount(word)
     hidden = np.zeros(len(word), dtype=bool)
     passed_over = []
