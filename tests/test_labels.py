@@ -19,7 +19,7 @@ from kdnotes.stats.evidence import NotDrawn
 from kdnotes.core.render import phrase, sentences
 from kdnotes.report import plotting as pt
 from kdnotes.stats.comparable import check_arm
-from kdnotes.report.label_figure import labels_figure
+from kdnotes.report.figures import labels_figure
 from kdnotes.report.report import _trained_on
 from kdnotes.stats.evidence import Evidence, evidence
 from kdnotes.experiment.study import run_study

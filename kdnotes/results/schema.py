@@ -22,12 +22,12 @@ from ..core.config import KdnotesError
 from ..telemetry.meters import METERS
 
 # %% auto #0
-__all__ = ['SCHEMA', 'ADDED', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number', 'Numbers', 'Counts', 'ROW_KEYS',
-           'HARDWARE', 'RECORD_KEYS', 'SHARED_MASKS', 'SEPARATE_MASKS', 'RecordError', 'of_this_schema', 'Part',
-           'NumberPart', 'Explained', 'Point', 'first_error', 'make_row', 'Row', 'check_row', 'Factors', 'Settings',
-           'Parallel', 'Environment', 'Models', 'Primary', 'Time', 'Throughput', 'Memory', 'Energy', 'Amp',
-           'Utilisation', 'MachineLoad', 'Sampling', 'Latency', 'Operations', 'Gradients', 'Tokenisation', 'Best',
-           'Record', 'keys_of', 'ran_on_cpu', 'dropout_masks', 'check_record', 'check_read']
+__all__ = ['SCHEMA', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number', 'Numbers', 'Counts', 'ROW_KEYS', 'HARDWARE',
+           'SHARED_MASKS', 'SEPARATE_MASKS', 'RecordError', 'of_this_schema', 'Part', 'NumberPart', 'Explained',
+           'keys_of', 'Point', 'first_error', 'make_row', 'Row', 'check_row', 'Factors', 'Settings', 'Parallel',
+           'Environment', 'Models', 'Primary', 'Time', 'Throughput', 'Memory', 'Energy', 'Amp', 'Utilisation',
+           'MachineLoad', 'Sampling', 'Latency', 'Operations', 'Gradients', 'Tokenisation', 'Best', 'Record',
+           'ran_on_cpu', 'dropout_masks', 'check_record', 'check_read']
 
 # %% ../../nbs/results/01_schema.ipynb #ad03554c
 class RecordError(KdnotesError):
@@ -37,33 +37,8 @@ class RecordError(KdnotesError):
 
 # %% ../../nbs/results/01_schema.ipynb #cd6780c3
 SCHEMA = 4  # also of the rule by which `core.resolve.run_id` names a run
-ADDED = {  # by schema 2: key of a record -> the keys it holds
-    'tuning_id': (),
-    'phases': (),
-    'devices': (),
-    'timeline': (),
-    'gradients': (),
-    'utilisation': ('cpu_percent', 'gpu_percent'),
-    'machine': ('load_average_mean', 'busy_share', 'cpu_steal'),
-    'sampling': ('interval_s', 'samples', 'overhead_share'),
-}
 
-# %% ../../nbs/results/01_schema.ipynb #6c84e38b
-def _from_1(old: dict) -> dict:
-    "A record of schema 1 with nulls for what it did not hold, and the reason; a row or a state as it is."
-    if 'run_id' not in old:
-        return old
-    blanks = {key: dict.fromkeys(inner) if inner else None for key, inner in ADDED.items()}
-    reasons = {
-        f'{key}.{name}': 'schema 1 did not record it'
-        for key, inner in ADDED.items()
-        for name in inner
-        if key not in old
-    }
-    given = old.get('reasons')
-    return blanks | old | dict(reasons=reasons | given if isinstance(given, dict) else given)
 
-# %% ../../nbs/results/01_schema.ipynb #7d9bf2d3
 def _from_2(old: dict) -> dict:
     "A record of schema 2, which has no hash of the configuration and tokenizer that read its weights."
     if isinstance(old.get('models'), dict):
@@ -77,11 +52,7 @@ def _from_3(old: dict) -> dict:
 
 
 # schema of an old record, row or state -> function that makes it one of SCHEMA
-MIGRATIONS: dict[int, Callable[[dict], dict]] = {
-    1: lambda old: _from_2(_from_1(old)),
-    2: _from_2,
-    3: _from_3,
-}
+MIGRATIONS: dict[int, Callable[[dict], dict]] = {2: _from_2, 3: _from_3}
 
 # %% ../../nbs/results/01_schema.ipynb #c16844f6
 def of_this_schema(
@@ -95,7 +66,7 @@ def of_this_schema(
     if type(schema) is int and schema == SCHEMA:
         return obj
     raise RecordError(
-        f'{where} has schema {schema!r} and this version of kdnotes reads schemas 1 to {SCHEMA}; read it '
+        f'{where} has schema {schema!r} and this version of kdnotes reads schemas 2 to {SCHEMA}; read it '
         'with the version that wrote it, or move it away to train the run again'
     )
 
@@ -106,14 +77,8 @@ def _printable(text: str) -> str:
     return text
 
 
-def _mode(name: str) -> str:
-    if name not in MODES:
-        raise ValueError(f"the modes are {', '.join(MODES)}")
-    return name
-
-# %% ../../nbs/results/01_schema.ipynb #6048a375
 Name = Annotated[str, AfterValidator(_printable)]
-Mode = Annotated[str, AfterValidator(_mode)]
+Mode = Literal[tuple(MODES)]
 Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 Positive = Annotated[int, Field(gt=0, lt=2**63)]
 Number = float | None
@@ -136,6 +101,11 @@ class NumberPart(Part):
 
 class Explained:
     "Marks a part of a record in which a null of a required key is explained in `reasons`."
+
+
+def keys_of(model: type[Part]) -> tuple[str, ...]:
+    "The keys that a part of a record must have."
+    return tuple(f.alias or name for name, f in model.model_fields.items() if f.is_required())
 
 # %% ../../nbs/results/01_schema.ipynb #c29324e8
 class Point(Part):
@@ -471,37 +441,15 @@ class Record(Part):
         "Nulls are explained, and the primary metric is the copy of one of `metrics`."
         for name, field in type(self).model_fields.items():
             if isinstance(part := getattr(self, name), Explained):
-                _check_explained(field.alias or name, part, self.reasons)
+                keys = (f'{field.alias or name}.{k}' for k in keys_of(type(part)) if getattr(part, k) is None)
+                if key := next((key for key in keys if not self.reasons.get(key)), None):
+                    raise ValueError(f"'{key}' is null without a reason; give one in reasons['{key}']")
         p = self.primary
         if self.metrics and p.set not in self.metrics:
             raise ValueError(f"'primary.set' is none of metrics ({', '.join(self.metrics)})")
         if p.value is not None and p.value != self.metrics.get(p.set, {}).get(p.metric):
             raise ValueError(f"'primary.value' is not metrics[{p.set!r}][{p.metric!r}]; copy it from there")
         return self
-
-# %% ../../nbs/results/01_schema.ipynb #3d99c132
-def _check_explained(name: str, part: BaseModel, reasons: dict[str, str]) -> None:
-    "Refuse a null without a reason."
-    for key in keys_of(type(part)):
-        if getattr(part, key) is None and not reasons.get(f'{name}.{key}'):
-            raise ValueError(f"'{name}.{key}' is null without a reason; give one in reasons['{name}.{key}']")
-
-
-def keys_of(model: type[BaseModel]) -> tuple[str, ...]:
-    "The keys that a part of a record must have."
-    return tuple(f.alias or name for name, f in model.model_fields.items() if f.is_required())
-
-
-def _inner_keys(field: Any) -> tuple[str, ...]:
-    model = field.annotation
-    return keys_of(model) if isinstance(model, type) and issubclass(model, Part) else ()
-
-
-RECORD_KEYS = {  # key -> the keys it must hold
-    field.alias or name: _inner_keys(field)
-    for name, field in Record.model_fields.items()
-    if field.is_required()
-}
 
 # %% ../../nbs/results/01_schema.ipynb #fde0956b
 # the `dropout_masks` of a record: are they those of the same run in another number format?

@@ -15,8 +15,8 @@ from ..core.config import ConfigError
 from ..core.render import amount, phrase
 
 # %% auto #0
-__all__ = ['Seeds', 'Objective', 'Trial', 'losses', 'study_of', 'front', 'box', 'hypervolume_history', 'with_means',
-           'above_threshold', 'pareto_with_seeds', 'trials_table', 'share_saved', 'knee', 'Choice', 'ship']
+__all__ = ['Seeds', 'Objective', 'Trial', 'losses', 'study_of', 'front', 'box', 'with_means', 'above_threshold',
+           'pareto_with_seeds', 'trials_table', 'knee', 'Choice', 'ship']
 
 # %% ../../nbs/search/01_front.ipynb #52549d41
 @dataclass(frozen=True)
@@ -121,29 +121,6 @@ def box(
     names = [o.name for o in objectives]
     return dict(zip(names, worst)), dict(zip(names, best))
 
-# %% ../../nbs/search/01_front.ipynb #52760d53
-def hypervolume_history(
-    trials: Sequence[Trial],  # in the order in which they ended
-    objectives: Sequence[Objective],
-    reference: Mapping[str, float],  # objective's name -> the worst value that counts
-    ideal: Mapping[str, float],  # objective's name -> the best possible value
-) -> np.ndarray:  # (trials,), shares of the box, 0 to 1, never decreasing
-    "The hypervolume of the front after each trial."
-    from optuna._hypervolume import compute_hypervolume  # Optuna has no public function for it
-
-    edge, best = losses([Trial(0, {}, '', dict(v)) for v in (reference, ideal)], objectives)
-    if not (best < edge).all():
-        bad = [o.name for o, is_good in zip(objectives, best < edge) if not is_good]
-        raise ConfigError(f"{', '.join(bad)}: the ideal must be better than the reference")
-    points = (np.maximum(losses(trials, objectives), best) - best) / (edge - best)
-    counts = np.array([t.state == 'complete' for t in trials], dtype=bool) & (points < 1).all(1)
-    ones = np.ones(len(objectives))
-    history = np.zeros(len(trials))
-    for n in range(len(trials)):
-        so_far = points[: n + 1][counts[: n + 1]]
-        history[n] = compute_hypervolume(so_far, ones) if len(so_far) else 0.0
-    return history
-
 # %% ../../nbs/search/01_front.ipynb #27c61741
 # a trial's run_id -> objective's name -> its value for each seed
 Seeds = Mapping[str, Mapping[str, Sequence[float]]]
@@ -200,14 +177,6 @@ def trials_table(
     ]
     columns = ['number', 'run_id', *names, *(o.name for o in objectives), 'state', 'cause']
     return pd.DataFrame(rows, columns=columns).astype({o.name: float for o in objectives})
-
-# %% ../../nbs/search/01_front.ipynb #6961ab37
-def share_saved(
-    cost: float,
-    before: float,  # > 0
-) -> float:  # 0: nothing; 0.25: a quarter less; negative: more
-    "How much smaller a cost is than another one, as a share of it."
-    return 1 - cost / before
 
 # %% ../../nbs/search/01_front.ipynb #f1a2a11e
 def knee(
