@@ -178,10 +178,10 @@ def run_curves(record: dict) -> Figure:
     loss_axes.set_xlim(left=0)
     return pt.mark_smoke(figure, bool(record['settings'].get('smoke')))
 
-# %% ../../nbs/report/03_figures.ipynb #c0eb8cf5
+# %% ../../nbs/report/03_figures.ipynb #d3163a13
 _GROUPS = {'chain': 'chain, one factor per step', 'control': 'controls', 'variant': 'variants'}
 
-# %% ../../nbs/report/03_figures.ipynb #d3163a13
+
 def _effect_rows(
     e: Evidence,
     panels: Mapping[str, str],  # 'difference' and perhaps 'train_s' -> what is below the panel
@@ -243,11 +243,11 @@ def _times_axis(axes: Axes, ratios: list[float]) -> None:
     margin = (high / low) ** 0.08
     axes.set_xlim(low / margin, high * margin)
 
-# %% ../../nbs/report/03_figures.ipynb #baa14c09
+# %% ../../nbs/report/03_figures.ipynb #99db33f0
 # title -> key, what it is divided by
 _TRACES = {m.panel: (name, m.per) for name, m in METERS.items() if m.panel}
 
-# %% ../../nbs/report/03_figures.ipynb #99db33f0
+
 @pt.drawing
 def timelines_figure(e: Evidence) -> Figure:
     "Utilisation and power, or memory, over the time of each run."
@@ -408,14 +408,14 @@ _COLOURS = dict(teacher=pt.BLACK, alone=pt.QUIET)
 _TAUGHT = (pt.BLUE, pt.RED, pt.GREEN, pt.PURPLE)
 _MARKERS = ('o', 's', 'D', '^', 'v', 'P', 'X')
 
-# %% ../../nbs/report/03_figures.ipynb #109012d0
+# %% ../../nbs/report/03_figures.ipynb #333e65f7
 def _named(arm: TrainedArm) -> str:
     "An arm, and what it learnt from, as a legend has it."
     taught = 'distilled' + f', {arm.texts:,} unlabelled rows' * bool(arm.texts)
     how = dict(teacher='a teacher', alone='no distillation', taught=taught)[arm.role]
     return f'{arm.arm} ({"not trained here" if arm.labels is None else how})'
 
-# %% ../../nbs/report/03_figures.ipynb #72242317
+
 def _side_by_side(labels: Sequence[int]) -> list[float]:
     "Places on a logarithmic axis, those of one number side by side."
     places = []
@@ -424,7 +424,7 @@ def _side_by_side(labels: Sequence[int]) -> list[float]:
         places.append(n * 1.09 ** (among - (n_equal - 1) / 2))
     return places
 
-# %% ../../nbs/report/03_figures.ipynb #333e65f7
+
 def _looks(arm: TrainedArm, known: Sequence[TrainedArm]) -> tuple[str, str]:
     "A colour by role, and a marker each within it."
     among = [other for other in known if other.role == arm.role]

@@ -32,7 +32,7 @@ __all__ = ['BLACK', 'ORANGE', 'SKY', 'GREEN', 'BLUE', 'RED', 'PURPLE', 'QUIET', 
            'put_course', 'put_band', 'log_axis', 'number_label', 'number_axis', 'mark_smoke', 'FigureFile', 'Picture',
            'save_figure', 'bind_figures', 'make_figures']
 
-# %% ../../nbs/report/00_plotting.ipynb #95a423ba
+# %% ../../nbs/report/00_plotting.ipynb #30873640
 BLACK = '#000000'
 ORANGE = '#E69F00'
 SKY = '#56B4E9'
@@ -53,7 +53,7 @@ LOOKS = {  # mode -> colour, marker
     'mixed_kd': (RED, 'X'),
 }
 
-# %% ../../nbs/report/00_plotting.ipynb #30873640
+
 _OTHER_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
 WIDTH = 6.2  # inches: the text width of the thesis, so that a letter is printed as large as it is drawn
 SMALLEST = 7  # points
@@ -308,24 +308,20 @@ def number_label(x: Any) -> str:  # of a float '14 M', '0.05', '3e-5'
     return f'{x:.4g}'
 
 # %% ../../nbs/report/00_plotting.ipynb #41cb765f
-def number_axis(
-    axes: Axes,
-    low: float,
-    high: float,
-    log: bool,
-    most: int = 7,  # numbers, or about
-    whole: bool = False,
-) -> None:
+_MOST_NUMBERS = 7  # on an axis, or about
+
+
+def number_axis(axes: Axes, low: float, high: float, log: bool) -> None:
     "The horizontal axis with numbers that can be read."
     axis = axes.xaxis
     if log:
         decades = math.log10(high / low)
-        subs = next((subs for subs in ((1, 2, 5), (1, 3)) if len(subs) * decades <= most), (1,))
+        subs = next((subs for subs in ((1, 2, 5), (1, 3)) if len(subs) * decades <= _MOST_NUMBERS), (1,))
         axes.set_xscale('log')
-        axis.set_major_locator(LogLocator(subs=subs, numticks=20 if len(subs) > 1 else most))
+        axis.set_major_locator(LogLocator(subs=subs, numticks=20 if len(subs) > 1 else _MOST_NUMBERS))
         axis.set_minor_locator(NullLocator())
     else:
-        axis.set_major_locator(MaxNLocator(most - 1, integer=whole))
+        axis.set_major_locator(MaxNLocator(_MOST_NUMBERS - 1))
     axis.set_major_formatter(FuncFormatter(lambda x, _: number_label(x)))
 
 # %% ../../nbs/report/00_plotting.ipynb #182374e5
@@ -381,22 +377,20 @@ def save_figure(
 ) -> Path:  # the file
     "Write a figure as deterministic SVG and bind it to its runs in MANIFEST.json."
     path = atomic_write(folder / f'{name}.svg', figure_bytes(figure))
-    bind_figures(
-        folder, {path.name: dict(producer=producer, run_ids=sorted(run_ids), sha256=sha256_file(path))}
-    )
+    entry = dict(producer=producer, run_ids=sorted(run_ids), sha256=sha256_file(path))
+    bind_figures(folder, {path.name: entry})
     return path
 
 # %% ../../nbs/report/00_plotting.ipynb #0e768a4c
 def bind_figures(
     folder: Path,  # runs/<study>/figures
-    # file name -> producer, run_ids, sha256 (None: not made) and reason; None takes the entry out
-    entries: dict[str, dict | None],
+    entries: dict[str, dict],  # file name -> producer, run_ids, sha256 (None: not made) and reason
 ) -> None:
     "Put entries into a folder's manifest."
     manifest = folder / 'MANIFEST.json'
     with lock(runs_path() / '.locks' / f'figures-{folder.parent.name}.lock'):
         known = (read_json(manifest) if manifest.exists() else {}) | entries
-        write_json(manifest, {k: v for k, v in known.items() if v is not None})
+        write_json(manifest, known)
 
 # %% ../../nbs/report/00_plotting.ipynb #aa1c8585
 def make_figures(

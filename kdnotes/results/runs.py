@@ -205,10 +205,10 @@ def read_csv(
         ) from None
     return df
 
-# %% ../../nbs/results/02_runs.ipynb #87d65782
+# %% ../../nbs/results/02_runs.ipynb #1e4ff0b7
 STATUSES = ('running', 'interrupted', 'failed', 'done')
 
-# %% ../../nbs/results/02_runs.ipynb #1e4ff0b7
+
 @dataclass(frozen=True)
 class RunFolder:
     "The files of one run."
@@ -348,7 +348,13 @@ def write_record(self: RunFolder, record: dict) -> None:
             )
     if (self.path / 'model').is_dir():
         sync_tree(self.path / 'model')  # tables are; a record outlives no model when power is lost
-    write_json(self.path / 'record.json', record | dict(files=_hashes(self.path)))
+    files = [self.path / f'{name}.csv.gz' for name in TABLES]
+    for name in ('model', 'pruned'):  # the second where a student lost heads
+        # a model's card is written from the record, and can be written again
+        inside = (self.path / name).glob('**/*')
+        files += sorted(path for path in inside if path.is_file() and path.name != 'README.md')
+    hashes = {path.relative_to(self.path).as_posix(): sha256_file(path) for path in files}
+    write_json(self.path / 'record.json', record | dict(files=hashes))
 
 # %% ../../nbs/results/02_runs.ipynb #d631accf
 @patch
@@ -443,16 +449,6 @@ def saved_model(
         return None
     run = RunFolder(place.parent.name, place.name, place)
     return run.model(at.name if inside else 'model'), run.record()
-
-# %% ../../nbs/results/02_runs.ipynb #f9bb7558
-def _hashes(folder: Path) -> dict[str, str]:
-    "Path in a run's folder -> sha256, of its tables and its model."
-    files = [folder / f'{name}.csv.gz' for name in TABLES]
-    for name in ('model', 'pruned'):  # the second where a student lost heads
-        # a model's card is written from the record, and can be written again
-        inside = (folder / name).glob('**/*')
-        files += sorted(path for path in inside if path.is_file() and path.name != 'README.md')
-    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
 
 # %% ../../nbs/results/02_runs.ipynb #8d341603
 BEGUN = ('config.json', 'state.json', 'record.json')  # a run that was begun has one of these

@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     JsonValue,
     ValidationError,
+    create_model,
     model_validator,
 )
 from ..core.arms import MODES
@@ -23,11 +24,11 @@ from ..telemetry.meters import METERS
 
 # %% auto #0
 __all__ = ['SCHEMA', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number', 'Numbers', 'Counts', 'ROW_KEYS', 'HARDWARE',
+           'Time', 'Throughput', 'Memory', 'Amp', 'Utilisation', 'MachineLoad', 'Sampling', 'Latency', 'Operations',
            'SHARED_MASKS', 'SEPARATE_MASKS', 'RecordError', 'of_this_schema', 'Part', 'NumberPart', 'Explained',
            'keys_of', 'Point', 'first_error', 'make_row', 'Row', 'check_row', 'Factors', 'Settings', 'Parallel',
-           'Environment', 'Models', 'Primary', 'Time', 'Throughput', 'Memory', 'Energy', 'Amp', 'Utilisation',
-           'MachineLoad', 'Sampling', 'Latency', 'Operations', 'Gradients', 'Tokenisation', 'Best', 'Record',
-           'ran_on_cpu', 'dropout_masks', 'check_record', 'check_read']
+           'Environment', 'Models', 'Primary', 'Energy', 'Gradients', 'Tokenisation', 'Best', 'Record', 'ran_on_cpu',
+           'dropout_masks', 'check_record', 'check_read']
 
 # %% ../../nbs/results/01_schema.ipynb #ad03554c
 class RecordError(KdnotesError):
@@ -269,30 +270,22 @@ class Primary(Part, Explained):
     higher_is_better: bool
     value: Number
 
-# %% ../../nbs/results/01_schema.ipynb #9fc0061f
-class Time(NumberPart):
-    "Seconds."
-
-    train_s: Number
-    teacher_s: Number
-    teacher_train_s: Number
-    total_s: Number
-    wall_s: Number
+# %% ../../nbs/results/01_schema.ipynb #fc85798e
+def _numbers(*keys: str, base: Any = (NumberPart, Explained)) -> type[NumberPart]:
+    "A part of a record that has a number or null under each of these keys."
+    return create_model('Numbers', __base__=base, **dict.fromkeys(keys, (Number, ...)))
 
 
-class Throughput(NumberPart, Explained):
-    "Of the training."
-
-    examples_per_s: Number
-    tokens_per_s: Number
-    useful_flops_per_s: Number
-
-# %% ../../nbs/results/01_schema.ipynb #27599071
-class Memory(NumberPart, Explained):
-    "Peaks of all ranks, MiB."
-
-    peak_device_mib: Number
-    peak_host_mib: Number
+Time = _numbers('train_s', 'teacher_s', 'teacher_train_s', 'total_s', 'wall_s', base=NumberPart)
+Throughput = _numbers('examples_per_s', 'tokens_per_s', 'useful_flops_per_s')  # of the training
+Memory = _numbers('peak_device_mib', 'peak_host_mib')  # of all ranks
+Amp = _numbers('overflow_steps', 'final_scale')  # of fp16's loss scaling
+Utilisation = _numbers('cpu_percent', 'gpu_percent')  # 100 is one core, or one GPU
+MachineLoad = _numbers('load_average_mean', 'busy_share', 'cpu_steal')  # the work of others
+Sampling = _numbers('interval_s', 'samples', 'overhead_share')  # what the telemetry took
+# one forward of a batch, and its number of tokens
+Latency = _numbers('batch_1_ms', 'batch_32_ms', 'batch_1_tokens', 'batch_32_tokens')
+Operations = _numbers('model_flops_per_example', 'executed_flops_per_example', 'executed_flops_per_s')
 
 
 class Energy(Part, Explained):
@@ -304,53 +297,6 @@ class Energy(Part, Explained):
     source: str | None
     co2_g: Number = None
     grid_g_per_kwh: Number = None
-
-# %% ../../nbs/results/01_schema.ipynb #ca05f683
-class Amp(NumberPart, Explained):
-    "Of fp16's loss scaling."
-
-    overflow_steps: Number
-    final_scale: Number
-
-
-class Utilisation(NumberPart, Explained):
-    "Percent; 100 is one core, or one GPU."
-
-    cpu_percent: Number
-    gpu_percent: Number
-
-# %% ../../nbs/results/01_schema.ipynb #7cb7dda3
-class MachineLoad(NumberPart, Explained):
-    "The work of others on the machine."
-
-    load_average_mean: Number
-    busy_share: Number
-    cpu_steal: Number
-
-
-class Sampling(NumberPart, Explained):
-    "What the telemetry took."
-
-    interval_s: Number
-    samples: Number
-    overhead_share: Number
-
-# %% ../../nbs/results/01_schema.ipynb #07b4014b
-class Latency(NumberPart, Explained):
-    "One forward of a batch, ms, and its number of tokens."
-
-    batch_1_ms: Number
-    batch_32_ms: Number
-    batch_1_tokens: Number
-    batch_32_tokens: Number
-
-
-class Operations(NumberPart, Explained):
-    "Floating point operations."
-
-    model_flops_per_example: Number
-    executed_flops_per_example: Number
-    executed_flops_per_s: Number
 
 # %% ../../nbs/results/01_schema.ipynb #aa1a5796
 class Gradients(Part):
@@ -370,7 +316,7 @@ class Tokenisation(Part, Explained):
     empty: Counts | None  # rows with a text that has no tokens
     overlap: Counts  # rows of an evaluation set that have the same tokens as a row of train
 
-# %% ../../nbs/results/01_schema.ipynb #82353c0c
+
 class Best(Part, Explained):
     "Of a run that keeps its best model: after how many steps, what it scored, and the steps planned."
 
@@ -457,24 +403,18 @@ SHARED_MASKS = 'shared'
 SEPARATE_MASKS = 'own'
 
 
-def ran_on_cpu(
-    record: dict,
-) -> bool:
+def ran_on_cpu(record: dict) -> bool:
     "Did a run use a processor alone, without a GPU?"
     where = record['environment']
     return where.get('device') in ('cpu', where.get('cpu'))
 
 
-def dropout_masks(
-    record: dict,
-) -> str:  # SHARED_MASKS or SEPARATE_MASKS
+def dropout_masks(record: dict) -> str:  # SHARED_MASKS or SEPARATE_MASKS
     "Whether a run samples the same dropout masks in each number format; older runs on a GPU do not."
     return record.get('dropout_masks') or (SHARED_MASKS if ran_on_cpu(record) else SEPARATE_MASKS)
 
 # %% ../../nbs/results/01_schema.ipynb #003ded8a
-def check_record(
-    record: dict,
-) -> None:
+def check_record(record: dict) -> None:
     "Refuse to write a record that lacks a key, a reason for a null, or a number."
     if why := first_error(Record, record):
         raise RecordError(f"the record of run {record.get('run_id')!r} is not written, since {why}")

@@ -81,9 +81,7 @@ def _exported_lines(study: str) -> list[tuple[str, dict]]:
     return list(json_lines(path, path.read_bytes().rstrip().splitlines()))
 
 
-def exported_records(
-    study: str,
-) -> dict[str, dict]:  # run_id -> record, of this schema
+def exported_records(study: str) -> dict[str, dict]:  # run_id -> record, of this schema
     "The runs of a study that are in the evidence."
     path, sums = _evidence(study, 'records'), _evidence(study, 'sums')
     if not path.exists() and sums.exists():
@@ -92,9 +90,7 @@ def exported_records(
     return {r['run_id']: r for r in (check_read(obj, where, study=study) for where, obj in lines)}
 
 # %% ../../nbs/results/04_store.ipynb #7c74d481
-def export(
-    study: str,
-) -> list[str]:  # the run_ids of its evidence, sorted
+def export(study: str) -> list[str]:  # the run_ids of its evidence, sorted
     "Merge a study's finished runs into the committed evidence; a study that has none is refused."
     with _exporting(study):
         runs = _find_runs(study)
@@ -180,18 +176,14 @@ def find_record(
                 return check_read(record, where, study=study), None
 
 # %% ../../nbs/results/04_store.ipynb #bc7b94ca
-def find_run_model(
-    run_id: str,
-) -> Path | None:  # not looked into: to load it, ask `checked_run_model`
+def find_run_model(run_id: str) -> Path | None:  # not looked into: to load it, ask `checked_run_model`
     "The weights of a finished run, if a folder still has them."
     for folder in _folders_named(run_id):
         if (folder.path / 'model' / 'model.safetensors').exists():
             return folder.path / 'model'
 
 
-def checked_run_model(
-    run_id: str,
-) -> Path | None:  # a folder for `from_pretrained`
+def checked_run_model(run_id: str) -> Path | None:  # a folder for `from_pretrained`
     "The weights of a finished run, checked against its record."
     folder = find_run_model(run_id)
     return RunFolder(folder.parent.parent.name, run_id).model() if folder else None

@@ -259,11 +259,7 @@ def _with_seeds(driver: Driver, result: SearchResult) -> SearchResult:
 
 # %% ../../nbs/search/08_driver.ipynb #3f67d626
 @contextmanager
-def driving(
-    config: SearchConfig,
-    resolved: ResolvedSearch,
-    log: Callable[[str], None],
-) -> Iterator[Driver]:
+def driving(config: SearchConfig, resolved: ResolvedSearch, log: Callable[[str], None]) -> Iterator[Driver]:
     "A driver with the trials of earlier calls, once the models exist that all trials need."
     with ExitStack() as stack:
         stack.enter_context(exclusive(resolved.first.config.where.study, config.storage))

@@ -30,9 +30,13 @@ class Objective:
     higher_is_better: bool
     in_percent: bool = False  # is it a share that is printed in percent?
 
+    def printed(self, value: float) -> float:
+        "A value in the unit in which it is printed."
+        return 100 * value if self.in_percent else value
+
     def text(self, value: float) -> str:  # '0.7662', '51.41' of a share in percent, '66.3 M'
         "A value as it is printed."
-        return amount(100 * value if self.in_percent else value)
+        return amount(self.printed(value))
 
 # %% ../../nbs/search/01_front.ipynb #aa4661db
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def study_of(
     objectives: Sequence[Objective],
     distributions: Mapping[str, Any] | None = None,  # parameter -> of Optuna; None: without parameters
 ):  # a study of Optuna; the user attribute `index` of its trials is their position in `trials`
-    "The ended trials of which all objectives are known, as a study of Optuna."
+    "The ended trials of which all objectives are known, as a study of Optuna, in the units that are printed."
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -86,7 +90,7 @@ def study_of(
         if t.state == 'running' or not known[index]:
             continue
         result = dict(
-            values=[float(t.values[o.name]) for o in objectives],
+            values=[float(o.printed(t.values[o.name])) for o in objectives],
             user_attrs=dict(index=index),
             constraints=dict(feasible=1.0 if t.state == 'infeasible' else -1.0),
         )
@@ -126,10 +130,7 @@ def box(
 Seeds = Mapping[str, Mapping[str, Sequence[float]]]
 
 
-def with_means(
-    trials: Sequence[Trial],
-    seeds: Seeds,
-) -> list[Trial]:  # only those with more seeds
+def with_means(trials: Sequence[Trial], seeds: Seeds) -> list[Trial]:  # only those with more seeds
     "The trials with means over their seeds as values."
     averaged = []
     for t in trials:

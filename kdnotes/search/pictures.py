@@ -6,7 +6,7 @@
 from __future__ import annotations
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,8 +36,8 @@ from .result import SearchResult
 from .spaces import Space, distributions
 
 # %% auto #0
-__all__ = ['LOOKS', 'FEWEST', 'SHUFFLES', 'CHANCE', 'NEIGHBOURS', 'PICTURES', 'ended', 'in_printed_unit', 'front_figure',
-           'searched', 'importances', 'importances_of', 'importances_figure', 'hypervolume_figure', 'parallel_figure',
+__all__ = ['LOOKS', 'FEWEST', 'SHUFFLES', 'CHANCE', 'NEIGHBOURS', 'PICTURES', 'ended', 'seeds_of', 'front_figure', 'searched',
+           'importances', 'importances_of', 'importances_figure', 'hypervolume_figure', 'parallel_figure',
            'slices_figure', 'draw_result']
 
 # %% ../../nbs/search/05_pictures.ipynb #a485fb3c
@@ -53,30 +53,17 @@ def ended(result: SearchResult) -> list[Trial]:
     return sorted((t for t in result.trials if t.ended_s is not None), key=lambda t: t.ended_s)
 
 # %% ../../nbs/search/05_pictures.ipynb #f6c68a26
-def in_printed_unit(
-    result: SearchResult,
-) -> tuple[SearchResult, Seeds]:
-    "A result and its values over several seeds, with scores as they are printed: shares in percent."
+def seeds_of(result: SearchResult) -> Seeds:  # {}: no trial has several
+    "The values of the trials that have several seeds."
     several = any(len(run_ids) > 1 for run_ids in result.seeds.values())
-    seeds = result.seed_values if several else {}
-    score = result.objectives[0]
-    if not score.in_percent:
-        return result, seeds
-
-    def scaled(values: Mapping[str, Any]) -> dict[str, Any]:
-        known = values.get(score.name)
-        return dict(values) if known is None else values | {score.name: 100 * known}
-
-    trials = tuple(replace(t, values=scaled(t.values)) for t in result.trials)
-    threshold = result.threshold and replace(result.threshold, value=100 * result.threshold.value)
-    in_percent = {i: v | {score.name: [100 * value for value in v[score.name]]} for i, v in seeds.items()}
-    return replace(result, trials=trials, threshold=threshold), in_percent
+    return result.seed_values if several else {}
 
 # %% ../../nbs/search/05_pictures.ipynb #fcbb145b
 def _placed(result: SearchResult, cost: Objective) -> pd.DataFrame:  # of `trials_table`, with `kind`
     "The ended trials with a score and a cost, those of the front last, above the others."
     best = {t.number for t in result.front}
     table = trials_table(ended(result), result.objectives)
+    table = table.assign(**{o.name: o.printed(table[o.name]) for o in result.objectives})
     kinds = table['state'].mask(table['number'].isin(best), 'front')
     order = sorted(kinds.index, key=lambda n: list(LOOKS).index(kinds[n]))
     table = table.assign(kind=kinds).loc[order]
@@ -85,8 +72,8 @@ def _placed(result: SearchResult, cost: Objective) -> pd.DataFrame:  # of `trial
 # %% ../../nbs/search/05_pictures.ipynb #576614b2
 def _stairs(axes: Axes, best: Sequence[Trial], score: Objective, cost: Objective, **how: Any) -> None:
     "The border of what a front dominates."
-    x = [t.values[cost.name] for t in best]
-    y = [t.values[score.name] for t in best]
+    x = [cost.printed(t.values[cost.name]) for t in best]
+    y = [score.printed(t.values[score.name]) for t in best]
     end = axes.get_xlim()[0 if cost.higher_is_better else 1]
     axes.plot([*x, end], [*y, y[-1]], drawstyle='steps-post', color=pt.BLUE, zorder=1.5, **how)
 
@@ -96,7 +83,8 @@ def _put_whiskers(axes: Axes, means: list[Trial], seeds: Seeds, score: Objective
     for along, shown, other in (('x', cost, score), ('y', score, cost)):
         each = {t.run_id: seeds[t.run_id].get(shown.name) for t in means}
         rows = [
-            dict(value=t.values[shown.name], low=min(values), high=max(values), at=t.values[other.name])
+            dict(value=shown.printed(t.values[shown.name]), at=other.printed(t.values[other.name]))
+            | dict(low=shown.printed(min(values)), high=shown.printed(max(values)))
             for t in means
             if (values := each[t.run_id])
         ]
@@ -118,7 +106,7 @@ def _panel(axes: Axes, result: SearchResult, seeds: Seeds, cost: Objective) -> N
     pt.number_axis(axes, low, high, log=low > 0 and high >= 8 * low)
     axes.set_xlim(axes.get_xlim())
     if threshold is not None:
-        axes.axhline(threshold, color=pt.LINE, linewidth=1, linestyle=':', zorder=1)
+        axes.axhline(score.printed(threshold), color=pt.LINE, linewidth=1, linestyle=':', zorder=1)
     means = with_means(ended(result), seeds)
     if len(result.objectives) == 2:
         single_seed = dict(linestyle='--', linewidth=0.9) if means else {}
@@ -138,16 +126,14 @@ def _panel(axes: Axes, result: SearchResult, seeds: Seeds, cost: Objective) -> N
 
 # %% ../../nbs/search/05_pictures.ipynb #6a630f31
 @pt.drawing
-def front_figure(
-    result: SearchResult,
-) -> Figure:
+def front_figure(result: SearchResult) -> Figure:
     "The score against its cost: all trials, the front, and the baseline."
     score, *costs = result.objectives
     if not costs:
         raise pt.NotDrawn(reason('one_objective'))
     if not result.front:
         raise pt.NotDrawn(reason('no_complete_trial'))
-    result, seeds = in_printed_unit(result)
+    seeds = seeds_of(result)
     figure, panels = pt.grid([o.label for o in costs], 2, 3.3)
     for axes, cost in zip(panels.values(), costs):
         _panel(axes, result, seeds, cost)
@@ -162,7 +148,7 @@ def front_figure(
     if seeds:
         signs.append(Line2D([], [], color=pt.BLUE, marker='o', label='mean and range of seeds', **hollow))
     if result.threshold is not None:
-        label = phrase('search.jinja', 'threshold_line', result.threshold.value)
+        label = phrase('search.jinja', 'threshold_line', score.printed(result.threshold.value))
         signs.append(Line2D([], [], color=pt.LINE, linestyle=':', label=label))
     figure.legend(handles=signs, loc='outside lower center', ncols=3, handlelength=1.4)
     return figure
@@ -222,9 +208,7 @@ def importances(
     return pd.DataFrame(rows, columns=['trials', 'parameter', 'importance', 'is_chance'])
 
 # %% ../../nbs/search/05_pictures.ipynb #502272d1
-def importances_of(
-    result: SearchResult,
-) -> pd.DataFrame:  # objective and as of `importances`
+def importances_of(result: SearchResult) -> pd.DataFrame:  # objective and as of `importances`
     "How much each parameter decides each objective."
     trials = ended(result)
     tables = [importances(trials, o, result.space).assign(objective=o.name) for o in result.objectives]
@@ -232,9 +216,7 @@ def importances_of(
 
 
 @pt.drawing
-def importances_figure(
-    result: SearchResult,
-) -> Figure:
+def importances_figure(result: SearchResult) -> Figure:
     "How much each parameter decides, one panel per objective."
     table = importances_of(result)
     if not len(table):
@@ -297,14 +279,11 @@ def _study(result: SearchResult):  # of Optuna
     "The ended trials with their settings; `NotDrawn` if fewer than two are feasible."
     if sum(t.state == 'complete' for t in result.trials) < 2:
         raise pt.NotDrawn(reason('few_complete_trials'))
-    result, _ = in_printed_unit(result)
     return study_of(ended(result), result.objectives, searched(result.space))
 
 # %% ../../nbs/search/05_pictures.ipynb #6a1638c2
 @pt.drawing
-def hypervolume_figure(
-    result: SearchResult,
-) -> Figure:
+def hypervolume_figure(result: SearchResult) -> Figure:
     "The hypervolume after each trial, as a share of the box; with one objective, the best score so far."
     from optuna.visualization.matplotlib import plot_hypervolume_history, plot_optimization_history
 
@@ -319,7 +298,7 @@ def hypervolume_figure(
         known = {name: value for name, value in t.values.items() if value is not None and name in sides}
         return replace(t, values={name: (v - best[name]) / sides[name] for name, v in known.items()})
 
-    losses_of = [replace(o, higher_is_better=False) for o in result.objectives]
+    losses_of = [replace(o, higher_is_better=False, in_percent=False) for o in result.objectives]
     study = study_of(list(map(scaled, ended(result))), losses_of)
     figure = _by_optuna(partial(plot_hypervolume_history, reference_point=[1.0] * len(best)), study, 2.9)
     figure.axes[0].set_ylabel('hypervolume, share of the box')
@@ -342,9 +321,7 @@ def _settings_figure(result: SearchResult, plot: Callable, height: float) -> Fig
 
 
 @pt.drawing
-def parallel_figure(
-    result: SearchResult,
-) -> Figure:
+def parallel_figure(result: SearchResult) -> Figure:
     "The settings of all trials, one line each, coloured by their score."
     from optuna.visualization.matplotlib import plot_parallel_coordinate
 
@@ -352,9 +329,7 @@ def parallel_figure(
 
 
 @pt.drawing
-def slices_figure(
-    result: SearchResult,
-) -> Figure:
+def slices_figure(result: SearchResult) -> Figure:
     "The score against each parameter."
     from optuna.visualization.matplotlib import plot_slice
 
@@ -362,9 +337,8 @@ def slices_figure(
 
 # %% ../../nbs/search/05_pictures.ipynb #9a44a05d
 def _front_caption(result: SearchResult) -> str:
-    several = any(len(run_ids) > 1 for run_ids in result.seeds.values())
     known = np.isfinite(losses(ended(result), result.objectives)).all(1)
-    return phrase('search.jinja', 'search_front', result, several, int((~known).sum()))
+    return phrase('search.jinja', 'search_front', result, bool(seeds_of(result)), int((~known).sum()))
 
 
 _caption = partial(partial, phrase, 'search.jinja')  # a macro's name -> a function from a result to a caption

@@ -144,9 +144,7 @@ def save_result(result: SearchResult) -> Path:
     return write_json(result_path(result.study), json.loads(json.dumps(content, default=str)))
 
 # %% ../../nbs/search/04_result.ipynb #72bc4b55
-def load_result(
-    study: str,
-) -> SearchResult:
+def load_result(study: str) -> SearchResult:
     "The result of a search, from its folder or the evidence."
     path = result_path(study)
     content = read_json(path if path.exists() else _evidence_of(study))

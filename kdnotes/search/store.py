@@ -77,10 +77,7 @@ def objective_of(
     return Objective(**dict(in_percent=stored['name'] == 'score' and stored['label'] in percent) | stored)
 
 # %% ../../nbs/search/03_store.ipynb #40e8b730
-def values_of(
-    record: dict,
-    objectives: Sequence[Objective],
-) -> dict[str, float | None]:
+def values_of(record: dict, objectives: Sequence[Objective]) -> dict[str, float | None]:
     "The values of a run, by objective."
     return {o.name: MEASURED[o.name][1](record) for o in objectives}
 
@@ -97,11 +94,11 @@ def constraints_of(
     values = {name: 1.0 if name in broken else -1.0 for name in CONSTRAINTS}
     return values | dict(known or {})
 
-# %% ../../nbs/search/03_store.ipynb #b2e1900f
+# %% ../../nbs/search/03_store.ipynb #9f2b1fb7
 SAMPLERS = ('tpe', 'gp', 'nsga2', 'random', 'sobol')
 STARTUP = 10  # trials before TPE and GP use results
 
-# %% ../../nbs/search/03_store.ipynb #9f2b1fb7
+
 def make_sampler(
     name: str,  # of SAMPLERS
     seed: int,
