@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 import pandas as pd
 from ..stats.comparable import commits, missing_value, trained
@@ -59,11 +59,11 @@ class Report:
     values: dict[str, dict[str, Interval]]  # arm -> quantity -> interval
     numbers: pd.DataFrame  # one row per comparison and quantity, of `stats.comparison_table`
     results: pd.DataFrame  # one row per run, set and metric, of `results.table`
-    setting: tuple[str, ...] = ()  # sentences: how the arms were trained, and on how much they were scored
+    setting: tuple[str, ...]  # sentences: how the arms were trained, and on how much they were scored
     # a trivial baseline -> set -> metric -> value; the best one first
-    scored_baselines: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    scored_baselines: dict[str, dict[str, dict[str, float]]]
     # arm -> the share of the teacher's gain over the best of them; None: it has no teacher here
-    recovered: dict[str, GapRecovered | None] = field(default_factory=dict)
+    recovered: dict[str, GapRecovered | None]
 
     def __str__(self) -> str:
         text = render('report.txt.jinja', r=self)

@@ -110,8 +110,7 @@ def _exporting(study: str) -> AbstractContextManager:
 
 def _write_evidence(study: str, contents: dict[Path, bytes]) -> None:
     "Make a study's evidence these files, from `_contents`; records last."
-    files = [_evidence(study, name) for name in _EVIDENCE]
-    *tables, sums = files
+    *tables, sums = (_evidence(study, name) for name in _EVIDENCE)
     if not contents:
         for path in (sums, *tables):
             path.unlink(missing_ok=True)

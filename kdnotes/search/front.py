@@ -218,8 +218,6 @@ def ship(
     threshold: float | None = None,  # that a mean score must be better than
 ) -> Choice:
     "The trial to ship."
-    if not 0 <= margin < math.inf:
-        raise ConfigError(f'margin={margin!r} must be a difference of the score, 0 or more')
     if seeds:
         trials = with_means(trials, seeds)
         baseline = next((t for t in trials if baseline and t.number == baseline.number), baseline)
