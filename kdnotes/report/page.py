@@ -38,7 +38,7 @@ class Table:
     caption: str
 
     @classmethod
-    def of(cls, df: pd.DataFrame, caption: str) -> Table:
+    def from_frame(cls, df: pd.DataFrame, caption: str) -> Table:
         "A frame of text without its index; what is missing is empty."
         cells = df.astype(object).where(df.notna(), '')
         rows = tuple(tuple(map(str, row)) for row in cells.itertuples(index=False))
@@ -72,7 +72,7 @@ def _table(
     **about: Any,  # what the caption mentions
 ) -> Table:
     "A frame as a table with its caption."
-    return Table.of(df.reset_index() if index else df, phrase('page.jinja', 'table', name, about))
+    return Table.from_frame(df.reset_index() if index else df, phrase('page.jinja', 'table', name, about))
 
 
 def _by_arm(df: pd.DataFrame, name: str) -> Table:

@@ -129,7 +129,8 @@ def _trained_on(
         return {}
     rows = {arm: [r['trained_rows'] for r in runs] for arm, runs in arms_of(records).items()}
     return {
-        arm: ([n['train'] for n in of], [n.get('unlabelled') or 0 for n in of]) for arm, of in rows.items()
+        arm: ([n['train'] for n in counts], [n.get('unlabelled') or 0 for n in counts])
+        for arm, counts in rows.items()
     }
 
 # %% ../../nbs/report/04_report.ipynb #8975c1c5

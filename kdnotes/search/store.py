@@ -292,15 +292,12 @@ def trials(self: TrialStore) -> list[Trial]:
     begin = min((t.datetime_start for t in stored), default=None)
     trials = []
     for t in stored:
-        told = t.user_attrs.get('told', {})
+        result = t.user_attrs.get('told', {})
         ended = t.datetime_complete
         broken = any(value > 0 for value in t.constraints.values())
         state = 'running' if ended is None else 'infeasible' if broken else 'complete'
-        known = (
-            dict(values={})
-            | told
-            | dict(causes=tuple(told.get('causes', ())), constraints=dict(t.constraints))
-        )
+        known = dict(values={}) | result | dict(constraints=dict(t.constraints))
+        known |= dict(causes=tuple(result.get('causes', ())))
         known |= dict(started_s=(t.datetime_start - begin).total_seconds())
         known |= dict(ended_s=None if ended is None else (ended - begin).total_seconds())
         trials.append(Trial(t.number, dict(t.params), state, **known))

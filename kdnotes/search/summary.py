@@ -210,7 +210,9 @@ def search_page(result: SearchResult, figures: Sequence[FigureFile]) -> Page:
         infeasible=infeasible_table(result),
         trials=trials_as_text(result),
     )
-    captioned = {name: Table.of(df, phrase('search.jinja', 'table', name)) for name, df in tables.items()}
+    captioned = {
+        name: Table.from_frame(df, phrase('search.jinja', 'table', name)) for name, df in tables.items()
+    }
     parts = dict(
         front=dict(tables=(captioned['front'], captioned['settings']), figures=drawn[:2]),
         parameters=dict(figures=drawn[2:]),
