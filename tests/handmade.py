@@ -9,7 +9,7 @@ from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, factors, resolve, run_id, settings
 from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import keep_floors
-from kdnotes.results.schema import SCHEMA, of_this_schema
+from kdnotes.results.schema import SCHEMA
 from kdnotes.report.report import Report, report_of
 from kdnotes.stats.evidence import evidence
 from kdnotes.stats.intervals import compact_curve
@@ -68,10 +68,13 @@ def make_record(
         memory=dict(peak_device_mib=None, peak_host_mib=900.0),
         energy=dict.fromkeys(('device_j', 'mean_w', 'idle_w', 'source')),
         amp=dict.fromkeys(('overflow_steps', 'final_scale')),
+        utilisation=dict.fromkeys(('cpu_percent', 'gpu_percent')),
+        machine=dict.fromkeys(('load_average_mean', 'busy_share', 'cpu_steal')),
+        sampling=dict.fromkeys(('interval_s', 'samples', 'overhead_share')),
     )
     unknown = [f'{key}.{name}' for key, of in measured.items() for name in of if of[name] is None]
-    record = dict(  # what schema 2 brought is null, with a reason
-        schema=1,
+    record = dict(
+        schema=SCHEMA,
         run_id=run_id(c, sha, initial, SCHEMA),
         study=study,
         task=c.task,
@@ -102,7 +105,8 @@ def make_record(
         losses={'hard': 0.3},
         reasons=dict.fromkeys(['primary.value', *unknown], 'made up'),
     )
-    return of_this_schema(record | measured | (dict(curve=points) if curve else {}), 'made')
+    record |= dict.fromkeys(('tuning_id', 'phases', 'devices', 'timeline', 'gradients'))
+    return record | measured | (dict(curve=points) if curve else {})
 
 
 def units_of(records):

@@ -25,7 +25,6 @@ from kdnotes.report.report import report_of
 from kdnotes.core.arms import MODES
 from kdnotes.core.files import evidence_path, figures_path, read_json, sha256_file
 from kdnotes.core.render import Reason, phrase, reason
-from kdnotes.results.schema import of_this_schema
 from kdnotes.results.runs import write_csv
 from kdnotes.results.store import RecordError
 from kdnotes.results.table import above_rest, arms_of
@@ -46,7 +45,7 @@ def moments(layers):
 
 def run(mode='full_kd', seed=0, value=0.7, train_s=40.0, energy=None, **parameters):
     "A whole record with everything a figure can show."
-    r = of_this_schema(make_record(mode, seed, value, train_s, **parameters) | dict(schema=1), 'a test')
+    r = make_record(mode, seed, value, train_s, **parameters)
     unknown = dict.fromkeys(('gpu_percent', 'device_mib', 'power_w'))
     line = [
         dict(elapsed_s=t, cpu_percent=150.0 + seed, host_mib=900.0 + t) | unknown
@@ -278,7 +277,7 @@ def test_with_a_gpu_its_load_and_power_are_shown():
 
 def old(mode='full_kd', seed=0):
     "A record without phases, timeline and gradients."
-    return of_this_schema(make_record(mode, seed) | dict(schema=1), 'a test')
+    return make_record(mode, seed)
 
 
 NULL = dict(metrics={'test': {'map': None}})

@@ -19,7 +19,7 @@ from kdnotes.stats.evidence import NotDrawn
 from kdnotes.core.render import phrase, sentences
 from kdnotes.report import plotting as pt
 from kdnotes.stats.comparable import check_arm
-from kdnotes.report.label_figure import labels_figure
+from kdnotes.report.figures import labels_figure
 from kdnotes.report.report import _trained_on
 from kdnotes.stats.evidence import Evidence, evidence
 from kdnotes.experiment.study import run_study
@@ -225,7 +225,7 @@ def test_rows_that_labels_leave_are_others_for_each_seed():
     assert check_arm([run(0), run(1)]) is None
     assert 'unlabelled_id' in str(check_arm([run(0), run(1, train=65)]))  # another corpus' rows for each
     assert 'unlabelled_id' in str(check_arm([run(0, labels=None), run(1, labels=None)]))
-    assert _trained_on([run(0), run(1)]) == (phrase('setting.jinja', 'trained_on', [64, 65], [1000, 999]),)
+    assert _trained_on([run(0), run(1)]) == {'mixed_kd': ([64, 65], [1000, 999])}
     assert phrase('setting.jinja', 'rows', 999, 1000) == '999 to 1,000 rows'
 
 
@@ -234,7 +234,8 @@ def test_a_report_of_few_labels_alone_says_how_many():
         make_record('mixed_kd', s) | dict(trained_rows=dict(train=65), settings=dict(labels=64))
         for s in (0, 1)
     ]
-    assert _trained_on(runs) == ('65 rows with a label',)
+    [rows] = _trained_on(runs).values()
+    assert phrase('setting.jinja', 'trained_on', *rows) == '65 rows with a label'
 
 
 def test_a_study_with_one_number_of_labels_says_nothing_of_it():

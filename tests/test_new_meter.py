@@ -38,7 +38,7 @@ from small_runs import make_small_run, write_model
 from kdnotes.report.figures import draw_evidence
 from kdnotes.report.report import report_of
 from kdnotes.results.runs import RunFolder
-from kdnotes.results.tensorboard import scalars_of_record
+from kdnotes.results.tracking import scalars_of_record
 from kdnotes.stats.evidence import evidence
 
 home = Path(sys.argv[1])

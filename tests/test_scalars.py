@@ -1,10 +1,10 @@
 "Every number of rows and records is a curve, nulls are none, and a resumed run's curves do not go back."
 
-import sys
 import pytest
 from kdnotes.results import schema as S
 from kdnotes.train.gradient_stats import gradient_ranges
-from kdnotes.results.tensorboard import scalars_of, tb_record, tb_writer
+from kdnotes.results.runs import RunFolder
+from kdnotes.results.tracking import TensorBoard, scalars_of
 
 
 def step(n, loss=0.5):
@@ -80,17 +80,23 @@ def test_gradient_ranges_become_points():
     ] == 0.25 and 'amp/loss_scale' not in scalars_of(gradients(False))
 
 
+def mirror(folder, *rows, record=None, killed=False):
+    "What a run that writes these rows leaves in TensorBoard."
+    pytest.importorskip('tensorboard', reason='tensorboard is optional')
+    board, at = TensorBoard(RunFolder('s', 'r', folder), {}), 0
+    for row in rows:
+        at = row.get('step', at)
+        board.log(row, scalars_of(row), at)
+    if killed:
+        board.writer.flush()
+    else:
+        board.finish(record)
+
+
 def test_tensorboard_gets_it_all(tmp_path):
-    write = tb_writer(tmp_path)
-    for row in (
-        telemetry(host_mib=9.0),
-        step(1),
-        step(2, 0.25),
-        telemetry(host_mib=10.0),
-        S.make_row('end', step=2, train_s=1.0, status='done'),
-    ):
-        write(row)
-    tb_record(tmp_path, dict(steps=2, energy=dict(device_j=5.0)))
+    end = S.make_row('end', step=2, train_s=1.0, status='done')
+    rows = (telemetry(host_mib=9.0), step(1), step(2, 0.25), telemetry(host_mib=10.0), end)
+    mirror(tmp_path, *rows, record=dict(steps=2, energy=dict(device_j=5.0)))
     found = events(tmp_path)
     assert [(e.step, e.value) for e in found.Scalars('loss')] == [(1, 0.5), (2, 0.25)]
     assert [(e.step, e.value) for e in found.Scalars('telemetry/rank 1/host_mib')] == [(0, 9), (2, 10)]
@@ -98,34 +104,10 @@ def test_tensorboard_gets_it_all(tmp_path):
 
 
 def test_a_resumed_run_does_not_go_back(tmp_path):
-    write = tb_writer(tmp_path)
-    for n in range(1, 6):
-        write(step(n, float(n)))
-    again = tb_writer(tmp_path)  # the first sitting ended without an end
-    again(S.make_row('resume', step=3, path='step-3'))
-    for n in (4, 5):
-        again(step(n, 10.0 * n))
-    again(S.make_row('end', step=5, train_s=1.0, status='done'))
-    assert [(e.step, e.value) for e in events(tmp_path).Scalars('loss')] == [
-        (1, 1),
-        (2, 2),
-        (3, 3),
-        (4, 40),
-        (5, 50),
-    ]
-
-
-def test_without_tensorboard_nothing_happens(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
-    write = tb_writer(tmp_path)
-    for row in (
-        step(1),
-        S.make_row('resume', step=1, path='x'),
-        S.make_row('end', step=1, train_s=1.0, status='done'),
-    ):
-        write(row)
-    tb_record(tmp_path, dict(energy=dict(device_j=5.0)))
-    assert not list(tmp_path.iterdir())
+    mirror(tmp_path, *(step(n, float(n)) for n in range(1, 6)), killed=True)
+    mirror(tmp_path, S.make_row('resume', step=3, path='step-3'), *(step(n, 10.0 * n) for n in (4, 5)))
+    losses = [(e.step, e.value) for e in events(tmp_path).Scalars('loss')]
+    assert losses == [(1, 1), (2, 2), (3, 3), (4, 40), (5, 50)]
 
 
 def test_runs_of_a_study_stand_in_the_tab_hparams(tmp_path):
@@ -145,7 +127,7 @@ def test_runs_of_a_study_stand_in_the_tab_hparams(tmp_path):
             metrics=dict(test=dict(map=value, f1=None)),
             time=dict(train_s=2.0),
         )
-        tb_record(tmp_path / name, record)
+        mirror(tmp_path / name, record=record)
     multiplexer = plugin_event_multiplexer.EventMultiplexer()
     multiplexer.AddRunsFromDirectory(str(tmp_path))
     multiplexer.Reload()

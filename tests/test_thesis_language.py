@@ -7,7 +7,6 @@ from handmade import make_record
 from kdnotes.stats.deployment import deployment
 from kdnotes.stats.evidence import evidence
 from kdnotes.core.config import task_info
-from kdnotes.results.schema import of_this_schema
 from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import export, keep_floors, records, units
 from thesis.language import batch_values, claims_values, language_values, of_one_rank
@@ -57,7 +56,7 @@ def make_run(mode: str, seed: int, nll: float, study: str = 'gutenberg', pseudo:
     r['metrics'] = {name: metrics_of(table) for name, table in tables.items()}
     r['primary'] |= dict(set='wikitext2', value=r['metrics']['wikitext2']['nll'])
     r['params_total'] = 10 if r['factors']['network'] == 'teacher' else 7
-    return of_this_schema(r, 'made'), pd.concat(tables.values(), ignore_index=True)
+    return r, pd.concat(tables.values(), ignore_index=True)
 
 
 def metrics_of(table: pd.DataFrame) -> dict:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from kdnotes.core.arms import MODES
 from kdnotes.core.config import metric_name, task_info
 from kdnotes.report import plotting as pt
 from kdnotes.results.table import arms_of
@@ -93,7 +94,7 @@ def progress_figure(
     figure, panels = pt.grid(names, 3, 1.9, 'optimizer steps', sharex=True)
     lines = []
     for arm, runs in arms.items():
-        looks, mixed = pt.look(arm, arms), pt.in_mixed_precision(runs)
+        looks, mixed = pt.look(arm, arms), MODES[runs[0]['mode']].precision == 'mixed'
         for key, axes in zip(keys, panels.values()):
             own = points[(points['arm'] == arm) & (points['key'] == key)]
             pt.put_course(axes, own, looks, mixed)

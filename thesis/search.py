@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from kdnotes.core.config import task_info
 from kdnotes.report.plotting import FigureFile
-from kdnotes.search.front import pareto_with_seeds, share_saved
+from kdnotes.search.front import pareto_with_seeds
 from kdnotes.search.pictures import draw_result
 from kdnotes.search.result import SearchResult, is_search, load_result
 from kdnotes.search.spaces import STUDY, space_of
@@ -82,7 +82,7 @@ def front_rows(
         own = means[run_id]
         row = dict(trial=first[run_id], n=len(runs[run_id]), score=own['score'], params=own['params'])
         row |= dict(fresh=np.mean(fresh) if fresh else None, on_front=run_id in best)
-        row['saved'] = share_saved(own['params'], before['params']) if before and first[run_id] else None
+        row['saved'] = 1 - own['params'] / before['params'] if before and first[run_id] else None
         rows.append(row | dict(test=primary_interval(runs[run_id], units)))
     return sorted(rows, key=lambda row: row['params'])
 
@@ -102,7 +102,7 @@ def beside_baseline(
     for run_id in (i for i, its in runs.items() if its and i != base):
         difference = compare(*(runs[base], runs[run_id])[::sign], units).difference
         gain = sign * (means[run_id]['score'] - means[base]['score'])
-        points.append(Beside(share_saved(means[run_id]['params'], means[base]['params']), gain, difference))
+        points.append(Beside(1 - means[run_id]['params'] / means[base]['params'], gain, difference))
     return points
 
 
@@ -168,7 +168,7 @@ def search_values(found: SearchResult, records: Sequence[dict], units: pd.DataFr
     ship = dict(by=chosen.by)
     if chosen.trial is not None and base in means:
         its, before = means[chosen.trial.run_id], means[base]
-        ship |= dict(saved=share_saved(its['params'], before['params']), kept=its['score'] / before['score'])
+        ship |= dict(saved=1 - its['params'] / before['params'], kept=its['score'] / before['score'])
     published, *_ = space_of(STUDY, 'extractive_qa')
     both = {name: (published.get(name), of) for name, of in found.space.items()}
     spaces = [

@@ -17,12 +17,13 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
+import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / 'tests' / 'golden'
@@ -133,9 +134,30 @@ def study_tables(study: str) -> dict[str, str]:  # file name -> CSV; {}: the stu
     }
 
 
+def hypervolume_history(
+    trials: Sequence,  # in the order in which they ended
+    objectives: Sequence,
+    reference: dict[str, float],  # objective's name -> the worst value that counts
+    ideal: dict[str, float],  # objective's name -> the best possible value
+) -> np.ndarray:  # (trials,), shares of the box, 0 to 1, never decreasing
+    "The hypervolume of the front after each trial."
+    from optuna._hypervolume import compute_hypervolume  # Optuna has no public function for it
+    from kdnotes.search.front import Trial, losses
+
+    edge, best = losses([Trial(0, {}, '', dict(v)) for v in (reference, ideal)], objectives)
+    points = (np.maximum(losses(trials, objectives), best) - best) / (edge - best)
+    counts = np.array([t.state == 'complete' for t in trials], dtype=bool) & (points < 1).all(1)
+    ones = np.ones(len(objectives))
+    history = np.zeros(len(trials))
+    for n in range(len(trials)):
+        so_far = points[: n + 1][counts[: n + 1]]
+        history[n] = compute_hypervolume(so_far, ones) if len(so_far) else 0.0
+    return history
+
+
 def searches() -> dict[str, dict[str, Any]]:  # study -> what its search has found
     "The committed searches: fronts, hypervolumes, importances, and the student to ship."
-    from kdnotes.search.front import box, hypervolume_history, pareto_with_seeds
+    from kdnotes.search.front import box, pareto_with_seeds
     from kdnotes.search.pictures import ended, importances_of
     from kdnotes.search.result import load_result
 

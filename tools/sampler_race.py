@@ -11,7 +11,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pandas as pd
 from sklearn.ensemble import RandomForestRegressor
-from kdnotes.search.front import box, hypervolume_history
+from golden import hypervolume_history
+from kdnotes.search.front import box
 from kdnotes.search.result import SearchResult, load_result
 from kdnotes.search.store import TrialStore, constraints_of
 

@@ -40,8 +40,7 @@ from .compatibility import teachers_sha256
 from .plan import make_task, source_of
 from .record import Outcome, Rank, record_of
 from ..results.runs import RunFolder
-from ..results.starts import profile_start, start_names, start_text
-from ..results.store import checked_run_model, floors, keep_floors
+from ..results.store import checked_run_model, floors, keep_floors, start_names, start_text
 from ..tasks.base import encoder_key, floor_table, floors_key
 from ..tasks.sources import Corpus, corpus_of
 from ..telemetry.sampler import Telemetry
@@ -470,7 +469,7 @@ def _starts(
     for role, name in start_names(flat(config)).items():
         try:
             if role == 'profile':
-                yield name, profile_start(name)
+                yield name, start_text(f'profile {name}')
                 continue
             weights = source_sha256(name)
             reading = reading_sha256(name, reads_as(config) if role == 'student' else name)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 import numpy as np
 import pandas as pd
@@ -33,15 +34,16 @@ from kdnotes.stats.tables import (
     distilled_pairs,
     why_none,
 )
+from ..core.arms import MODES
 from ..core.config import primary_name, task_info
-from ..core.render import phrase, reason, unit_of
-from .label_figure import labels_figure
+from ..core.render import metric_on, phrase, reason, unit_of
+from ..stats.labels import TrainedArm, best_alone, numbers_of_labels, trained_arms
 from ..telemetry.meters import METERS
 
 # %% auto #0
 __all__ = ['PHASE_COLOURS', 'FIGURES', 'accuracy_figure', 'throughput_figure', 'curves_figure', 'smoothed', 'run_curves',
            'effects_figure', 'timelines_figure', 'phases_figure', 'gradients_figure', 'fidelity_figure',
-           'reliability_figure', 'caption', 'draw_evidence']
+           'reliability_figure', 'labels_figure', 'caption', 'draw_evidence']
 
 # %% ../../nbs/report/03_figures.ipynb #bd20987b
 def _rows_of_arms(
@@ -134,7 +136,8 @@ def curves_figure(
         others = means[(means['arm'] != arm) & (means['key'] == keys[title])]
         pt.put_lines(axes, others, units=others['arm'].to_numpy(), **grey)
         arm_points = points[(points['arm'] == arm) & (points['key'] == keys[title])]
-        pt.put_course(axes, arm_points, pt.look(arm, arms), pt.in_mixed_precision(arms[arm]))
+        mixed = MODES[arms[arm][0]['mode']].precision == 'mixed'
+        pt.put_course(axes, arm_points, pt.look(arm, arms), mixed)
     axes.set_xlim(left=0)  # of all panels, once all is drawn
     return figure
 
@@ -175,10 +178,10 @@ def run_curves(record: dict) -> Figure:
     loss_axes.set_xlim(left=0)
     return pt.mark_smoke(figure, bool(record['settings'].get('smoke')))
 
-# %% ../../nbs/report/03_figures.ipynb #c0eb8cf5
+# %% ../../nbs/report/03_figures.ipynb #d3163a13
 _GROUPS = {'chain': 'chain, one factor per step', 'control': 'controls', 'variant': 'variants'}
 
-# %% ../../nbs/report/03_figures.ipynb #d3163a13
+
 def _effect_rows(
     e: Evidence,
     panels: Mapping[str, str],  # 'difference' and perhaps 'train_s' -> what is below the panel
@@ -240,11 +243,11 @@ def _times_axis(axes: Axes, ratios: list[float]) -> None:
     margin = (high / low) ** 0.08
     axes.set_xlim(low / margin, high * margin)
 
-# %% ../../nbs/report/03_figures.ipynb #baa14c09
+# %% ../../nbs/report/03_figures.ipynb #99db33f0
 # title -> key, what it is divided by
 _TRACES = {m.panel: (name, m.per) for name, m in METERS.items() if m.panel}
 
-# %% ../../nbs/report/03_figures.ipynb #99db33f0
+
 @pt.drawing
 def timelines_figure(e: Evidence) -> Figure:
     "Utilisation and power, or memory, over the time of each run."
@@ -299,8 +302,20 @@ def phases_figure(e: Evidence) -> Figure:
     if not parts:
         raise pt.NotDrawn(reason('no_phases'))
     table = pd.DataFrame(parts).groupby('row', sort=False).mean()
-    frame = table.loc[:, table.any()].melt(ignore_index=False, var_name='part').reset_index()
-    return pt.stacked_bars(frame, PHASE_COLOURS, 'seconds, mean of the seeds')[0]
+    table = table.loc[:, table.any()]
+    shown = [part for part in PHASE_COLOURS if part in table]
+    figure = Figure(figsize=(pt.WIDTH, 1.1 + 0.28 * len(table)))
+    axes = figure.subplots()
+    border = dict(edgecolor=pt.QUIET, linewidth=0.5)
+    left = np.zeros(len(table))
+    for part in shown:
+        seconds = table[part].fillna(0).to_numpy()
+        axes.barh(range(len(table)), seconds, 0.7, left, color=PHASE_COLOURS[part], label=part, **border)
+        left += seconds
+    pt.rows_from_the_top(axes, list(table.index))
+    axes.set_xlabel('seconds, mean of the seeds')
+    figure.legend(loc='outside lower center', ncols=3)
+    return figure
 
 # %% ../../nbs/report/03_figures.ipynb #daf609fa
 @pt.drawing
@@ -383,6 +398,82 @@ def reliability_figure(
         axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1))
     figure.supxlabel('predicted probability')
     figure.supylabel('share that is right')
+    return figure
+
+# %% ../../nbs/report/03_figures.ipynb #305e59cf
+_TWO_COLUMNS = 92  # characters of a legend's two widest texts
+_BASELINE_DASHES = ((0, (6, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (2, 3)))
+
+_COLOURS = dict(teacher=pt.BLACK, alone=pt.QUIET)
+_TAUGHT = (pt.BLUE, pt.RED, pt.GREEN, pt.PURPLE)
+_MARKERS = ('o', 's', 'D', '^', 'v', 'P', 'X')
+
+# %% ../../nbs/report/03_figures.ipynb #333e65f7
+def _named(arm: TrainedArm) -> str:
+    "An arm, and what it learnt from, as a legend has it."
+    taught = 'distilled' + f', {arm.texts:,} unlabelled rows' * bool(arm.texts)
+    how = dict(teacher='a teacher', alone='no distillation', taught=taught)[arm.role]
+    return f'{arm.arm} ({"not trained here" if arm.labels is None else how})'
+
+
+def _side_by_side(labels: Sequence[int]) -> list[float]:
+    "Places on a logarithmic axis, those of one number side by side."
+    places = []
+    for i, n in enumerate(labels):
+        among, n_equal = labels[:i].count(n), labels.count(n)
+        places.append(n * 1.09 ** (among - (n_equal - 1) / 2))
+    return places
+
+
+def _looks(arm: TrainedArm, known: Sequence[TrainedArm]) -> tuple[str, str]:
+    "A colour by role, and a marker each within it."
+    among = [other for other in known if other.role == arm.role]
+    place = among.index(arm)
+    colour = _COLOURS.get(arm.role) or _TAUGHT[place % len(_TAUGHT)]
+    return colour, _MARKERS[place % len(_MARKERS)]
+
+# %% ../../nbs/report/03_figures.ipynb #476bee61
+@pt.drawing
+def labels_figure(e: Evidence) -> Figure:
+    "The primary metric against the number of labels, with the trivial baselines that are not below all arms."
+    known = trained_arms(e.arms)
+    if len(numbers_of_labels(known)) < 2:
+        raise pt.NotDrawn(reason('labels_not_varied'))
+    task, primary = e.records[0]['task'], e.records[0]['primary']
+    unit = unit_of(task, primary['metric'])
+    figure = Figure(figsize=(pt.WIDTH, 4.2))
+    axes = figure.subplots()
+    for size in dict.fromkeys(arm.n_parameters for arm in known):
+        best = best_alone(arm for arm in known if arm.n_parameters == size)
+        if len(best) < 2:
+            continue
+        line = [(n, unit.factor * arm.mean) for n, arm in best.items()]
+        pt.put_lines(axes, pd.DataFrame(line, columns=['x', 'y']), color=pt.LINE, linewidth=1, zorder=1)
+    given = [arm for arm in known if arm.labels is None]
+    for arm, dashes in zip(given, cycle(('--', ':', '-.'))):
+        level = unit.factor * e.values[arm.arm]['primary'].estimate
+        axes.axhline(level, color=pt.BLACK, linewidth=1, linestyle=dashes, label=_named(arm), zorder=1)
+    trained = [arm for arm in known if arm.labels is not None]
+    for arm, x in zip(trained, _side_by_side([arm.labels for arm in trained])):
+        looks = _looks(arm, trained)
+        row = pt.mark(e.values[arm.arm]['primary'], looks, unit.factor, hollow=arm.role == 'alone')
+        pt.put_marks(axes, [row | dict(at=x)], 'y', label=_named(arm))
+    # a baseline far below all arms would only stretch the axis
+    lowest = min(e.values[arm.arm]['primary'].estimate for arm in known)
+    shown = [b for b in e.baselines if not primary['higher_is_better'] or b.value >= lowest]
+    for baseline, dashes in zip(shown, cycle(_BASELINE_DASHES)):
+        how = dict(color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=baseline.words, zorder=0)
+        axes.axhline(unit.factor * baseline.value, **how)
+    pt.log_axis(axes, 'x', numbers_of_labels(known))
+    axes.set_xlabel('rows with a label')
+    axes.set_ylabel(metric_on(primary, task))
+    # two columns where their texts are short enough for them; the figure grows with the legend
+    labels = axes.get_legend_handles_labels()[1]
+    half = math.ceil(len(labels) / 2)
+    widest = sum(max(map(len, column), default=0) for column in (labels[:half], labels[half:]))
+    columns = 2 if widest <= _TWO_COLUMNS else 1
+    figure.set_size_inches(pt.WIDTH, 3.1 + 0.16 * (half if columns == 2 else len(labels)))
+    figure.legend(loc='outside lower center', ncols=columns, fontsize=7.5)
     return figure
 
 # %% ../../nbs/report/03_figures.ipynb #45436c71

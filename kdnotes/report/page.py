@@ -37,6 +37,13 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     caption: str
 
+    @classmethod
+    def from_frame(cls, df: pd.DataFrame, caption: str) -> Table:
+        "A frame of text without its index; what is missing is empty."
+        cells = df.astype(object).where(df.notna(), '')
+        rows = tuple(tuple(map(str, row)) for row in cells.itertuples(index=False))
+        return cls(tuple(map(str, df.columns)), rows, caption)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -47,7 +54,7 @@ class Part:
     tables: tuple[Table, ...] = ()
     figures: tuple[FigureFile, ...] = ()  # that were made
 
-# %% ../../nbs/report/05_page.ipynb #85a3c15a
+
 @dataclass(frozen=True)
 class Page:
     "A study as it is shown to others."
@@ -65,12 +72,9 @@ def _table(
     **about: Any,  # what the caption mentions
 ) -> Table:
     "A frame as a table with its caption."
-    df = df.reset_index() if index else df
-    cells = df.astype(object).where(df.notna(), '')  # a missing one is empty
-    rows = tuple(tuple(map(str, row)) for row in cells.itertuples(index=False))
-    return Table(tuple(map(str, df.columns)), rows, phrase('page.jinja', 'table', name, about))
+    return Table.from_frame(df.reset_index() if index else df, phrase('page.jinja', 'table', name, about))
 
-# %% ../../nbs/report/05_page.ipynb #42bd162d
+
 def _by_arm(df: pd.DataFrame, name: str) -> Table:
     "One row per arm; what all arms have in common is in the caption."
     same = {c: df[c].iloc[0] for c in df.columns if len(df) > 1 and df[c].nunique() == 1}
@@ -157,7 +161,7 @@ def as_pdf(page: Page) -> bytes:
         (folder / 'page.typ').write_text(typ.read_text(encoding='utf-8'))
         return typst.compile(str(folder / 'page.typ'), root=name, ignore_system_fonts=True)
 
-# %% ../../nbs/report/05_page.ipynb #147af53e
+# %% ../../nbs/report/05_page.ipynb #42aeab8e
 @dataclass(frozen=True)
 class SavedReport:
     "The files of a study's report."
@@ -166,7 +170,7 @@ class SavedReport:
     html: Path
     pdf: Path | None  # None: none was asked for
 
-# %% ../../nbs/report/05_page.ipynb #42aeab8e
+
 def save_report(
     study: str,
     run_ids: Iterable[str] | None = None,  # these runs only; None: all finished runs of the study

@@ -20,21 +20,19 @@ from PIL import Image
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from ..core.files import atomic_write, lock, read_json, runs_path, sha256_file, write_json
-from ..core.arms import MODES
 from ..stats.evidence import NotDrawn
 from ..stats.intervals import Interval
 
 # %% auto #0
 __all__ = ['BLACK', 'ORANGE', 'SKY', 'GREEN', 'BLUE', 'RED', 'PURPLE', 'QUIET', 'PALE', 'LINE', 'LOOKS', 'WIDTH', 'SMALLEST',
-           'STYLE', 'BOUNDED', 'BAND', 'SMOKE_MARK', 'look', 'theme', 'figure_bytes', 'notebook_png', 'drawing', 'mark',
+           'STYLE', 'BOUNDED', 'SMOKE_MARK', 'look', 'theme', 'figure_bytes', 'notebook_png', 'drawing', 'mark',
            'put_marks', 'explain_bounded', 'interval_rows', 'rows_from_the_top', 'grid', 'course_grid', 'put_lines',
-           'put_course', 'in_mixed_precision', 'put_band', 'log_axis', 'number_label', 'number_axis', 'stacked_bars',
-           'mark_smoke', 'FigureFile', 'Picture', 'save_figure', 'bind_figures', 'make_figures']
+           'put_course', 'put_band', 'log_axis', 'number_label', 'number_axis', 'mark_smoke', 'FigureFile', 'Picture',
+           'save_figure', 'bind_figures', 'make_figures']
 
-# %% ../../nbs/report/00_plotting.ipynb #95a423ba
+# %% ../../nbs/report/00_plotting.ipynb #30873640
 BLACK = '#000000'
 ORANGE = '#E69F00'
 SKY = '#56B4E9'
@@ -55,7 +53,7 @@ LOOKS = {  # mode -> colour, marker
     'mixed_kd': (RED, 'X'),
 }
 
-# %% ../../nbs/report/00_plotting.ipynb #30873640
+
 _OTHER_MARKERS = ('<', '>', 'p', 'h', '*', 'd')
 WIDTH = 6.2  # inches: the text width of the thesis, so that a letter is printed as large as it is drawn
 SMALLEST = 7  # points
@@ -160,9 +158,9 @@ def put_marks(
         if row.get('bounded'):
             drawn.lines[2][0].set_linestyle(BOUNDED)
 
-# %% ../../nbs/report/00_plotting.ipynb #f95463f5
+
 def explain_bounded(figure: Figure) -> None:
-    "Say what dashed bars are, below a figure that has some."
+    "Say what dashed bars are: a bound's length does not compare with that of an interval from a variance."
     kinds = {'interval from the variance': '-', 'bound, since few units differ': BOUNDED}
     lines = [Line2D([], [], color=LINE, linestyle=dashes, linewidth=1.1) for dashes in kinds.values()]
     figure.legend(lines, list(kinds), loc='outside lower right', ncols=2, handlelength=2.6)
@@ -209,9 +207,6 @@ def rows_from_the_top(
     axes.grid(axis='y', visible=False)
 
 # %% ../../nbs/report/00_plotting.ipynb #03b50d2a
-BAND = dict(errorbar=('pi', 100), err_kws=dict(alpha=0.18, linewidth=0))  # from the lowest to the highest
-
-
 def grid(
     names: Sequence[str],  # one panel each
     columns: int,  # at most
@@ -256,12 +251,12 @@ def course_grid(
 def put_lines(
     axes: Axes,
     points: pd.DataFrame,  # x and y
-    **how,  # of `seaborn.lineplot`, as BAND
+    **how,  # of `seaborn.lineplot`
 ) -> None:
     "Lines, without the columns' names as labels."
     sns.lineplot(x=points['x'].to_numpy(), y=points['y'].to_numpy(), ax=axes, legend=False, **how)
 
-# %% ../../nbs/report/00_plotting.ipynb #0f91c9a3
+
 def put_course(
     axes: Axes,
     points: pd.DataFrame,  # x (steps) and y, of several seeds
@@ -272,14 +267,9 @@ def put_course(
     steps = points['x'].nunique()
     colour, marker = looks
     marks = dict(marker=marker, markevery=max(1, steps // 5) if steps > 12 else 1, markersize=4, mec=colour)
-    put_lines(axes, points, color=colour, linestyle='--' if mixed else '-', **marks, **BAND)
-
-# %% ../../nbs/report/00_plotting.ipynb #b244e59b
-def in_mixed_precision(
-    runs: Sequence[dict],  # of one arm
-) -> bool:
-    "Is an arm's mode one in mixed precision?"
-    return MODES[runs[0]['mode']].precision == 'mixed'
+    dashes = '--' if mixed else '-'
+    band = dict(errorbar=('pi', 100), err_kws=dict(alpha=0.18, linewidth=0))
+    put_lines(axes, points, color=colour, linestyle=dashes, **marks, **band)
 
 # %% ../../nbs/report/00_plotting.ipynb #adc0984d
 def put_band(
@@ -318,46 +308,21 @@ def number_label(x: Any) -> str:  # of a float '14 M', '0.05', '3e-5'
     return f'{x:.4g}'
 
 # %% ../../nbs/report/00_plotting.ipynb #41cb765f
-def number_axis(
-    axes: Axes,
-    low: float,
-    high: float,
-    log: bool,
-    most: int = 7,  # numbers, or about
-    whole: bool = False,
-) -> None:
+_MOST_NUMBERS = 7  # on an axis, or about
+
+
+def number_axis(axes: Axes, low: float, high: float, log: bool) -> None:
     "The horizontal axis with numbers that can be read."
     axis = axes.xaxis
     if log:
         decades = math.log10(high / low)
-        subs = next((subs for subs in ((1, 2, 5), (1, 3)) if len(subs) * decades <= most), (1,))
+        subs = next((subs for subs in ((1, 2, 5), (1, 3)) if len(subs) * decades <= _MOST_NUMBERS), (1,))
         axes.set_xscale('log')
-        axis.set_major_locator(LogLocator(subs=subs, numticks=20 if len(subs) > 1 else most))
+        axis.set_major_locator(LogLocator(subs=subs, numticks=20 if len(subs) > 1 else _MOST_NUMBERS))
         axis.set_minor_locator(NullLocator())
     else:
-        axis.set_major_locator(MaxNLocator(most - 1, integer=whole))
+        axis.set_major_locator(MaxNLocator(_MOST_NUMBERS - 1))
     axis.set_major_formatter(FuncFormatter(lambda x, _: number_label(x)))
-
-# %% ../../nbs/report/00_plotting.ipynb #5d60fb2b
-def stacked_bars(
-    frame: pd.DataFrame,  # row, part and value; rows in their order from the top
-    colours: Mapping[str, str],  # of the parts, in their order from the left
-    below: str,  # what the horizontal axis is
-) -> tuple[Figure, Axes]:
-    "One bar per row, of parts one after the other."
-    rows = list(frame['row'].unique())
-    parts = [part for part in colours if (frame['part'] == part).any()]
-    figure = Figure(figsize=(WIDTH, 1.1 + 0.28 * len(rows)))
-    axes = figure.subplots()
-    shown = frame.assign(row=frame['row'].map(rows.index))
-    hue = dict(hue='part', hue_order=parts[::-1], palette=colours, alpha=1, edgecolor=QUIET, linewidth=0.5)
-    bars = dict(y='row', weights='value', multiple='stack', discrete=True, shrink=0.7, legend=False)
-    sns.histplot(shown, ax=axes, **bars, **hue)
-    rows_from_the_top(axes, rows)
-    axes.set(xlabel=below, ylabel='')
-    areas = [Patch(facecolor=colours[part], edgecolor=QUIET, linewidth=0.5, label=part) for part in parts]
-    figure.legend(handles=areas, loc='outside lower center', ncols=3)
-    return figure, axes
 
 # %% ../../nbs/report/00_plotting.ipynb #182374e5
 SMOKE_MARK = 'smoke run: means nothing'
@@ -412,22 +377,20 @@ def save_figure(
 ) -> Path:  # the file
     "Write a figure as deterministic SVG and bind it to its runs in MANIFEST.json."
     path = atomic_write(folder / f'{name}.svg', figure_bytes(figure))
-    bind_figures(
-        folder, {path.name: dict(producer=producer, run_ids=sorted(run_ids), sha256=sha256_file(path))}
-    )
+    entry = dict(producer=producer, run_ids=sorted(run_ids), sha256=sha256_file(path))
+    bind_figures(folder, {path.name: entry})
     return path
 
 # %% ../../nbs/report/00_plotting.ipynb #0e768a4c
 def bind_figures(
     folder: Path,  # runs/<study>/figures
-    # file name -> producer, run_ids, sha256 (None: not made) and reason; None takes the entry out
-    entries: dict[str, dict | None],
+    entries: dict[str, dict],  # file name -> producer, run_ids, sha256 (None: not made) and reason
 ) -> None:
     "Put entries into a folder's manifest."
     manifest = folder / 'MANIFEST.json'
     with lock(runs_path() / '.locks' / f'figures-{folder.parent.name}.lock'):
         known = (read_json(manifest) if manifest.exists() else {}) | entries
-        write_json(manifest, {k: v for k, v in known.items() if v is not None})
+        write_json(manifest, known)
 
 # %% ../../nbs/report/00_plotting.ipynb #aa1c8585
 def make_figures(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 import pandas as pd
 from ..stats.comparable import commits, missing_value, trained
@@ -59,11 +59,11 @@ class Report:
     values: dict[str, dict[str, Interval]]  # arm -> quantity -> interval
     numbers: pd.DataFrame  # one row per comparison and quantity, of `stats.comparison_table`
     results: pd.DataFrame  # one row per run, set and metric, of `results.table`
-    setting: tuple[str, ...] = ()  # sentences: how the arms were trained, and on how much they were scored
+    setting: tuple[str, ...]  # sentences: how the arms were trained, and on how much they were scored
     # a trivial baseline -> set -> metric -> value; the best one first
-    scored_baselines: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    scored_baselines: dict[str, dict[str, dict[str, float]]]
     # arm -> the share of the teacher's gain over the best of them; None: it has no teacher here
-    recovered: dict[str, GapRecovered | None] = field(default_factory=dict)
+    recovered: dict[str, GapRecovered | None]
 
     def __str__(self) -> str:
         text = render('report.txt.jinja', r=self)
@@ -110,76 +110,38 @@ class Report:
 # %% ../../nbs/report/04_report.ipynb #faa00a83
 def _setting(e: Evidence) -> tuple[str, ...]:
     "How the arms were trained, and on how much they were scored."
-    first_runs = [runs[0] for runs in e.arms.values()]
-    task = first_runs[0]['task']
-    given = [r['models']['teacher'] for r in first_runs if r['settings'].get('teacher_mode') == 'given']
-    others = [
-        phrase('setting.jinja', 'teachers', r['teachers'], task) for r in first_runs if r.get('teachers')
-    ]
-    changed = [(r['arm'], changed_settings(r['settings'], task, r['mode'], r['corpus'])) for r in first_runs]
-    changed = [(arm, phrase('setting.jinja', 'changes', values)) for arm, values in changed]
-    trained_as = [(r['arm'], phrase('setting.jinja', 'training', r['settings'])) for r in first_runs]
-    selected = [
-        (arm, text) for arm, runs in e.arms.items() if (text := phrase('setting.jinja', 'kept', runs))
-    ]
-    lines = {
-        'Teacher:': [
-            *(f'{name}, already fine-tuned' for name in dict.fromkeys(given)),
-            *dict.fromkeys(others),
-        ],
-        'Setting:': sentences('setting.jinja', 'by_arm', trained_as),
-        'Not default:': sentences('setting.jinja', 'by_arm', changed),
-        'Kept:': sentences('setting.jinja', 'by_arm', selected),
-        'Unknown tokens:': _of_tokens(first_runs, 'unknown'),
-        'Cut at max_length:': _of_tokens(first_runs, 'cut'),
-        'Without tokens:': _of_tokens(first_runs, 'empty'),
-        'Same tokens as a row of train:': _of_tokens(first_runs, 'overlap'),
-        'Trained on': _trained_on([r for runs in e.arms.values() for r in filter(trained, runs)]),
-        'Scored on': _scored_on(e),
+    info = task_info(e.records[0]['task'])
+    changed = {
+        arm: changed_settings(runs[0]['settings'], info.name, runs[0]['mode'], runs[0]['corpus'])
+        for arm, runs in e.arms.items()
     }
-    return tuple(f'{begin} {text}.' for begin, texts in lines.items() for text in texts)
-
-# %% ../../nbs/report/04_report.ipynb #79f07ca7
-def _of_tokens(
-    first_runs: Sequence[dict],  # a record of each arm
-    name: str,  # of `Tokenisation`
-) -> Sequence[str]:  # (): it is zero or not known
-    "What the tokenizers made of the corpus."
-    texts = [
-        (r['arm'], phrase('setting.jinja', 'of_tokens', r.get('tokenisation') or {}, name))
-        for r in first_runs
-    ]
-    return sentences('setting.jinja', 'by_arm', texts)
+    trained_on = _trained_on([r for runs in e.arms.values() for r in filter(trained, runs)])
+    facts = dict(changed=changed, trained_rows=trained_on, units=_scored_on(e), unit=info.unit_name[:-1])
+    return sentences('setting.jinja', 'setting', e.arms, **facts)
 
 # %% ../../nbs/report/04_report.ipynb #d3d47848
 def _trained_on(
     records: Sequence[dict],
-) -> Sequence[str]:  # (): on all labelled rows of their corpus
-    "How many rows the arms learned from, where some have fewer labels than their corpus, or unlabelled rows."
+) -> dict[str, tuple[list[int], list[int]]]:  # arm -> rows with and without a label, of each run
+    "Rows of arms that have fewer labels than their corpus, or unlabelled rows; {}: there is none."
     records = [r for r in records if r.get('trained_rows')]
     if not any(r['trained_rows'].get('unlabelled') or r['settings'].get('labels') for r in records):
-        return []
-    texts = {}
-    for arm, runs in arms_of(records).items():
-        labelled = [r['trained_rows']['train'] for r in runs]
-        unlabelled = [r['trained_rows'].get('unlabelled') or 0 for r in runs]
-        texts[arm] = phrase('setting.jinja', 'trained_on', labelled, unlabelled)
-    return sentences('setting.jinja', 'by_arm', list(texts.items()))
+        return {}
+    rows = {arm: [r['trained_rows'] for r in runs] for arm, runs in arms_of(records).items()}
+    return {
+        arm: ([n['train'] for n in counts], [n.get('unlabelled') or 0 for n in counts])
+        for arm, counts in rows.items()
+    }
 
 # %% ../../nbs/report/04_report.ipynb #8975c1c5
-def _scored_on(e: Evidence) -> list[str]:  # []: there are no units of the primary metric
-    "How much the evaluation sets hold."
+def _scored_on(e: Evidence) -> tuple[dict, dict]:  # set -> units that are scored; units that are left out
+    "How much the evaluation sets hold; nothing where there are no units of the primary metric."
     r = e.records[0]
-    info = task_info(r['task'])
-    primary_units = e.units[
-        (e.units['run_id'] == r['run_id']) & (e.units['metric'] == r['primary']['metric'])
-    ]
-    counts = primary_units.groupby('split')['unit'].nunique()
-    if counts.empty:
-        return []
-    every = e.units[e.units['run_id'] == r['run_id']].groupby('split')['unit'].nunique()[counts.index]
-    left = (every - counts)[every > counts] if info.rows_of else {}
-    return [phrase('setting.jinja', 'scored_on', dict(counts), dict(left), info.unit_name[:-1])]
+    units = e.units[e.units['run_id'] == r['run_id']]
+    counts = units[units['metric'] == r['primary']['metric']].groupby('split')['unit'].nunique()
+    every = units.groupby('split')['unit'].nunique()[counts.index]
+    left = (every - counts)[every > counts] if task_info(r['task']).rows_of else {}
+    return dict(counts), dict(left)
 
 # %% ../../nbs/report/04_report.ipynb #4cfd36ba
 def _about(e: Evidence) -> str:

@@ -93,20 +93,17 @@ def use_table(use: Deployment) -> pd.DataFrame:  # one row per arm
         # in model/ heads that were taken out are zeros
         of_pruned = ' (of pruned/)' if any(r.get('kept_heads') for r in runs) else ''
         recovered = use.recovered[arm]
-        share = (
-            '-'
-            if recovered is None
-            else phrase('tables.jinja', 'share', recovered.code)
-            if not recovered.share
-            else ''
-        )
+        share = '-'
+        if recovered is not None and recovered.share:
+            share = format(scaled(recovered.share, 100.0), '.1f')
+        elif recovered is not None:
+            share = phrase('tables.jinja', 'share', recovered.code)
         rows[arm] = {
             'parameters, M': f'{parameters / 1e6:.1f}',
             'weights, MiB': f'{BYTES * parameters / MIB:.0f}{of_pruned}',
             f'one example{one}, ms': f'{np.mean(ms):.1f}' if ms else '-',
             f'batches of 32{many}, examples/s': f'{np.mean(per_s):.0f}' if per_s else '-',
-            phrase('tables.jinja', 'recovered', baseline_names): share
-            or format(scaled(recovered.share, 100.0), '.1f'),
+            phrase('tables.jinja', 'recovered', baseline_names): share,
         }
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis('arm')
 
@@ -117,26 +114,17 @@ def baselines_table(
     "What trivial baselines score, the best first: every metric that is a mean of units."
     task = e.records[0]['task']
     measured = set(e.units['metric']) | {e.records[0]['primary']['metric']}
-    scores = {baseline.words: baseline.record['metrics'] for baseline in e.baselines}
-    rows = dict.fromkeys(
-        (where, metric)
-        for by_set in scores.values()
-        for where, metrics in by_set.items()
-        for metric in metrics
-        if metric in measured
-    )
-
-    def cell(value: float | None, metric: str) -> str:
-        return '-' if value is None else unit_of(task, metric).text(value)
-
-    table = {
-        words: {
-            f'{where} {heading(task, metric)}': cell(by_set.get(where, {}).get(metric), metric)
-            for where, metric in rows
+    columns = {
+        baseline.words: {
+            f'{where} {heading(task, metric)}': '-' if value is None else unit_of(task, metric).text(value)
+            for where, metrics in baseline.record['metrics'].items()
+            for metric, value in metrics.items()
+            if metric in measured
         }
-        for words, by_set in scores.items()
+        for baseline in e.baselines
     }
-    return pd.DataFrame(table).rename_axis('trivial baselines')
+    rows = dict.fromkeys(row for column in columns.values() for row in column)
+    return pd.DataFrame(columns, index=list(rows)).fillna('-').rename_axis('trivial baselines')
 
 # %% ../../nbs/report/01_tables.ipynb #5afb3a9d
 def comparison_table(

@@ -67,36 +67,23 @@ class RunLine:
     at_s: float | None = None  # unix time of its last change of state
 
 # %% ../../nbs/results/06_overview.ipynb #deee381c
-def _line(folder: RunFolder) -> RunLine:
-    "A run that has a folder."
-    state = run_state(folder)
-    readable = state != 'damaged'
-    record = folder.record() if readable else None
-    at_s = (folder.state() or {}).get('at_s') if readable else None
-    if record is not None:
-        return _line_of(folder.study, record, state, at_s)
-    name = re.fullmatch(r'(.+)-s(\d+)-[0-9a-f]+', folder.run_id)
-    mode, seed = (name[1], int(name[2])) if name else ('', None)
-    return RunLine(folder.study, folder.run_id, mode, seed, state=state, at_s=at_s)
-
-# %% ../../nbs/results/06_overview.ipynb #94bfcd78
-def _line_of(study: str, record: dict, state: str, at_s: float | None = None) -> RunLine:
-    "A run that has a record."
+def _line(study: str, folder: RunFolder | None, record: dict | None = None) -> RunLine:
+    "A run that has a folder, or of which only the record is left."
+    state, at_s = 'evidence', None
+    if folder is not None:
+        state = run_state(folder)
+        if state != 'damaged':
+            record, at_s = folder.record(), (folder.state() or {}).get('at_s')
+    if record is None:
+        name = re.fullmatch(r'(.+)-s(\d+)-[0-9a-f]+', folder.run_id)
+        mode, seed = (name[1], int(name[2])) if name else ('', None)
+        return RunLine(study, folder.run_id, mode, seed, state=state, at_s=at_s)
     primary = record['primary']
-    is_known = is_task(record['task'])  # it may be a task of a module that is not installed here
-    return RunLine(
-        study,
-        record['run_id'],
-        record['mode'],
-        record['seed'],
-        metric=score_name(record) if is_known else primary['metric'],
-        value=primary['value'],
-        result=score(primary['value'], record['task'], primary['metric'])
-        if is_known
-        else number(primary['value']),
-        state=state,
-        at_s=at_s,
-    )
+    metric, result = primary['metric'], number(primary['value'])
+    if is_task(record['task']):  # else it is of a module that is not installed here
+        metric, result = score_name(record), score(primary['value'], record['task'], metric)
+    about = (study, record['run_id'], record['mode'], record['seed'])
+    return RunLine(*about, metric, primary['value'], result, state, at_s)
 
 # %% ../../nbs/results/06_overview.ipynb #7a86c769
 def studies() -> list[str]:  # sorted
@@ -133,10 +120,13 @@ def list_runs(
     "The runs under `runs/`, begun or finished; for one study, also those that are only in the evidence."
     if study is not None:
         study = find_study(study)
-    lines = [_line(folder) for folder in run_folders(*BEGUN, study=escape(study) if study else '[!.]*')]
+    lines = [
+        _line(folder.study, folder)
+        for folder in run_folders(*BEGUN, study=escape(study) if study else '[!.]*')
+    ]
     there = {line.run_id for line in lines}
     exported = exported_records(study).values() if study in evidence_studies() else []
-    lines += [_line_of(study, r, 'evidence') for r in exported if r['run_id'] not in there]
+    lines += [_line(study, None, r) for r in exported if r['run_id'] not in there]
     return sorted(lines, key=lambda line: (line.study, line.at_s or 0.0, line.run_id))
 
 # %% ../../nbs/results/06_overview.ipynb #10b48cda
@@ -169,9 +159,7 @@ def record_rows(
     return table('show.txt.jinja', 'table', record, task, score_name(record), taught, settings)
 
 # %% ../../nbs/results/06_overview.ipynb #a3122631
-def run_table(
-    record: dict,
-) -> pd.DataFrame:  # group and name, value; without the settings
+def run_table(record: dict) -> pd.DataFrame:  # group and name, value; without the settings
     "A record for people, in a notebook."
     rows = {(group, name): value for group, name, value in record_rows(record, settings=False)}
     return pd.DataFrame({'': rows.values()}, index=pd.MultiIndex.from_tuples(rows, names=['', '']))

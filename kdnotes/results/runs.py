@@ -157,7 +157,6 @@ TABLES = {  # table -> (its columns, digits of its floats)
     'units': (('split', 'set', 'unit', 'cluster', 'metric', 'value'), 6),
     'predictions': (('split', 'unit', 'item', 'label', 'score'), 9),
 }
-_TEXT = ('run_id', 'arm', 'split', 'set', 'unit', 'cluster', 'metric', 'item', 'key', 'floor')
 
 
 def write_csv(
@@ -185,11 +184,12 @@ def read_csv(
     columns: Iterable[str] = (),  # that it must have
 ) -> pd.DataFrame:
     "Read a gzipped CSV, ids as text."
+    texts = ('run_id', 'arm', 'split', 'set', 'unit', 'cluster', 'metric', 'item', 'key', 'floor')
     numbers = ('value', 'score')
     try:
         df = pd.read_csv(
             path,
-            dtype=dict.fromkeys(_TEXT, str) | dict.fromkeys(numbers, float),
+            dtype=dict.fromkeys(texts, str) | dict.fromkeys(numbers, float),
             keep_default_na=False,
             na_values=dict.fromkeys(numbers, ['']),
             compression='gzip',
@@ -205,21 +205,10 @@ def read_csv(
         ) from None
     return df
 
-# %% ../../nbs/results/02_runs.ipynb #87d65782
+# %% ../../nbs/results/02_runs.ipynb #1e4ff0b7
 STATUSES = ('running', 'interrupted', 'failed', 'done')
 
-# of a run whose files are copied to another folder: what is not copied, and what is written last
-_STAYS = ('.lock', 'checkpoints', 'stage.json')
-_LAST = ('record.json', 'state.json')  # in this order
 
-
-def _check_state(state: dict, where: str) -> dict:
-    "A state as read, of this schema and with one of STATUSES."
-    if (state := of_this_schema(state, where)).get('status') in STATUSES:
-        return state
-    raise RecordError(f"{where} says of the run none of {', '.join(STATUSES)}; delete it or restore it")
-
-# %% ../../nbs/results/02_runs.ipynb #1e4ff0b7
 @dataclass(frozen=True)
 class RunFolder:
     "The files of one run."
@@ -283,24 +272,26 @@ def config(self: RunFolder) -> dict | None:
     "What config.json says; None: there is none."
     return self._read('config.json')
 
+
+@patch
+def state(self: RunFolder) -> dict | None:
+    "What `write_state` last wrote, of this schema and with one of STATUSES; None: nothing yet."
+    state = self._read('state.json', of_this_schema)
+    if state is None or state.get('status') in STATUSES:
+        return state
+    where = self.path / 'state.json'
+    raise RecordError(f"{where} says of the run none of {', '.join(STATUSES)}; delete it or restore it")
+
 # %% ../../nbs/results/02_runs.ipynb #e85977e8
 @patch
 def write_state(self: RunFolder, status: str, **more: Any) -> None:
     "Write the status of the run, one of STATUSES, with details; when it is done, the record's sha256 too."
-    if status not in STATUSES:
-        raise RecordError(f"there is no status {status!r}; a run is {', '.join(STATUSES)}")
     if status == 'done' and self.done:
         more['record_sha256'] = sha256_file(self.path / 'record.json')
     write_json(
         self.path / 'state.json',
         dict(more, schema=SCHEMA, status=status, at_s=time.time(), pid=os.getpid()),
     )
-
-# %% ../../nbs/results/02_runs.ipynb #0166821a
-@patch
-def state(self: RunFolder) -> dict | None:
-    "What `write_state` last wrote, checked; None: nothing yet."
-    return self._read('state.json', _check_state)
 
 # %% ../../nbs/results/02_runs.ipynb #cff993c8
 @patch
@@ -310,8 +301,6 @@ def write_table(
     df: pd.DataFrame,
 ) -> None:
     "Write a table, its columns checked."
-    if name not in TABLES:
-        raise RecordError(f"there is no table {name!r}; the tables are {', '.join(TABLES)}")
     columns, digits = TABLES[name]
     if wrong := set(columns) ^ set(df.columns):
         raise RecordError(
@@ -324,7 +313,7 @@ def write_table(
 @patch
 def table(self: RunFolder, name: str) -> pd.DataFrame:
     "A table, which is checked to be the one that the run wrote."
-    self._check_files(f'{name}.csv.gz')
+    self.check(f'{name}.csv.gz')
     return read_csv(self.path / f'{name}.csv.gz', TABLES[name][0])
 
 # %% ../../nbs/results/02_runs.ipynb #0d47f40b
@@ -334,7 +323,7 @@ def model(
     name: str = 'model',  # or 'pruned', where a student lost heads
 ) -> Path:  # a folder for `from_pretrained`
     "The model of a finished run, which is checked to be the one that the run saved."
-    self._check_files(f'{name}/')
+    self.check(f'{name}/')
     return self.path / name
 
 # %% ../../nbs/results/02_runs.ipynb #427cf728
@@ -355,7 +344,13 @@ def write_record(self: RunFolder, record: dict) -> None:
             )
     if (self.path / 'model').is_dir():
         sync_tree(self.path / 'model')  # tables are; a record outlives no model when power is lost
-    write_json(self.path / 'record.json', record | dict(files=_hashes(self.path)))
+    files = [self.path / f'{name}.csv.gz' for name in TABLES]
+    for name in ('model', 'pruned'):  # the second where a student lost heads
+        # a model's card is written from the record, and can be written again
+        inside = (self.path / name).glob('**/*')
+        files += sorted(path for path in inside if path.is_file() and path.name != 'README.md')
+    hashes = {path.relative_to(self.path).as_posix(): sha256_file(path) for path in files}
+    write_json(self.path / 'record.json', record | dict(files=hashes))
 
 # %% ../../nbs/results/02_runs.ipynb #d631accf
 @patch
@@ -376,7 +371,7 @@ def files(self: RunFolder) -> dict[str, bytes]:  # path in the folder -> content
     return {
         name.as_posix(): path.read_bytes()
         for name, path in paths.items()
-        if name.parts[0] not in _STAYS and not name.name.endswith('.tmp')
+        if name.parts[0] not in ('.lock', 'checkpoints', 'stage.json') and name.suffix != '.tmp'
     }
 
 # %% ../../nbs/results/02_runs.ipynb #67ffc96d
@@ -394,26 +389,26 @@ def install(
             shutil.rmtree(path)
         elif path.name not in unchanged:
             path.unlink()
-    for name in sorted(files, key=lambda name: (name in _LAST, name)):
+    last = ('record.json', 'state.json')  # in this order
+    for name in sorted(files, key=lambda name: (name in last, name)):
         atomic_write(self.path / name, files[name])
 
 # %% ../../nbs/results/02_runs.ipynb #0c974ace
 @patch
-def check(self: RunFolder) -> None:
+def check(
+    self: RunFolder,
+    prefix: str = '',  # of the paths of the files that are checked
+) -> None:
     "Refuse a finished run whose tables or model are not what it wrote."
-    self._check_files('')
-
-
-@patch
-def _check_files(self: RunFolder, prefix: str) -> None:
-    "Compare the files of a finished run whose path begins with `prefix` with the record."
-    known = (self.record() or {}).get('files', {})
+    known = {k: v for k, v in (self.record() or {}).get('files', {}).items() if k.startswith(prefix)}
     for name, expected in known.items():
         file = self.path / name
-        if name.startswith(prefix) and (not file.is_file() or sha256_file(file) != expected):
+        if not file.is_file() or sha256_file(file) != expected:
             raise RecordError(f'{file} is not what its run wrote; {self._again}')
-    for kind in {name.split('/')[0] for name in known if '/' in name and name.startswith(prefix)}:
-        there = sorted(path for path in (self.path / kind).iterdir() if path.suffix in _READ)
+    for kind in {name.split('/')[0] for name in known if '/' in name}:
+        # what a model or a tokenizer is read from
+        suffixes = {'.json', '.txt', '.model', '.safetensors'}
+        there = sorted(path for path in (self.path / kind).iterdir() if path.suffix in suffixes)
         if more := [path for path in there if path.relative_to(self.path).as_posix() not in known]:
             raise RecordError(f'{more[0]} was not written by the run whose folder it is in; move it away')
 
@@ -438,10 +433,6 @@ def _read(self: RunFolder, name: str, check: Callable = lambda obj, where: obj) 
         raise RecordError(str(e)) from None
     return check(content, str(path))
 
-
-# what a model or a tokenizer is read from
-_READ = {'.json', '.txt', '.model', '.safetensors'}
-
 # %% ../../nbs/results/02_runs.ipynb #795dfc56
 def saved_model(
     folder: Path,  # of a run, wherever it lies, or of the model in it
@@ -454,16 +445,6 @@ def saved_model(
         return None
     run = RunFolder(place.parent.name, place.name, place)
     return run.model(at.name if inside else 'model'), run.record()
-
-# %% ../../nbs/results/02_runs.ipynb #f9bb7558
-def _hashes(folder: Path) -> dict[str, str]:
-    "Path in a run's folder -> sha256, of its tables and its model."
-    files = [folder / f'{name}.csv.gz' for name in TABLES]
-    for name in ('model', 'pruned'):  # the second where a student lost heads
-        # a model's card is written from the record, and can be written again
-        inside = (folder / name).glob('**/*')
-        files += sorted(path for path in inside if path.is_file() and path.name != 'README.md')
-    return {path.relative_to(folder).as_posix(): sha256_file(path) for path in files}
 
 # %% ../../nbs/results/02_runs.ipynb #8d341603
 BEGUN = ('config.json', 'state.json', 'record.json')  # a run that was begun has one of these

@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     JsonValue,
     ValidationError,
+    create_model,
     model_validator,
 )
 from ..core.arms import MODES
@@ -22,12 +23,12 @@ from ..core.config import KdnotesError
 from ..telemetry.meters import METERS
 
 # %% auto #0
-__all__ = ['SCHEMA', 'ADDED', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number', 'Numbers', 'Counts', 'ROW_KEYS',
-           'HARDWARE', 'RECORD_KEYS', 'SHARED_MASKS', 'SEPARATE_MASKS', 'RecordError', 'of_this_schema', 'Part',
-           'NumberPart', 'Explained', 'Point', 'first_error', 'make_row', 'Row', 'check_row', 'Factors', 'Settings',
-           'Parallel', 'Environment', 'Models', 'Primary', 'Time', 'Throughput', 'Memory', 'Energy', 'Amp',
-           'Utilisation', 'MachineLoad', 'Sampling', 'Latency', 'Operations', 'Gradients', 'Tokenisation', 'Best',
-           'Record', 'keys_of', 'ran_on_cpu', 'dropout_masks', 'check_record', 'check_read']
+__all__ = ['SCHEMA', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number', 'Numbers', 'Counts', 'ROW_KEYS', 'HARDWARE',
+           'Time', 'Throughput', 'Memory', 'Amp', 'Utilisation', 'MachineLoad', 'Sampling', 'Latency', 'Operations',
+           'SHARED_MASKS', 'SEPARATE_MASKS', 'RecordError', 'of_this_schema', 'Part', 'NumberPart', 'Explained',
+           'keys_of', 'Point', 'first_error', 'make_row', 'Row', 'check_row', 'Factors', 'Settings', 'Parallel',
+           'Environment', 'Models', 'Primary', 'Energy', 'Gradients', 'Tokenisation', 'Best', 'Record', 'ran_on_cpu',
+           'dropout_masks', 'check_record', 'check_read']
 
 # %% ../../nbs/results/01_schema.ipynb #ad03554c
 class RecordError(KdnotesError):
@@ -37,33 +38,8 @@ class RecordError(KdnotesError):
 
 # %% ../../nbs/results/01_schema.ipynb #cd6780c3
 SCHEMA = 4  # also of the rule by which `core.resolve.run_id` names a run
-ADDED = {  # by schema 2: key of a record -> the keys it holds
-    'tuning_id': (),
-    'phases': (),
-    'devices': (),
-    'timeline': (),
-    'gradients': (),
-    'utilisation': ('cpu_percent', 'gpu_percent'),
-    'machine': ('load_average_mean', 'busy_share', 'cpu_steal'),
-    'sampling': ('interval_s', 'samples', 'overhead_share'),
-}
 
-# %% ../../nbs/results/01_schema.ipynb #6c84e38b
-def _from_1(old: dict) -> dict:
-    "A record of schema 1 with nulls for what it did not hold, and the reason; a row or a state as it is."
-    if 'run_id' not in old:
-        return old
-    blanks = {key: dict.fromkeys(inner) if inner else None for key, inner in ADDED.items()}
-    reasons = {
-        f'{key}.{name}': 'schema 1 did not record it'
-        for key, inner in ADDED.items()
-        for name in inner
-        if key not in old
-    }
-    given = old.get('reasons')
-    return blanks | old | dict(reasons=reasons | given if isinstance(given, dict) else given)
 
-# %% ../../nbs/results/01_schema.ipynb #7d9bf2d3
 def _from_2(old: dict) -> dict:
     "A record of schema 2, which has no hash of the configuration and tokenizer that read its weights."
     if isinstance(old.get('models'), dict):
@@ -77,11 +53,7 @@ def _from_3(old: dict) -> dict:
 
 
 # schema of an old record, row or state -> function that makes it one of SCHEMA
-MIGRATIONS: dict[int, Callable[[dict], dict]] = {
-    1: lambda old: _from_2(_from_1(old)),
-    2: _from_2,
-    3: _from_3,
-}
+MIGRATIONS: dict[int, Callable[[dict], dict]] = {2: _from_2, 3: _from_3}
 
 # %% ../../nbs/results/01_schema.ipynb #c16844f6
 def of_this_schema(
@@ -95,7 +67,7 @@ def of_this_schema(
     if type(schema) is int and schema == SCHEMA:
         return obj
     raise RecordError(
-        f'{where} has schema {schema!r} and this version of kdnotes reads schemas 1 to {SCHEMA}; read it '
+        f'{where} has schema {schema!r} and this version of kdnotes reads schemas 2 to {SCHEMA}; read it '
         'with the version that wrote it, or move it away to train the run again'
     )
 
@@ -106,14 +78,8 @@ def _printable(text: str) -> str:
     return text
 
 
-def _mode(name: str) -> str:
-    if name not in MODES:
-        raise ValueError(f"the modes are {', '.join(MODES)}")
-    return name
-
-# %% ../../nbs/results/01_schema.ipynb #6048a375
 Name = Annotated[str, AfterValidator(_printable)]
-Mode = Annotated[str, AfterValidator(_mode)]
+Mode = Literal[tuple(MODES)]
 Whole = Annotated[int, Field(gt=-(2**63), lt=2**63)]
 Positive = Annotated[int, Field(gt=0, lt=2**63)]
 Number = float | None
@@ -136,6 +102,11 @@ class NumberPart(Part):
 
 class Explained:
     "Marks a part of a record in which a null of a required key is explained in `reasons`."
+
+
+def keys_of(model: type[Part]) -> tuple[str, ...]:
+    "The keys that a part of a record must have."
+    return tuple(f.alias or name for name, f in model.model_fields.items() if f.is_required())
 
 # %% ../../nbs/results/01_schema.ipynb #c29324e8
 class Point(Part):
@@ -189,8 +160,6 @@ def make_row(
     **values: Any,  # exactly the keys of that kind
 ) -> dict:  # with schema, kind and at_s
     "A row, or a `RecordError` that names the key."
-    if kind not in ROW_KEYS:
-        raise RecordError(f"there is no kind of row {kind!r}; the kinds are {', '.join(ROW_KEYS)}")
     wrong = set(values) ^ set(ROW_KEYS[kind])
     if wrong:
         raise RecordError(
@@ -299,30 +268,22 @@ class Primary(Part, Explained):
     higher_is_better: bool
     value: Number
 
-# %% ../../nbs/results/01_schema.ipynb #9fc0061f
-class Time(NumberPart):
-    "Seconds."
-
-    train_s: Number
-    teacher_s: Number
-    teacher_train_s: Number
-    total_s: Number
-    wall_s: Number
+# %% ../../nbs/results/01_schema.ipynb #fc85798e
+def _numbers(*keys: str, base: Any = (NumberPart, Explained)) -> type[NumberPart]:
+    "A part of a record that has a number or null under each of these keys."
+    return create_model('Numbers', __base__=base, **dict.fromkeys(keys, (Number, ...)))
 
 
-class Throughput(NumberPart, Explained):
-    "Of the training."
-
-    examples_per_s: Number
-    tokens_per_s: Number
-    useful_flops_per_s: Number
-
-# %% ../../nbs/results/01_schema.ipynb #27599071
-class Memory(NumberPart, Explained):
-    "Peaks of all ranks, MiB."
-
-    peak_device_mib: Number
-    peak_host_mib: Number
+Time = _numbers('train_s', 'teacher_s', 'teacher_train_s', 'total_s', 'wall_s', base=NumberPart)
+Throughput = _numbers('examples_per_s', 'tokens_per_s', 'useful_flops_per_s')  # of the training
+Memory = _numbers('peak_device_mib', 'peak_host_mib')  # of all ranks
+Amp = _numbers('overflow_steps', 'final_scale')  # of fp16's loss scaling
+Utilisation = _numbers('cpu_percent', 'gpu_percent')  # 100 is one core, or one GPU
+MachineLoad = _numbers('load_average_mean', 'busy_share', 'cpu_steal')  # the work of others
+Sampling = _numbers('interval_s', 'samples', 'overhead_share')  # what the telemetry took
+# one forward of a batch, and its number of tokens
+Latency = _numbers('batch_1_ms', 'batch_32_ms', 'batch_1_tokens', 'batch_32_tokens')
+Operations = _numbers('model_flops_per_example', 'executed_flops_per_example', 'executed_flops_per_s')
 
 
 class Energy(Part, Explained):
@@ -334,53 +295,6 @@ class Energy(Part, Explained):
     source: str | None
     co2_g: Number = None
     grid_g_per_kwh: Number = None
-
-# %% ../../nbs/results/01_schema.ipynb #ca05f683
-class Amp(NumberPart, Explained):
-    "Of fp16's loss scaling."
-
-    overflow_steps: Number
-    final_scale: Number
-
-
-class Utilisation(NumberPart, Explained):
-    "Percent; 100 is one core, or one GPU."
-
-    cpu_percent: Number
-    gpu_percent: Number
-
-# %% ../../nbs/results/01_schema.ipynb #7cb7dda3
-class MachineLoad(NumberPart, Explained):
-    "The work of others on the machine."
-
-    load_average_mean: Number
-    busy_share: Number
-    cpu_steal: Number
-
-
-class Sampling(NumberPart, Explained):
-    "What the telemetry took."
-
-    interval_s: Number
-    samples: Number
-    overhead_share: Number
-
-# %% ../../nbs/results/01_schema.ipynb #07b4014b
-class Latency(NumberPart, Explained):
-    "One forward of a batch, ms, and its number of tokens."
-
-    batch_1_ms: Number
-    batch_32_ms: Number
-    batch_1_tokens: Number
-    batch_32_tokens: Number
-
-
-class Operations(NumberPart, Explained):
-    "Floating point operations."
-
-    model_flops_per_example: Number
-    executed_flops_per_example: Number
-    executed_flops_per_s: Number
 
 # %% ../../nbs/results/01_schema.ipynb #aa1a5796
 class Gradients(Part):
@@ -400,7 +314,7 @@ class Tokenisation(Part, Explained):
     empty: Counts | None  # rows with a text that has no tokens
     overlap: Counts  # rows of an evaluation set that have the same tokens as a row of train
 
-# %% ../../nbs/results/01_schema.ipynb #82353c0c
+
 class Best(Part, Explained):
     "Of a run that keeps its best model: after how many steps, what it scored, and the steps planned."
 
@@ -471,7 +385,9 @@ class Record(Part):
         "Nulls are explained, and the primary metric is the copy of one of `metrics`."
         for name, field in type(self).model_fields.items():
             if isinstance(part := getattr(self, name), Explained):
-                _check_explained(field.alias or name, part, self.reasons)
+                keys = (f'{field.alias or name}.{k}' for k in keys_of(type(part)) if getattr(part, k) is None)
+                if key := next((key for key in keys if not self.reasons.get(key)), None):
+                    raise ValueError(f"'{key}' is null without a reason; give one in reasons['{key}']")
         p = self.primary
         if self.metrics and p.set not in self.metrics:
             raise ValueError(f"'primary.set' is none of metrics ({', '.join(self.metrics)})")
@@ -479,54 +395,24 @@ class Record(Part):
             raise ValueError(f"'primary.value' is not metrics[{p.set!r}][{p.metric!r}]; copy it from there")
         return self
 
-# %% ../../nbs/results/01_schema.ipynb #3d99c132
-def _check_explained(name: str, part: BaseModel, reasons: dict[str, str]) -> None:
-    "Refuse a null without a reason."
-    for key in keys_of(type(part)):
-        if getattr(part, key) is None and not reasons.get(f'{name}.{key}'):
-            raise ValueError(f"'{name}.{key}' is null without a reason; give one in reasons['{name}.{key}']")
-
-
-def keys_of(model: type[BaseModel]) -> tuple[str, ...]:
-    "The keys that a part of a record must have."
-    return tuple(f.alias or name for name, f in model.model_fields.items() if f.is_required())
-
-
-def _inner_keys(field: Any) -> tuple[str, ...]:
-    model = field.annotation
-    return keys_of(model) if isinstance(model, type) and issubclass(model, Part) else ()
-
-
-RECORD_KEYS = {  # key -> the keys it must hold
-    field.alias or name: _inner_keys(field)
-    for name, field in Record.model_fields.items()
-    if field.is_required()
-}
-
 # %% ../../nbs/results/01_schema.ipynb #fde0956b
 # the `dropout_masks` of a record: are they those of the same run in another number format?
 SHARED_MASKS = 'shared'
 SEPARATE_MASKS = 'own'
 
 
-def ran_on_cpu(
-    record: dict,
-) -> bool:
+def ran_on_cpu(record: dict) -> bool:
     "Did a run use a processor alone, without a GPU?"
     where = record['environment']
     return where.get('device') in ('cpu', where.get('cpu'))
 
 
-def dropout_masks(
-    record: dict,
-) -> str:  # SHARED_MASKS or SEPARATE_MASKS
+def dropout_masks(record: dict) -> str:  # SHARED_MASKS or SEPARATE_MASKS
     "Whether a run samples the same dropout masks in each number format; older runs on a GPU do not."
     return record.get('dropout_masks') or (SHARED_MASKS if ran_on_cpu(record) else SEPARATE_MASKS)
 
 # %% ../../nbs/results/01_schema.ipynb #003ded8a
-def check_record(
-    record: dict,
-) -> None:
+def check_record(record: dict) -> None:
     "Refuse to write a record that lacks a key, a reason for a null, or a number."
     if why := first_error(Record, record):
         raise RecordError(f"the record of run {record.get('run_id')!r} is not written, since {why}")

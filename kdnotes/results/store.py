@@ -8,11 +8,13 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from glob import escape
 from pathlib import Path
+from typing import Any
 import pandas as pd
+from ..core.arms import MODES, PROFILES
 from ..core.config import ConfigError
 from ..core.spec import NAME_PATTERN, NAME_RULE
 from kdnotes.core.files import (
@@ -38,61 +40,57 @@ from .schema import RecordError, check_read
 
 # %% auto #0
 __all__ = ['FLOORS', 'exported_records', 'export', 'find_record', 'find_run_model', 'checked_run_model', 'records', 'units',
-           'predictions', 'keep_floors', 'floors', 'forget']
+           'predictions', 'keep_floors', 'floors', 'forget', 'start_names', 'start_text', 'record_starts']
 
 # %% ../../nbs/results/04_store.ipynb #fb1e3560
-_EVIDENCE = ('records.jsonl', 'units.csv.gz', 'predictions.csv.gz', 'floors.csv.gz')
+_EVIDENCE = {  # what is exported -> the end of its file's name; records first
+    'records': 'records.jsonl',
+    'units': 'units.csv.gz',
+    'predictions': 'predictions.csv.gz',
+    'floors': 'floors.csv.gz',
+    'sums': 'sha256',
+}
 
 
-def _evidence(study: str) -> tuple[Path, Path, Path, Path]:
-    "The exported records, units and predictions of a study, and what its trivial baselines score."
-    return tuple(evidence_path() / f'{study}.{name}' for name in _EVIDENCE)
+def _evidence(
+    study: str,
+    name: str,  # of _EVIDENCE
+) -> Path:
+    return evidence_path() / f'{study}.{_EVIDENCE[name]}'
 
 
-def _exported_lines(path: Path) -> list[tuple[str, dict]]:
-    "Place and object of each exported record, whatever its schema."
-    lines = list(json_lines(path, _checked_evidence(path).read_bytes().rstrip().splitlines()))
-    study = path.name.removesuffix('.records.jsonl')
-    if not _sums_path(study).exists() and any('files' in record for _, record in lines):
+def _checked_evidence(study: str, name: str) -> Path:
+    "A file of evidence, which is what was exported, or is not there."
+    path, sums = _evidence(study, name), _evidence(study, 'sums')
+    if path.exists() and sums.exists() and _sum(path) not in sums.read_text(errors='replace').splitlines():
         raise RecordError(
-            f'{_sums_path(study)} is not there, though the records of {path.name} were exported with it; '
+            f'{path} is not what was exported (its sha256 is not in {sums.name}); '
             'restore it, say with git checkout'
         )
-    return lines
+    return path
+
+
+def _sum(path: Path, content: bytes | None = None) -> str:  # content: None: that of the file
+    "A line of `sha256sum`, so that evidence can be checked without kdnotes: `sha256sum -c <study>.sha256`."
+    return f'{sha256_file(path) if content is None else sha256_bytes(content)}  {path.name}'
 
 # %% ../../nbs/results/04_store.ipynb #6de22969
-def exported_records(
-    study: str,
-) -> dict[str, dict]:  # run_id -> record, of this schema
+def _exported_lines(study: str) -> list[tuple[str, dict]]:
+    "Place and object of each exported record, whatever its schema."
+    path = _checked_evidence(study, 'records')
+    return list(json_lines(path, path.read_bytes().rstrip().splitlines()))
+
+
+def exported_records(study: str) -> dict[str, dict]:  # run_id -> record, of this schema
     "The runs of a study that are in the evidence."
-    path = _evidence(study)[0]
-    if not path.exists():
-        _check_nothing_lost(study)
-        return {}
-    return {
-        r['run_id']: r for r in (check_read(obj, where, study=study) for where, obj in _exported_lines(path))
-    }
-
-
-def _check_nothing_lost(study: str) -> None:
-    "Refuse evidence without its records, unless its writing or deleting was cut."
-    path = _evidence(study)[0]
-    left = [p.name for p in (*_evidence(study)[1:], _sums_path(study)) if p.exists()]
-    if left and _ABSENT not in _sums(study).get(path.name, ()):
-        raise RecordError(
-            f"{path} is not there, though {', '.join(left)} of the same export still is; restore it, say "
-            'with git checkout, or move these away, too'
-        )
+    path, sums = _evidence(study, 'records'), _evidence(study, 'sums')
+    if not path.exists() and sums.exists():
+        raise RecordError(f'{path} is not there, though {sums.name} is; restore it, say with git checkout')
+    lines = _exported_lines(study) if path.exists() else []
+    return {r['run_id']: r for r in (check_read(obj, where, study=study) for where, obj in lines)}
 
 # %% ../../nbs/results/04_store.ipynb #7c74d481
-def _folders(study: str) -> dict[str, RunFolder]:
-    "run_id -> folder, of the study's finished runs."
-    return {folder.run_id: folder for folder in run_folders('record.json', study=escape(study))}
-
-
-def export(
-    study: str,
-) -> list[str]:  # the run_ids of its evidence, sorted
+def export(study: str) -> list[str]:  # the run_ids of its evidence, sorted
     "Merge a study's finished runs into the committed evidence; a study that has none is refused."
     with _exporting(study):
         runs = _find_runs(study)
@@ -112,111 +110,50 @@ def _exporting(study: str) -> AbstractContextManager:
 
 def _write_evidence(study: str, contents: dict[Path, bytes]) -> None:
     "Make a study's evidence these files, from `_contents`; records last."
+    *tables, sums = (_evidence(study, name) for name in _EVIDENCE)
     if not contents:
-        _delete_evidence(study)
+        for path in (sums, *tables):
+            path.unlink(missing_ok=True)
         return
-    _write_sums(study, contents, also=_possible(study))  # in between, a file is the old one or the new one
+    lines = {_sum(path, content) + '\n' for path, content in contents.items()}
+    if _evidence(study, 'records').exists():  # in between, a file is the old one or the new one
+        old = {_sum(path) + '\n' for path in tables if path.exists()}
+        atomic_write(sums, ''.join(sorted(lines | old)))
     for path, content in contents.items():
         atomic_write(path, content)
-    _write_sums(study, contents)
+    atomic_write(sums, ''.join(sorted(lines)))
 
 # %% ../../nbs/results/04_store.ipynb #b578bb62
+_CANDIDATE = ['split', 'unit', 'item', 'label']
+
+
 def _contents(study: str, runs: dict[str, tuple[dict, RunFolder | None]]) -> dict[Path, bytes]:
     "The evidence of a study that holds these runs and no others; whatever is refused is refused here."
     if not runs:
         return {}
-    records_path, units_path, predictions_path, floors_path = _evidence(study)
-    wide = _wide(
-        _tables(
-            'predictions',
-            study,
-            [i for i, (_, folder) in runs.items() if folder or i in _columns(predictions_path)],
-        )
+    path = _checked_evidence(study, 'predictions')
+    exported = read_csv(path, _CANDIDATE).columns if path.exists() else ()
+    scored = [i for i, (_, folder) in runs.items() if folder or i in exported]
+    columns = [
+        table.set_index(_CANDIDATE)['score'].rename(run_id)
+        for run_id, table in _tables('predictions', study, scored).groupby('run_id')
+    ]
+    # a copy: of one block, not one a run
+    wide = (
+        pd.concat(columns, axis=1, sort=False).copy().reset_index()
+        if columns
+        else pd.DataFrame(columns=_CANDIDATE)
     )
     lines = [
-        json.dumps(record, sort_keys=True, separators=(',', ':'), allow_nan=False)
+        json.dumps(record, sort_keys=True, separators=(',', ':'), allow_nan=False) + '\n'
         for record, _ in runs.values()
     ]
     known = floors(study)
-    return {
-        units_path: csv_bytes(units(study, runs), TABLES['units'][1]),
-        predictions_path: csv_bytes(wide, 5),
-        **({floors_path: csv_bytes(known, TABLES['units'][1])} if len(known) else {}),
-        records_path: ''.join(line + '\n' for line in lines).encode(),
-    }
-
-# %% ../../nbs/results/04_store.ipynb #b30778e4
-def _delete_evidence(study: str) -> None:
-    "Leave no evidence of a study; a kill in between leaves none that is believed or called lost."
-    if _sums_path(study).exists() or any(path.exists() for path in _evidence(study)):
-        gone = {path.name: {_ABSENT} for path in _evidence(study)}
-        _write_sums(study, {}, also={name: _possible(study)[name] | gone[name] for name in gone})
-    for path in (*_evidence(study), _sums_path(study)):
-        path.unlink(missing_ok=True)
-
-# %% ../../nbs/results/04_store.ipynb #5ad10c72
-_ABSENT = '0' * 64  # stands for the sha256 of a file that may still, or already, be missing
-_SUM = re.compile('([0-9a-f]{64})  (.+)')
-
-
-def _sums_path(study: str) -> Path:
-    return evidence_path() / f'{study}.sha256'
-
-
-def _sums(study: str) -> dict[str, set[str]]:
-    "Name of an evidence file -> the sha256 that it may have; {}: no sums, as of older evidence."
-    path = _sums_path(study)
-    if not path.exists():
-        return {}
-    known: dict[str, set[str]] = {file.name: set() for file in _evidence(study)}
-    # a byte that is no ASCII becomes a character that no line has
-    for n, line in enumerate(path.read_bytes().decode('ascii', 'replace').splitlines(), 1):
-        match = _SUM.fullmatch(line)
-        if not match or match[2] not in known:
-            raise RecordError(
-                f'{path} line {n} is no sha256 of a file of this evidence; restore it, say with git checkout'
-            )
-        known[match[2]].add(match[1])
-    return known
-
-# %% ../../nbs/results/04_store.ipynb #cb440cbc
-def _possible(study: str) -> dict[str, set[str]]:
-    "Name of an evidence file -> the sha256 that it may have now, before it is written or deleted."
-    known = _sums(study)
-    possible = {}
-    for path in _evidence(study):
-        if not path.exists():
-            possible[path.name] = known.get(path.name, set()) | {_ABSENT}
-        elif known:
-            possible[path.name] = known[path.name] - {_ABSENT}
-        else:
-            possible[path.name] = {sha256_file(path)}
-    return possible
-
-# %% ../../nbs/results/04_store.ipynb #6a169452
-def _write_sums(study: str, contents: dict[Path, bytes], also: dict[str, set[str]] | None = None) -> None:
-    "What the evidence of a study may be, in the form of `sha256sum`."
-    lines = {f'{sha256_bytes(content)}  {path.name}' for path, content in contents.items()}
-    lines |= {f'{digest}  {name}' for name, digests in (also or {}).items() for digest in digests}
-    atomic_write(_sums_path(study), ''.join(sorted(line + '\n' for line in lines)))
-
-
-def _checked_evidence(path: Path) -> Path:
-    "A file of evidence, which is what was exported."
-    study = next(path.name.removesuffix(f'.{end}') for end in _EVIDENCE if path.name.endswith(f'.{end}'))
-    known = _sums(study)
-    if not known or not path.exists():
-        return path
-    if not known[path.name]:
-        raise RecordError(
-            f'{_sums_path(study)} has no line for {path.name}; restore it, say with git checkout'
-        )
-    if sha256_file(path) not in known[path.name]:
-        raise RecordError(
-            f'{path} is not what was exported (its sha256 is in {_sums_path(study).name}); '
-            'restore it, say with git checkout'
-        )
-    return path
+    digits = TABLES['units'][1]
+    contents = dict(units=csv_bytes(units(study, runs), digits), predictions=csv_bytes(wide, 5))
+    contents |= dict(floors=csv_bytes(known, digits)) if len(known) else {}
+    contents |= dict(records=''.join(lines).encode())
+    return {_evidence(study, name): content for name, content in contents.items()}
 
 # %% ../../nbs/results/04_store.ipynb #47845273
 def _folders_named(run_id: str) -> list[RunFolder]:
@@ -232,28 +169,30 @@ def find_record(
     for folder in _folders_named(run_id):
         return folder.record(), folder
     for path in sorted(evidence_path().glob('*.records.jsonl')):
-        for where, record in _exported_lines(path):
+        study = path.name.removesuffix('.records.jsonl')
+        for where, record in _exported_lines(study):
             if record.get('run_id') == run_id:
-                return check_read(record, where, study=path.name.removesuffix('.records.jsonl')), None
+                return check_read(record, where, study=study), None
 
 # %% ../../nbs/results/04_store.ipynb #bc7b94ca
-def find_run_model(
-    run_id: str,
-) -> Path | None:  # not looked into: to load it, ask `checked_run_model`
+def find_run_model(run_id: str) -> Path | None:  # not looked into: to load it, ask `checked_run_model`
     "The weights of a finished run, if a folder still has them."
     for folder in _folders_named(run_id):
         if (folder.path / 'model' / 'model.safetensors').exists():
             return folder.path / 'model'
 
 
-def checked_run_model(
-    run_id: str,
-) -> Path | None:  # a folder for `from_pretrained`
+def checked_run_model(run_id: str) -> Path | None:  # a folder for `from_pretrained`
     "The weights of a finished run, checked against its record."
     folder = find_run_model(run_id)
     return RunFolder(folder.parent.parent.name, run_id).model() if folder else None
 
 # %% ../../nbs/results/04_store.ipynb #c6fd5128
+def _folders(study: str) -> dict[str, RunFolder]:
+    "run_id -> folder, of the study's finished runs."
+    return {folder.run_id: folder for folder in run_folders('record.json', study=escape(study))}
+
+
 def _known(
     study: str,
     run_ids: Iterable[str] | None,  # None: all
@@ -319,13 +258,12 @@ def _tables(name: str, study: str, run_ids: Iterable[str] | None) -> pd.DataFram
             table = folder.table(name)
         else:
             home = record['study']
-            path = _evidence(home)[1 if name == 'units' else 2]
             if home not in exported:
-                exported[home] = dict(_by_run(path, name))
+                exported[home] = dict(_by_run(home, name))
             if i not in exported[home]:
                 raise RecordError(
-                    f'{path} has no {name} of run {i}, though its record is exported; restore the file, or '
-                    'run it again'
+                    f'{_evidence(home, name)} has no {name} of run {i}, though its record is exported; '
+                    'restore the file, or run it again'
                 )
             table = exported[home][i]
         tables.append(table.assign(**{c: record[c] for c in _RUN_COLUMNS})[columns])
@@ -345,7 +283,7 @@ def keep_floors(
     table: pd.DataFrame,  # of `tasks.base.floor_table`
 ) -> Path:  # the file
     "Store the scores of trivial baselines in a study's folder, in the place of those with the same key."
-    path = _floors_path(study)
+    path = runs_path() / study / 'floors.csv.gz'
     with lock(runs_path() / '.locks' / f'floors-{study}.lock', wait_s=60):
         known = _read_floors(path)
         others = known[known['key'] != key]
@@ -358,15 +296,11 @@ def floors(
     key: str | None = None,  # None: all that the study has
 ) -> pd.DataFrame:  # columns of FLOORS; empty: not measured
     "The scores of trivial baselines on a study's corpus, from its folder or its evidence."
-    in_folder = _read_floors(_floors_path(study))
-    exported = _read_floors(_checked_evidence(_evidence(study)[3]))
+    in_folder = _read_floors(runs_path() / study / 'floors.csv.gz')
+    exported = _read_floors(_checked_evidence(study, 'floors'))
     left = exported[~exported['key'].isin(in_folder['key'])]
     both = pd.concat([part for part in (in_folder, left) if len(part)] or [in_folder], ignore_index=True)
     return both if key is None else both[both['key'] == key].reset_index(drop=True)
-
-
-def _floors_path(study: str) -> Path:
-    return runs_path() / study / 'floors.csv.gz'
 
 # %% ../../nbs/results/04_store.ipynb #d4c5f893
 def _read_floors(path: Path) -> pd.DataFrame:
@@ -380,31 +314,11 @@ def _read_floors(path: Path) -> pd.DataFrame:
             f'{str(e).partition("; ")[0]}; delete it, and `kdnotes study` measures what it held again'
         ) from None
 
-# %% ../../nbs/results/04_store.ipynb #a923ac26
-_CANDIDATE = ['split', 'unit', 'item', 'label']
-
-
-def _wide(predictions: pd.DataFrame) -> pd.DataFrame:
-    "A line a candidate, a column a run; candidates in the order in which they first come."
-    parts = [
-        table.set_index(_CANDIDATE)['score'].rename(run_id) for run_id, table in predictions.groupby('run_id')
-    ]
-    if not parts:
-        return pd.DataFrame(columns=_CANDIDATE)
-    return pd.concat(parts, axis=1, sort=False).copy().reset_index()  # a copy: of one block, not one a run
-
-
-def _columns(path: Path) -> list[str]:
-    "The runs whose predictions are exported."
-    if not path.exists():
-        return []
-    return [c for c in read_csv(_checked_evidence(path), _CANDIDATE).columns if c not in _CANDIDATE]
-
 # %% ../../nbs/results/04_store.ipynb #834a7512
-def _by_run(path: Path, name: str) -> Iterator[tuple[str, pd.DataFrame]]:
+def _by_run(study: str, name: str) -> Iterator[tuple[str, pd.DataFrame]]:
     "Each exported run's table."
     columns = _CANDIDATE if name == 'predictions' else ['run_id', *TABLES[name][0]]
-    table = read_csv(_checked_evidence(path), columns)
+    table = read_csv(_checked_evidence(study, name), columns)
     if name == 'units':
         yield from table.groupby('run_id', sort=False)
     else:
@@ -484,3 +398,71 @@ def forget(
                 shutil.move(folder.path, aside / f'{folder.run_id}-{time.time_ns()}')
     dependents = [i for i, (record, _) in stay.items() if _dependencies(record).intersection(run_ids)]
     return sorted({folder.study for i in run_ids for folder in _folders_named(i)}), dependents
+
+# %% ../../nbs/results/04_store.ipynb #ab37ff02
+# a model that a run has left: 'runs/wikiqa/baseline-s0-0123456789ab/model'
+_OF_RUN = re.compile(r'-s\d+-[0-9a-f]{12}/(model|pruned)/?$')
+
+
+def start_names(
+    # flat parameters of a run: mode, student_init, teacher_mode, teachers, teacher, student, profile
+    given: Mapping[str, Any],
+) -> dict[str, str]:  # 'student', 'teacher' or 'profile' -> the name of weights
+    "The pretrained weights of a run's network and of its teacher."
+    mode = MODES[given['mode']]
+    from_hub = mode.network == 'student' and given['student_init'] == 'hub'
+    names = {}
+    if from_hub and not _OF_RUN.search(given['student']):
+        names['student'] = given['student']
+    no_run = given['teacher_mode'] in ('given', 'scores') or bool(given['teachers'])
+    if from_hub and mode.kd and not no_run or not from_hub and given['teacher_mode'] != 'given':
+        names['teacher'] = given['teacher']
+    elif given['teacher_mode'] == 'given' or not names:
+        names['profile'] = PROFILES[given['profile']].teacher
+    return names
+
+# %% ../../nbs/results/04_store.ipynb #aa2e3ab5
+def start_text(
+    weights: str,  # the sha256 of the files; of a profile's that no run has read, 'profile <name>'
+    reading: str = '',  # of what reads them; '': as the project's own are read
+) -> str:
+    "What names pretrained weights, whatever they are called."
+    return f'{weights} {reading}'.strip()
+
+# %% ../../nbs/results/04_store.ipynb #9e17e382
+def record_starts(
+    record: dict,
+    find: Callable[[str], dict | None],  # run_id -> the record of a run that others depend on
+) -> dict[str, str | None]:  # name of the weights -> as of `start_text`; None: no longer known
+    "The pretrained weights that a finished run started from."
+    if not (models := record.get('models')):
+        return {}
+    names = {name: models.get(name) for name in ('teacher', 'student', 'profile')}
+    names |= {name: record['settings'].get(name) for name in ('student_init', 'teacher_mode')}
+    teachers = (record.get('teachers') or {}).get('models', ())
+    starts = {}
+    for role, name in start_names(names | dict(mode=record['mode'], teachers=teachers)).items():
+        if role == 'profile':
+            starts[name] = start_text(f'profile {name}')
+        else:
+            starts[name] = _network_start(record) if role == 'student' else _teacher_start(record, find)
+    return starts
+
+# %% ../../nbs/results/04_store.ipynb #894670bb
+def _network_start(record: dict) -> str | None:
+    "The weights that a run's network started from."
+    initial = record['initial']
+    if 'weights_sha256' not in initial:
+        return None
+    return start_text(initial['weights_sha256'], initial.get('reading_sha256', ''))
+
+
+def _teacher_start(record: dict, find: Callable[[str], dict | None]) -> str | None:
+    "Those of its teacher, or of the run that it went on from."
+    initial = record['initial']
+    from_hub = record['factors']['network'] == 'student' and record['settings'].get('student_init') == 'hub'
+    if 'weights_sha256' in initial and not from_hub:
+        return _network_start(record)
+    run_id = initial.get('transfer_run_id') or record.get('teacher_run_id')
+    source = find(run_id) if run_id else None
+    return _teacher_start(source, find) if source else None

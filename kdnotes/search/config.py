@@ -5,11 +5,10 @@
 # %% ../../nbs/search/07_config.ipynb #84b29bb1
 from __future__ import annotations
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from typing import Annotated, Any, Literal
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..core.config import FIRST_TASK, ConfigError, pluralize, truncate_repr, task_info, with_plugin
 from ..core.spec import flat, value_of
 from ..core.parse import flat_parameters, make_config
@@ -40,26 +39,13 @@ class SearchConfig(BaseModel):
     space: str | Mapping[str, Any] = 'student'  # of `spaces.SPACES`, a YAML file, or a mapping
     objectives: str | Sequence[str] = 'score,params'  # of `store.MEASURED`
     # that the score must exceed; None: that of the best trivial baseline; 'none': no threshold
-    threshold: float | str | None = None
+    threshold: Annotated[float, Field(strict=False, allow_inf_nan=False)] | Literal['none'] | None = None
     budget_minutes: float | None = Field(None, gt=0, allow_inf_nan=False)  # start no more trials after it
     max_trial_minutes: float | None = Field(None, gt=0, allow_inf_nan=False)  # of one trial
     memory_mib: float | None = Field(None, gt=0, allow_inf_nan=False)  # of one trial; None: no limit
     front_seeds: int = Field(3, ge=0, le=1000)  # additional seeds for the trials on the front
     storage: str = ''  # URL of a database; '': a journal file in the study's folder
     ray_address: str = ''  # Ray cluster that runs the trials, 'local' starts one; '': this machine
-
-    @field_validator('threshold')
-    @classmethod
-    def _is_score(cls, value: float | str | None) -> float | str | None:
-        if value is None or value == 'none':
-            return value
-        try:
-            score = float(value)
-        except ValueError:
-            score = math.nan
-        if not math.isfinite(score):
-            raise ValueError("must be a score, or 'none' for no threshold")
-        return score
 
 # %% ../../nbs/search/07_config.ipynb #e484c4b7
 def search_config(**options: Any) -> SearchConfig:
@@ -170,11 +156,11 @@ def _threshold(
     name = table.loc[best, 'floor']
     return Threshold(float(table.loc[best, 'value']), info.floors.get(name, name))
 
-# %% ../../nbs/search/07_config.ipynb #8f006db9
+# %% ../../nbs/search/07_config.ipynb #11ec32a3
 # parameters of the location and the speed of a run
 _NOT_IDENTITY = {'study', 'corpus', 'columns', 'unlabelled', 'ranks', 'threads_per_rank'}
 
-# %% ../../nbs/search/07_config.ipynb #11ec32a3
+
 def identity_of(resolved: ResolvedSearch) -> dict[str, Any]:  # JSON-able
     "What may not differ between two calls of one search."
     first = resolved.first

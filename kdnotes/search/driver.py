@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 import numpy as np
 from fastcore.basics import patch
-from ..core.config import ConfigError, KdnotesError
+from ..core.config import ConfigError, KdnotesError, task_info
 from ..core.render import phrase
 from ..core.parse import make_config
 from ..core.files import file_errors
@@ -31,8 +31,8 @@ from kdnotes.search.config import (
     split_options,
 )
 from .front import Trial, front, losses, with_means
-from .result import SearchResult, outcome_of, save_result
-from .store import TrialStore, constraints_of, exclusive
+from .result import SearchResult, save_result
+from .store import TrialStore, constraints_of, exclusive, values_of
 from ..core.spec import value_of
 
 # %% auto #0
@@ -113,16 +113,26 @@ def result(self: Driver) -> SearchResult:
 # %% ../../nbs/search/08_driver.ipynb #74093b7b
 def _store_record(driver: Driver, trial, record: dict, driver_s: float) -> None:
     "Store a trial that was trained; driver_s: the seconds of the search itself."
-    objectives = driver.resolved.objectives
-    outcome = outcome_of(record, objectives, driver.resolved.threshold)
+    objectives, threshold = driver.resolved.objectives, driver.resolved.threshold
+    values = values_of(record, objectives)
+    for name in (name for name, value in values.items() if value is None):
+        reasons = [why for key, why in record['reasons'].items() if name.partition('_')[0] in key]
+        why = next(iter(reasons), 'no reason is recorded')
+        raise ConfigError(f'{name} of {record["run_id"]} is not known ({why}); choose another objective')
+    where = task_info(record['task']).tuning_set
+    extra = {f'{where} {k}': v for k, v in record['metrics'][where].items() if v is not None}
+    extra |= dict(latency_ms=(record.get('latency') or {}).get('batch_1_ms'), driver_s=driver_s)
+    known, causes, why = {}, [], ''
+    if threshold is not None and 'score' in values:
+        known['threshold'] = threshold.excess(values['score'], objectives[0].higher_is_better)
+        if known['threshold'] > 0:
+            causes, why = ['threshold'], phrase('search.jinja', 'below_threshold', threshold, objectives[0])
     driver.failed_in_a_row = 0
-    values = outcome.pop('values')
-    constraints = constraints_of(outcome['causes'], outcome.pop('constraints'))
-    outcome |= dict(causes=list(outcome['causes']), extra=outcome['extra'] | dict(driver_s=driver_s))
-    outcome |= dict(run_id=record['run_id'], seconds=record['time']['wall_s'])
-    driver.store.tell(trial, values, driver.worst(), constraints, **outcome)
+    more = dict(causes=causes, reason=why, extra=extra, run_id=record['run_id'])
+    constraints = constraints_of(causes, known)
+    driver.store.tell(trial, values, driver.worst(), constraints, seconds=record['time']['wall_s'], **more)
     seconds = record['time']['train_s'] or 0.0
-    driver.report('trained', trial.number, record['run_id'], objectives, values, seconds, outcome['reason'])
+    driver.report('trained', trial.number, record['run_id'], objectives, values, seconds, why)
 
 # %% ../../nbs/search/08_driver.ipynb #1ceb8e78
 _MOST_FAILED = 3  # in a row and for an unknown cause, before the search stops
@@ -147,21 +157,6 @@ def _trials_to_run(driver: Driver, ends: float) -> Iterator[Any]:  # trials of O
     yield from interrupted
     while len(driver.store.trials()) < driver.config.n_trials and time.monotonic() < ends:
         yield driver.store.ask()
-
-# %% ../../nbs/search/08_driver.ipynb #180c6b67
-def _store_outcome(
-    driver: Driver, future: Future, trial: Any, p: Plan, began: float, driver_s: float
-) -> None:
-    "Store what became of a trial's run; a stop is raised."
-    try:
-        record = future.result()
-    except Stopped:
-        raise
-    except KdnotesError as e:
-        more = dict(run_id=p.run_id, seconds=time.perf_counter() - began, extra=dict(driver_s=driver_s))
-        _store_failure(driver, trial, e.cause or 'failed', e, **more)
-    else:
-        _store_record(driver, trial, record, driver_s)
 
 # %% ../../nbs/search/08_driver.ipynb #80bfe05a
 def run_trials(
@@ -196,7 +191,17 @@ def run_trials(
                     on_trial()
                     return
                 for future in wait(going, return_when=FIRST_COMPLETED).done:
-                    _store_outcome(driver, future, *going.pop(future))
+                    trial, p, began, driver_s = going.pop(future)
+                    try:
+                        record = future.result()
+                    except Stopped:  # no result: the trial stays open
+                        raise
+                    except KdnotesError as e:
+                        more = dict(run_id=p.run_id, extra=dict(driver_s=driver_s))
+                        more |= dict(seconds=time.perf_counter() - began)
+                        _store_failure(driver, trial, e.cause or 'failed', e, **more)
+                    else:
+                        _store_record(driver, trial, record, driver_s)
                     on_trial()
         except BaseException:  # a stop: no other trial begins, and those that run save their state
             stop_futures(list(going))
@@ -254,11 +259,7 @@ def _with_seeds(driver: Driver, result: SearchResult) -> SearchResult:
 
 # %% ../../nbs/search/08_driver.ipynb #3f67d626
 @contextmanager
-def driving(
-    config: SearchConfig,
-    resolved: ResolvedSearch,
-    log: Callable[[str], None],
-) -> Iterator[Driver]:
+def driving(config: SearchConfig, resolved: ResolvedSearch, log: Callable[[str], None]) -> Iterator[Driver]:
     "A driver with the trials of earlier calls, once the models exist that all trials need."
     with ExitStack() as stack:
         stack.enter_context(exclusive(resolved.first.config.where.study, config.storage))

@@ -15,8 +15,8 @@ from ..core.config import ConfigError
 from ..core.render import amount, phrase
 
 # %% auto #0
-__all__ = ['Seeds', 'Objective', 'Trial', 'losses', 'study_of', 'front', 'box', 'hypervolume_history', 'with_means',
-           'above_threshold', 'pareto_with_seeds', 'trials_table', 'share_saved', 'knee', 'Choice', 'ship']
+__all__ = ['Seeds', 'Objective', 'Trial', 'losses', 'study_of', 'front', 'box', 'with_means', 'above_threshold',
+           'pareto_with_seeds', 'trials_table', 'knee', 'Choice', 'ship']
 
 # %% ../../nbs/search/01_front.ipynb #52549d41
 @dataclass(frozen=True)
@@ -30,9 +30,13 @@ class Objective:
     higher_is_better: bool
     in_percent: bool = False  # is it a share that is printed in percent?
 
+    def printed(self, value: float) -> float:
+        "A value in the unit in which it is printed."
+        return 100 * value if self.in_percent else value
+
     def text(self, value: float) -> str:  # '0.7662', '51.41' of a share in percent, '66.3 M'
         "A value as it is printed."
-        return amount(100 * value if self.in_percent else value)
+        return amount(self.printed(value))
 
 # %% ../../nbs/search/01_front.ipynb #aa4661db
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def study_of(
     objectives: Sequence[Objective],
     distributions: Mapping[str, Any] | None = None,  # parameter -> of Optuna; None: without parameters
 ):  # a study of Optuna; the user attribute `index` of its trials is their position in `trials`
-    "The ended trials of which all objectives are known, as a study of Optuna."
+    "The ended trials of which all objectives are known, as a study of Optuna, in the units that are printed."
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -86,7 +90,7 @@ def study_of(
         if t.state == 'running' or not known[index]:
             continue
         result = dict(
-            values=[float(t.values[o.name]) for o in objectives],
+            values=[float(o.printed(t.values[o.name])) for o in objectives],
             user_attrs=dict(index=index),
             constraints=dict(feasible=1.0 if t.state == 'infeasible' else -1.0),
         )
@@ -121,38 +125,12 @@ def box(
     names = [o.name for o in objectives]
     return dict(zip(names, worst)), dict(zip(names, best))
 
-# %% ../../nbs/search/01_front.ipynb #52760d53
-def hypervolume_history(
-    trials: Sequence[Trial],  # in the order in which they ended
-    objectives: Sequence[Objective],
-    reference: Mapping[str, float],  # objective's name -> the worst value that counts
-    ideal: Mapping[str, float],  # objective's name -> the best possible value
-) -> np.ndarray:  # (trials,), shares of the box, 0 to 1, never decreasing
-    "The hypervolume of the front after each trial."
-    from optuna._hypervolume import compute_hypervolume  # Optuna has no public function for it
-
-    edge, best = losses([Trial(0, {}, '', dict(v)) for v in (reference, ideal)], objectives)
-    if not (best < edge).all():
-        bad = [o.name for o, is_good in zip(objectives, best < edge) if not is_good]
-        raise ConfigError(f"{', '.join(bad)}: the ideal must be better than the reference")
-    points = (np.maximum(losses(trials, objectives), best) - best) / (edge - best)
-    counts = np.array([t.state == 'complete' for t in trials], dtype=bool) & (points < 1).all(1)
-    ones = np.ones(len(objectives))
-    history = np.zeros(len(trials))
-    for n in range(len(trials)):
-        so_far = points[: n + 1][counts[: n + 1]]
-        history[n] = compute_hypervolume(so_far, ones) if len(so_far) else 0.0
-    return history
-
 # %% ../../nbs/search/01_front.ipynb #27c61741
 # a trial's run_id -> objective's name -> its value for each seed
 Seeds = Mapping[str, Mapping[str, Sequence[float]]]
 
 
-def with_means(
-    trials: Sequence[Trial],
-    seeds: Seeds,
-) -> list[Trial]:  # only those with more seeds
+def with_means(trials: Sequence[Trial], seeds: Seeds) -> list[Trial]:  # only those with more seeds
     "The trials with means over their seeds as values."
     averaged = []
     for t in trials:
@@ -201,14 +179,6 @@ def trials_table(
     columns = ['number', 'run_id', *names, *(o.name for o in objectives), 'state', 'cause']
     return pd.DataFrame(rows, columns=columns).astype({o.name: float for o in objectives})
 
-# %% ../../nbs/search/01_front.ipynb #6961ab37
-def share_saved(
-    cost: float,
-    before: float,  # > 0
-) -> float:  # 0: nothing; 0.25: a quarter less; negative: more
-    "How much smaller a cost is than another one, as a share of it."
-    return 1 - cost / before
-
 # %% ../../nbs/search/01_front.ipynb #f1a2a11e
 def knee(
     pareto: Sequence[Trial],  # of `front`, at least one
@@ -248,8 +218,6 @@ def ship(
     threshold: float | None = None,  # that a mean score must be better than
 ) -> Choice:
     "The trial to ship."
-    if not 0 <= margin < math.inf:
-        raise ConfigError(f'margin={margin!r} must be a difference of the score, 0 or more')
     if seeds:
         trials = with_means(trials, seeds)
         baseline = next((t for t in trials if baseline and t.number == baseline.number), baseline)

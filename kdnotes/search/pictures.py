@@ -6,7 +6,7 @@
 from __future__ import annotations
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,12 +32,13 @@ from kdnotes.search.front import (
     trials_table,
     with_means,
 )
-from .importances import CHANCE, FEWEST, NEIGHBOURS, SHUFFLES, importances, searched
 from .result import SearchResult
+from .spaces import Space, distributions
 
 # %% auto #0
-__all__ = ['LOOKS', 'PICTURES', 'ended', 'in_printed_unit', 'front_figure', 'importances_of', 'importances_figure',
-           'hypervolume_figure', 'parallel_figure', 'slices_figure', 'draw_result']
+__all__ = ['LOOKS', 'FEWEST', 'SHUFFLES', 'CHANCE', 'NEIGHBOURS', 'PICTURES', 'ended', 'seeds_of', 'front_figure', 'searched',
+           'importances', 'importances_of', 'importances_figure', 'hypervolume_figure', 'parallel_figure',
+           'slices_figure', 'draw_result']
 
 # %% ../../nbs/search/05_pictures.ipynb #a485fb3c
 LOOKS: dict[str, tuple[str, str]] = {  # kind of a trial -> colour, mark
@@ -52,30 +53,17 @@ def ended(result: SearchResult) -> list[Trial]:
     return sorted((t for t in result.trials if t.ended_s is not None), key=lambda t: t.ended_s)
 
 # %% ../../nbs/search/05_pictures.ipynb #f6c68a26
-def in_printed_unit(
-    result: SearchResult,
-) -> tuple[SearchResult, Seeds]:
-    "A result and its values over several seeds, with scores as they are printed: shares in percent."
+def seeds_of(result: SearchResult) -> Seeds:  # {}: no trial has several
+    "The values of the trials that have several seeds."
     several = any(len(run_ids) > 1 for run_ids in result.seeds.values())
-    seeds = result.seed_values if several else {}
-    score = result.objectives[0]
-    if not score.in_percent:
-        return result, seeds
-
-    def scaled(values: Mapping[str, Any]) -> dict[str, Any]:
-        known = values.get(score.name)
-        return dict(values) if known is None else values | {score.name: 100 * known}
-
-    trials = tuple(replace(t, values=scaled(t.values)) for t in result.trials)
-    threshold = result.threshold and replace(result.threshold, value=100 * result.threshold.value)
-    in_percent = {i: v | {score.name: [100 * value for value in v[score.name]]} for i, v in seeds.items()}
-    return replace(result, trials=trials, threshold=threshold), in_percent
+    return result.seed_values if several else {}
 
 # %% ../../nbs/search/05_pictures.ipynb #fcbb145b
 def _placed(result: SearchResult, cost: Objective) -> pd.DataFrame:  # of `trials_table`, with `kind`
     "The ended trials with a score and a cost, those of the front last, above the others."
     best = {t.number for t in result.front}
     table = trials_table(ended(result), result.objectives)
+    table = table.assign(**{o.name: o.printed(table[o.name]) for o in result.objectives})
     kinds = table['state'].mask(table['number'].isin(best), 'front')
     order = sorted(kinds.index, key=lambda n: list(LOOKS).index(kinds[n]))
     table = table.assign(kind=kinds).loc[order]
@@ -84,18 +72,19 @@ def _placed(result: SearchResult, cost: Objective) -> pd.DataFrame:  # of `trial
 # %% ../../nbs/search/05_pictures.ipynb #576614b2
 def _stairs(axes: Axes, best: Sequence[Trial], score: Objective, cost: Objective, **how: Any) -> None:
     "The border of what a front dominates."
-    x = [t.values[cost.name] for t in best]
-    y = [t.values[score.name] for t in best]
+    x = [cost.printed(t.values[cost.name]) for t in best]
+    y = [score.printed(t.values[score.name]) for t in best]
     end = axes.get_xlim()[0 if cost.higher_is_better else 1]
     axes.plot([*x, end], [*y, y[-1]], drawstyle='steps-post', color=pt.BLUE, zorder=1.5, **how)
 
-# %% ../../nbs/search/05_pictures.ipynb #d4036af3
+
 def _put_whiskers(axes: Axes, means: list[Trial], seeds: Seeds, score: Objective, cost: Objective) -> None:
     "Means over seeds, from the lowest to the highest seed, in both directions."
     for along, shown, other in (('x', cost, score), ('y', score, cost)):
         each = {t.run_id: seeds[t.run_id].get(shown.name) for t in means}
         rows = [
-            dict(value=t.values[shown.name], low=min(values), high=max(values), at=t.values[other.name])
+            dict(value=shown.printed(t.values[shown.name]), at=other.printed(t.values[other.name]))
+            | dict(low=shown.printed(min(values)), high=shown.printed(max(values)))
             for t in means
             if (values := each[t.run_id])
         ]
@@ -117,7 +106,7 @@ def _panel(axes: Axes, result: SearchResult, seeds: Seeds, cost: Objective) -> N
     pt.number_axis(axes, low, high, log=low > 0 and high >= 8 * low)
     axes.set_xlim(axes.get_xlim())
     if threshold is not None:
-        axes.axhline(threshold, color=pt.LINE, linewidth=1, linestyle=':', zorder=1)
+        axes.axhline(score.printed(threshold), color=pt.LINE, linewidth=1, linestyle=':', zorder=1)
     means = with_means(ended(result), seeds)
     if len(result.objectives) == 2:
         single_seed = dict(linestyle='--', linewidth=0.9) if means else {}
@@ -137,16 +126,14 @@ def _panel(axes: Axes, result: SearchResult, seeds: Seeds, cost: Objective) -> N
 
 # %% ../../nbs/search/05_pictures.ipynb #6a630f31
 @pt.drawing
-def front_figure(
-    result: SearchResult,
-) -> Figure:
+def front_figure(result: SearchResult) -> Figure:
     "The score against its cost: all trials, the front, and the baseline."
     score, *costs = result.objectives
     if not costs:
         raise pt.NotDrawn(reason('one_objective'))
     if not result.front:
         raise pt.NotDrawn(reason('no_complete_trial'))
-    result, seeds = in_printed_unit(result)
+    seeds = seeds_of(result)
     figure, panels = pt.grid([o.label for o in costs], 2, 3.3)
     for axes, cost in zip(panels.values(), costs):
         _panel(axes, result, seeds, cost)
@@ -161,25 +148,75 @@ def front_figure(
     if seeds:
         signs.append(Line2D([], [], color=pt.BLUE, marker='o', label='mean and range of seeds', **hollow))
     if result.threshold is not None:
-        label = phrase('search.jinja', 'threshold_line', result.threshold.value)
+        label = phrase('search.jinja', 'threshold_line', score.printed(result.threshold.value))
         signs.append(Line2D([], [], color=pt.LINE, linestyle=':', label=label))
     figure.legend(handles=signs, loc='outside lower center', ncols=3, handlelength=1.4)
     return figure
 
-# %% ../../nbs/search/05_pictures.ipynb #3f357a24
-def importances_of(
-    result: SearchResult,
-) -> pd.DataFrame:  # objective and as of `importances`
+# %% ../../nbs/search/05_pictures.ipynb #05584a2a
+FEWEST = 20  # trials, for importances
+SHUFFLES = 40
+CHANCE = 2  # with so many shuffles that are as good, a parameter is chance
+NEIGHBOURS = 5  # among whom values are shuffled
+
+
+def searched(space: Space) -> dict[str, Any]:  # parameter -> distribution of Optuna
+    "The parameters of a space that have more than one value."
+    return {name: d for name, d in distributions(space).items() if not d.single()}
+
+# %% ../../nbs/search/05_pictures.ipynb #678d0b40
+def _divergences(
+    study: Any,  # of Optuna
+    points: np.ndarray,  # one loss per trial of the study
+    names: Sequence[str],
+) -> np.ndarray:  # >= 0, one per name
+    "Importances before they are scaled to shares."
+    import optuna
+
+    best = min(0.25, max(0.1, 5 / len(points)))
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=best)
+    scores = evaluator.evaluate(study, target=lambda t: float(points[t.number]))
+    return np.array([scores.get(name, 0.0) for name in names])
+
+
+def _shuffled(points: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    "The values, exchanged among neighbours."
+    starts = range(0, len(points), NEIGHBOURS)
+    return np.concatenate([rng.permutation(points[n : n + NEIGHBOURS]) for n in starts])
+
+# %% ../../nbs/search/05_pictures.ipynb #90078384
+def importances(
+    trials: Sequence[Trial],  # in the order in which they ended
+    objective: Objective,
+    space: Space,
+) -> pd.DataFrame:  # trials, parameter, importance (shares of 1), is_chance; no rows with too few trials
+    "How much each parameter decides an objective."
+    varied = searched(space)
+    names = list(varied)
+    rows = []
+    with warnings.catch_warnings(action='ignore', category=UserWarning):  # it is experimental
+        study = study_of(trials, [objective], varied)
+        points = losses([trials[t.user_attrs['index']] for t in study.trials], [objective])[:, 0]
+        fewest = max(FEWEST, 2 * len(names))
+        if len(points) >= fewest and len(names) > 1 and np.ptp(points):
+            rng = np.random.default_rng(0)
+            divergences = _divergences(study, points, names)
+            others = [_divergences(study, _shuffled(points, rng), names) for _ in range(SHUFFLES)]
+            is_chance = (np.array(others) >= divergences).sum(0) >= CHANCE
+            shares = divergences / (divergences.sum() or 1.0)
+            rows = list(zip([len(points)] * len(names), names, shares, is_chance))
+    return pd.DataFrame(rows, columns=['trials', 'parameter', 'importance', 'is_chance'])
+
+# %% ../../nbs/search/05_pictures.ipynb #502272d1
+def importances_of(result: SearchResult) -> pd.DataFrame:  # objective and as of `importances`
     "How much each parameter decides each objective."
     trials = ended(result)
     tables = [importances(trials, o, result.space).assign(objective=o.name) for o in result.objectives]
     return pd.concat(tables, ignore_index=True)
 
-# %% ../../nbs/search/05_pictures.ipynb #502272d1
+
 @pt.drawing
-def importances_figure(
-    result: SearchResult,
-) -> Figure:
+def importances_figure(result: SearchResult) -> Figure:
     "How much each parameter decides, one panel per objective."
     table = importances_of(result)
     if not len(table):
@@ -206,9 +243,6 @@ def importances_figure(
     return figure
 
 # %% ../../nbs/search/05_pictures.ipynb #44443f47
-_MOST_PARAMETERS = 4  # that fit the width of a page
-
-
 def _by_optuna(
     draw: Callable,  # of `optuna.visualization.matplotlib`, with all but the study given
     study: Any,
@@ -240,30 +274,16 @@ def _by_optuna(
                 axis.set_label_text(text[0].lower() + text[1:])
     return figure
 
-# %% ../../nbs/search/05_pictures.ipynb #a3d47acd
+
 def _study(result: SearchResult):  # of Optuna
     "The ended trials with their settings; `NotDrawn` if fewer than two are feasible."
     if sum(t.state == 'complete' for t in result.trials) < 2:
         raise pt.NotDrawn(reason('few_complete_trials'))
-    result, _ = in_printed_unit(result)
     return study_of(ended(result), result.objectives, searched(result.space))
-
-# %% ../../nbs/search/05_pictures.ipynb #eb970809
-def _shown_parameters(result: SearchResult) -> list[str]:
-    "The parameters that vary, the most important ones first."
-    names = list(searched(result.space))
-    if len(names) > _MOST_PARAMETERS and len(table := importances_of(result)):
-        rank = table.groupby('parameter')['importance'].max()
-        names.sort(key=lambda name: -rank[name])
-    if not names:
-        raise pt.NotDrawn(reason('no_score_or_parameter'))
-    return names[:_MOST_PARAMETERS]
 
 # %% ../../nbs/search/05_pictures.ipynb #6a1638c2
 @pt.drawing
-def hypervolume_figure(
-    result: SearchResult,
-) -> Figure:
+def hypervolume_figure(result: SearchResult) -> Figure:
     "The hypervolume after each trial, as a share of the box; with one objective, the best score so far."
     from optuna.visualization.matplotlib import plot_hypervolume_history, plot_optimization_history
 
@@ -278,24 +298,30 @@ def hypervolume_figure(
         known = {name: value for name, value in t.values.items() if value is not None and name in sides}
         return replace(t, values={name: (v - best[name]) / sides[name] for name, v in known.items()})
 
-    losses_of = [replace(o, higher_is_better=False) for o in result.objectives]
+    losses_of = [replace(o, higher_is_better=False, in_percent=False) for o in result.objectives]
     study = study_of(list(map(scaled, ended(result))), losses_of)
     figure = _by_optuna(partial(plot_hypervolume_history, reference_point=[1.0] * len(best)), study, 2.9)
     figure.axes[0].set_ylabel('hypervolume, share of the box')
     return figure
 
-# %% ../../nbs/search/05_pictures.ipynb #1a90e833
-def _settings_figure(result: SearchResult, plot: Callable, height: float) -> Figure:
-    "A plot of Optuna of the settings and their scores."
-    how = dict(params=_shown_parameters(result), target_name=result.objectives[0].label)
-    draw = partial(plot, target=lambda t: t.values[0], **how)
-    return _by_optuna(draw, _study(result), height)
-
 # %% ../../nbs/search/05_pictures.ipynb #d4d65a66
+_MOST_PARAMETERS = 4  # that fit the width of a page
+
+
+def _settings_figure(result: SearchResult, plot: Callable, height: float) -> Figure:
+    "A plot of Optuna of the settings and their scores: of the parameters that vary, the most important ones."
+    names = list(searched(result.space))
+    if len(names) > _MOST_PARAMETERS and len(table := importances_of(result)):
+        rank = table.groupby('parameter')['importance'].max()
+        names.sort(key=lambda name: -rank[name])
+    if not names:
+        raise pt.NotDrawn(reason('no_score_or_parameter'))
+    how = dict(params=names[:_MOST_PARAMETERS], target_name=result.objectives[0].label)
+    return _by_optuna(partial(plot, target=lambda t: t.values[0], **how), _study(result), height)
+
+
 @pt.drawing
-def parallel_figure(
-    result: SearchResult,
-) -> Figure:
+def parallel_figure(result: SearchResult) -> Figure:
     "The settings of all trials, one line each, coloured by their score."
     from optuna.visualization.matplotlib import plot_parallel_coordinate
 
@@ -303,24 +329,20 @@ def parallel_figure(
 
 
 @pt.drawing
-def slices_figure(
-    result: SearchResult,
-) -> Figure:
+def slices_figure(result: SearchResult) -> Figure:
     "The score against each parameter."
     from optuna.visualization.matplotlib import plot_slice
 
     return _settings_figure(result, plot_slice, 2.6)
 
-# %% ../../nbs/search/05_pictures.ipynb #8790a02a
+# %% ../../nbs/search/05_pictures.ipynb #9a44a05d
 def _front_caption(result: SearchResult) -> str:
-    _, seeds = in_printed_unit(result)
     known = np.isfinite(losses(ended(result), result.objectives)).all(1)
-    return phrase('search.jinja', 'search_front', result, bool(seeds), int((~known).sum()))
+    return phrase('search.jinja', 'search_front', result, bool(seeds_of(result)), int((~known).sum()))
 
 
 _caption = partial(partial, phrase, 'search.jinja')  # a macro's name -> a function from a result to a caption
 
-# %% ../../nbs/search/05_pictures.ipynb #9a44a05d
 PICTURES = {  # name of the file and of its caption's macro -> picture, in the order of the argument
     'search_front': pt.Picture(front_figure, _front_caption),
     'search_hypervolume': pt.Picture(hypervolume_figure, _caption('search_hypervolume')),

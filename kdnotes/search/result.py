@@ -6,14 +6,13 @@
 from __future__ import annotations
 import html
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from fastcore.basics import patch
-from ..core.config import ConfigError, task_info
-from ..core.render import phrase, sentences
+from ..core.config import task_info
+from ..core.render import sentences
 from ..core.files import atomic_write, evidence_path, read_json, runs_path, write_json
 from ..results.store import find_record, records
 from .front import Choice, Objective, Trial, front, ship, trials_table
@@ -21,7 +20,7 @@ from .spaces import Space, space_of
 from .store import objective_of, values_of
 
 # %% auto #0
-__all__ = ['Threshold', 'outcome_of', 'SearchResult', 'result_path', 'save_result', 'load_result', 'export_result', 'is_search']
+__all__ = ['Threshold', 'SearchResult', 'result_path', 'save_result', 'load_result', 'export_result', 'is_search']
 
 # %% ../../nbs/search/04_result.ipynb #6ff88d10
 @dataclass(frozen=True)
@@ -34,29 +33,6 @@ class Threshold:
     def excess(self, score: float, higher_is_better: bool) -> float:  # <= 0: satisfied
         "By how much a score misses the threshold; an equal score misses it."
         return (self.value - score) * (1 if higher_is_better else -1) + 1e-9
-
-# %% ../../nbs/search/04_result.ipynb #2368296c
-def outcome_of(
-    record: dict,  # of a trial's run
-    objectives: Sequence[Objective],
-    threshold: Threshold | None,
-) -> dict[str, Any]:  # values, constraints, causes, reason, extra
-    "The result of a trained trial, from the record of its run."
-    values = values_of(record, objectives)
-    for name in (name for name, value in values.items() if value is None):
-        reasons = [why for key, why in record['reasons'].items() if name.partition('_')[0] in key]
-        why = next(iter(reasons), 'no reason is recorded')
-        raise ConfigError(f'{name} of {record["run_id"]} is not known ({why}); choose another objective')
-    where = task_info(record['task']).tuning_set
-    extra = {f'{where} {k}': v for k, v in record['metrics'][where].items() if v is not None}
-    extra['latency_ms'] = (record.get('latency') or {}).get('batch_1_ms')
-    score = next((o for o in objectives if o.name == 'score'), None)
-    if threshold is None or score is None:
-        return dict(values=values, constraints={}, causes=(), reason='', extra=extra)
-    excess = threshold.excess(values['score'], score.higher_is_better)
-    causes = ('threshold',) if excess > 0 else ()
-    reason = phrase('search.jinja', 'below_threshold', threshold, score) if causes else ''
-    return dict(values=values, constraints=dict(threshold=excess), causes=causes, reason=reason, extra=extra)
 
 # %% ../../nbs/search/04_result.ipynb #e465f476
 @dataclass(frozen=True)
@@ -128,7 +104,7 @@ def choice(self: SearchResult) -> Choice:
     threshold = self.threshold and self.threshold.value
     return ship(self.trials, self.objectives, self.baseline, margin, self.seed_values, threshold)
 
-# %% ../../nbs/search/04_result.ipynb #5a6c0278
+
 @patch(as_prop=True)
 def is_smoke(self: SearchResult) -> bool:
     "Are these runs of a few steps, whose numbers mean nothing?"
@@ -157,6 +133,10 @@ def result_path(study: str) -> Path:
     return runs_path() / study / 'search.json'
 
 
+def _evidence_of(study: str) -> Path:
+    return evidence_path() / f'{study}.search.json'
+
+
 def save_result(result: SearchResult) -> Path:
     "Store the result of a search."
     content = asdict(result)
@@ -164,9 +144,7 @@ def save_result(result: SearchResult) -> Path:
     return write_json(result_path(result.study), json.loads(json.dumps(content, default=str)))
 
 # %% ../../nbs/search/04_result.ipynb #72bc4b55
-def load_result(
-    study: str,
-) -> SearchResult:
+def load_result(study: str) -> SearchResult:
     "The result of a search, from its folder or the evidence."
     path = result_path(study)
     content = read_json(path if path.exists() else _evidence_of(study))
@@ -181,10 +159,6 @@ def load_result(
     return SearchResult(**content)
 
 # %% ../../nbs/search/04_result.ipynb #7199350c
-def _evidence_of(study: str) -> Path:
-    return evidence_path() / f'{study}.search.json'
-
-
 def export_result(study: str) -> None:
     "Copy the result of a search to the evidence; nothing if the study is not a search."
     if result_path(study).exists():

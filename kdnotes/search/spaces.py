@@ -100,6 +100,8 @@ def space_of(
     mode: str = 'mixed_kd',  # of MODES
 ) -> tuple[Space, dict[str, Any], str]:  # the space, other defaults of its trials, its name
     "The search space, with parameters that the task and the mode read."
+    import yaml
+
     if isinstance(given, Mapping):
         return _parse(given, task, mode, 'space'), {}, 'own'
     if given in SPACES:
@@ -113,7 +115,13 @@ def space_of(
     path = Path(str(given))
     if path.suffix not in ('.yaml', '.yml'):
         raise ConfigError(f'space={truncate_repr(given)} is none of {", ".join(SPACES)}, and not a YAML file')
-    return _parse(_read_yaml(path), task, mode, str(path)), {}, path.stem
+    try:
+        content = yaml.safe_load(path.read_text())
+    # ValueError: for example an impossible date
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as e:
+        why = ' '.join(str(e).split()) or type(e).__name__
+        raise ConfigError(f'space={str(path)!r} cannot be read: {why}') from None
+    return _parse(content, task, mode, str(path)), {}, path.stem
 
 # %% ../../nbs/search/00_spaces.ipynb #828545a1
 def _unread(names: Iterable[str], task: str, mode: str) -> list[str]:
@@ -121,18 +129,6 @@ def _unread(names: Iterable[str], task: str, mode: str) -> list[str]:
     mode = mode if mode in MODES else 'mixed_kd'  # unknown modes are refused elsewhere
     without = unread(mode, dict.fromkeys(names) | dict(task=task))
     return [name for name in names if name in without or name in task_info(task).unread]
-
-# %% ../../nbs/search/00_spaces.ipynb #36f3b3b7
-def _read_yaml(path: Path) -> Any:
-    "The content of a YAML file, or a `ConfigError` with the reason."
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text())
-    # ValueError: for example an impossible date
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as e:
-        why = ' '.join(str(e).split()) or type(e).__name__
-        raise ConfigError(f'space={str(path)!r} cannot be read: {why}') from None
 
 # %% ../../nbs/search/00_spaces.ipynb #ef00fb4e
 def _parse(given: Any, task: str, mode: str, where: str) -> Space:
@@ -220,18 +216,11 @@ def check_space(
     if both := sorted(space.keys() & common.keys()):
         raise ConfigError(f'{", ".join(both)} cannot be both drawn and given; leave them out of one')
     make_config(**common)  # an error here is not an error of the space
-    values = {
-        name: bounds.get('choices') or [bounds['low'], bounds['high']] for name, bounds in space.items()
-    }
-    first = {name: bounds[0] for name, bounds in values.items()}
-    settings = [{name: bounds[-1] for name, bounds in values.items()}]
-    settings += [
-        first | {name: value}
-        for name, bounds in values.items()
-        if 'choices' in space[name]
-        for value in bounds
-    ]
-    for setting in [first, *settings]:
+    values = {name: b.get('choices') or [b['low'], b['high']] for name, b in space.items()}
+    first = {name: ends[0] for name, ends in values.items()}
+    last = {name: ends[-1] for name, ends in values.items()}
+    chosen = [first | {name: v} for name in space if 'choices' in space[name] for v in values[name]]
+    for setting in (first, last, *chosen):
         try:
             make_config(**common, **setting)
         except ConfigError as e:
@@ -264,13 +253,14 @@ def baseline(
     shape = {name: getattr(network, theirs, None) for name, theirs in _IN_MODEL.items()}
     shape['layers'] = len(value_of(config, 'student_layers') or range(depth(network)))
     values = shape | {name: value for name, value in values.items() if value is not None}
-    return {name: _inside(bounds, values.get(name)) for name, bounds in space.items()}
-
-# %% ../../nbs/search/00_spaces.ipynb #550be1e9
-def _inside(bounds: dict[str, Any], value: Any) -> Any:
-    "The value if it is in the range, otherwise the nearest one; the first choice."
-    if 'choices' in bounds:
-        return value if value in bounds['choices'] else bounds['choices'][0]
-    low, step = bounds['low'], bounds.get('step')
-    value = min(max(low if value is None else value, low), bounds['high'])
-    return low + step * round((value - low) / step) if step else float(value)
+    inside = {}
+    for name, bounds in space.items():
+        value = values.get(name)
+        if 'choices' in bounds:
+            inside[name] = value if value in bounds['choices'] else bounds['choices'][0]
+            continue
+        low, step = bounds['low'], bounds.get('step')
+        value = min(max(low if value is None else value, low), bounds['high'])
+        # a whole number is rounded to a step of its range: with steps of 128 from 128, 300 becomes 256
+        inside[name] = low + step * round((value - low) / step) if step else float(value)
+    return inside

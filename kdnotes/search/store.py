@@ -24,21 +24,15 @@ __all__ = ['MEASURED', 'CONSTRAINTS', 'SAMPLERS', 'STARTUP', 'objectives_of', 'o
            'make_sampler', 'TrialStore', 'exclusive']
 
 # %% ../../nbs/search/03_store.ipynb #965337c9
-def _score_of(record: dict) -> float | None:
-    "The primary metric on the set that searches use."
-    where = task_info(record['task']).tuning_set
-    return record['metrics'][where][record['primary']['metric']]
-
-
 def _peak_mib(record: dict) -> float | None:
     "Of the device if there is one, otherwise of the processes."
     on_device = record['memory']['peak_device_mib']
     return record['memory']['peak_host_mib'] if on_device is None else on_device
 
-# %% ../../nbs/search/03_store.ipynb #187f0d60
+
 # objective -> its label, and its value in a record; None: the record has the reason
 MEASURED = {
-    'score': ('', _score_of),
+    'score': ('', lambda r: r['metrics'][task_info(r['task']).tuning_set][r['primary']['metric']]),
     'params': ('parameters', lambda r: r['params_total']),
     'latency_ms': ('latency of one text, ms', lambda r: (r.get('latency') or {}).get('batch_1_ms')),
     'energy_j': ('energy of the training, J', lambda r: r['energy']['device_j']),
@@ -83,10 +77,7 @@ def objective_of(
     return Objective(**dict(in_percent=stored['name'] == 'score' and stored['label'] in percent) | stored)
 
 # %% ../../nbs/search/03_store.ipynb #40e8b730
-def values_of(
-    record: dict,
-    objectives: Sequence[Objective],
-) -> dict[str, float | None]:
+def values_of(record: dict, objectives: Sequence[Objective]) -> dict[str, float | None]:
     "The values of a run, by objective."
     return {o.name: MEASURED[o.name][1](record) for o in objectives}
 
@@ -103,11 +94,11 @@ def constraints_of(
     values = {name: 1.0 if name in broken else -1.0 for name in CONSTRAINTS}
     return values | dict(known or {})
 
-# %% ../../nbs/search/03_store.ipynb #b2e1900f
+# %% ../../nbs/search/03_store.ipynb #9f2b1fb7
 SAMPLERS = ('tpe', 'gp', 'nsga2', 'random', 'sobol')
 STARTUP = 10  # trials before TPE and GP use results
 
-# %% ../../nbs/search/03_store.ipynb #9f2b1fb7
+
 def make_sampler(
     name: str,  # of SAMPLERS
     seed: int,
@@ -215,17 +206,20 @@ class TrialStore:
 
 # %% ../../nbs/search/03_store.ipynb #d2601dc3
 @patch
-def _damaged(self: TrialStore, why: str) -> ConfigError:
-    return ConfigError(f'{self.place} is damaged ({why}); {_RESTORE}')
-
-
-@patch
 def _open(self: TrialStore) -> None:
     "Begin the search, or check that it is the one that was begun."
     trials = self.study.get_trials(deepcopy=False)
     known = self.study.user_attrs.get('identity')
+    whole = [t.params.keys() == self._distributions.keys() and 'told' in t.user_attrs for t in trials]
     if known is None and any(t.params for t in trials):
-        raise self._damaged('it does not say what was searched for')
+        damage = 'it does not say what was searched for'
+    else:
+        incomplete = (
+            t.number for t, is_whole in zip(trials, whole) if t.state.is_finished() and not is_whole
+        )
+        damage = next((f'trial {number} is incomplete' for number in incomplete), '')
+    if damage:
+        raise ConfigError(f'{self.place} is damaged ({damage}); {_RESTORE}')
     if known is None:
         self.study.set_metric_names([o.label for o in self.objectives])
         if self.first:
@@ -239,10 +233,6 @@ def _open(self: TrialStore) -> None:
             f'study={self.name!r} is a search with another {" and ".join(differs)}; '
             'give this one another study name, or use the same values'
         )
-    for t in trials:
-        is_whole = t.params.keys() == self._distributions.keys() and 'told' in t.user_attrs
-        if t.state.is_finished() and not is_whole:
-            raise self._damaged(f'trial {t.number} is incomplete')
 
 # %% ../../nbs/search/03_store.ipynb #11882da7
 @patch
@@ -298,25 +288,20 @@ def trials(self: TrialStore) -> list[Trial]:
 
     with _storage_errors(self.place):
         states = (TrialState.COMPLETE, TrialState.RUNNING)
-        ended_or_open = self.study.get_trials(deepcopy=False, states=states)
-    begin = min((t.datetime_start for t in ended_or_open), default=None)
-    return [_as_trial(t, begin) for t in ended_or_open]
-
-# %% ../../nbs/search/03_store.ipynb #fd89623e
-def _as_trial(t, begin) -> Trial:  # t: of Optuna; begin: the first trial's start
-    "A trial of the store as the rest of kdnotes uses it."
-    known = t.user_attrs.get('told', {})
-    broken = any(value > 0 for value in t.constraints.values())
-    ended = t.datetime_complete
-    return Trial(
-        number=t.number,
-        params=dict(t.params),
-        state='running' if ended is None else 'infeasible' if broken else 'complete',
-        constraints=dict(t.constraints),
-        started_s=(t.datetime_start - begin).total_seconds(),
-        ended_s=None if ended is None else (ended - begin).total_seconds(),
-        **dict(values={}) | known | dict(causes=tuple(known.get('causes', ()))),
-    )
+        stored = self.study.get_trials(deepcopy=False, states=states)
+    begin = min((t.datetime_start for t in stored), default=None)
+    trials = []
+    for t in stored:
+        result = t.user_attrs.get('told', {})
+        ended = t.datetime_complete
+        broken = any(value > 0 for value in t.constraints.values())
+        state = 'running' if ended is None else 'infeasible' if broken else 'complete'
+        known = dict(values={}) | result | dict(constraints=dict(t.constraints))
+        known |= dict(causes=tuple(result.get('causes', ())))
+        known |= dict(started_s=(t.datetime_start - begin).total_seconds())
+        known |= dict(ended_s=None if ended is None else (ended - begin).total_seconds())
+        trials.append(Trial(t.number, dict(t.params), state, **known))
+    return trials
 
 # %% ../../nbs/search/03_store.ipynb #9712526d
 def _difference(name: str, known: Any, requested: Any) -> str:  # '': there is none

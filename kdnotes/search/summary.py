@@ -23,7 +23,7 @@ from ..core.render import number, percent, phrase
 from ..core.render import sentences as paragraphs
 from ..results.schema import RecordError
 from ..results.store import find_record, units
-from .front import losses, pareto_with_seeds, share_saved, trials_table
+from .front import losses, pareto_with_seeds, trials_table
 from .pictures import draw_result
 from .result import SearchResult
 from .store import values_of
@@ -55,7 +55,7 @@ def front_with_test(
                 row['fresh'] = o.text(fmean(each[1:]))
             before = fmean(start[o.name]) if start and n and not o.higher_is_better else 0
             if before:
-                row[f'{o.name}_saved'] = percent(share_saved(fmean(each), before), 0)
+                row[f'{o.name}_saved'] = percent(1 - fmean(each) / before, 0)
         if runs[run_id]:
             row['test'] = _test_score(runs[run_id])
             labels['test'] = score_name(runs[run_id][0])
@@ -201,11 +201,6 @@ def progress(
     return phrase('search.jinja', 'progress', result, n_trials, len(ended), best, time_left)
 
 # %% ../../nbs/search/06_summary.ipynb #dd3957c4
-def _as_table(df: pd.DataFrame, name: str) -> Table:  # name: of its caption
-    rows = tuple(tuple(str(v) for v in row) for row in df.itertuples(index=False))
-    return Table(tuple(map(str, df.columns)), rows, phrase('search.jinja', 'table', name))
-
-
 def search_page(result: SearchResult, figures: Sequence[FigureFile]) -> Page:
     "A search as a page."
     drawn = tuple(f for f in figures if f.path)
@@ -215,14 +210,16 @@ def search_page(result: SearchResult, figures: Sequence[FigureFile]) -> Page:
         infeasible=infeasible_table(result),
         trials=trials_as_text(result),
     )
-    front, parameters, infeasible, trials = (_as_table(df, name) for name, df in tables.items())
+    captioned = {
+        name: Table.from_frame(df, phrase('search.jinja', 'table', name)) for name, df in tables.items()
+    }
     parts = dict(
-        front=dict(tables=(front, parameters), figures=drawn[:2]),
+        front=dict(tables=(captioned['front'], captioned['settings']), figures=drawn[:2]),
         parameters=dict(figures=drawn[2:]),
-        infeasible=dict(tables=(infeasible,)),
-        trials=dict(tables=(trials,)),
+        infeasible=dict(tables=(captioned['infeasible'],)),
+        trials=dict(tables=(captioned['trials'],)),
     )
-    if not infeasible.rows:
+    if not captioned['infeasible'].rows:
         del parts['infeasible']
     return Page(
         phrase('search.jinja', 'title', result),

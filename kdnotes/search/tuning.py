@@ -29,8 +29,7 @@ from kdnotes.search.config import (
 from .driver import driving, have_runs, run_trials
 
 # %% auto #0
-__all__ = ['TUNING_SEED', 'SPACES', 'Tuning', 'plan_trials', 'as_judged', 'from_the_best', 'judge', 'tune', 'tuned_plans',
-           'train_tuned']
+__all__ = ['TUNING_SEED', 'SPACES', 'Tuning', 'plan_trials', 'as_judged', 'from_the_best', 'judge', 'tune', 'train_tuned']
 
 # %% ../../nbs/search/09_tuning.ipynb #76c56f09
 TUNING_SEED = 1000  # far from 0, 1, 2, ..., the seeds of studies
@@ -149,22 +148,11 @@ def tune(
     chosen = {name: table[name].tolist()[0] for name in resolved.space}
     return Tuning(resolved.common['tuning_id'], mode, table, chosen)
 
-# %% ../../nbs/search/09_tuning.ipynb #395d8808
-def tuned_plans(
-    tuning: Tuning,
-    seeds: int,  # seeds 0 .. seeds - 1
-    study: str = 'default',  # the tuned one
-    **common: Any,  # parameters that all runs share
-) -> list[Plan]:
-    "The runs of an arm with its own setting, one per seed."
-    arm = dict(mode=tuning.arm, study=f'{study}-sensitivity', tuning_id=tuning.id)
-    return [plan(make_config(**arm, **common, **tuning.chosen, seed=seed)) for seed in range(seeds)]
-
 # %% ../../nbs/search/09_tuning.ipynb #775909e0
 def train_tuned(
     tuning: Tuning,
-    seeds: int,  # as for `tuned_plans`; 0: none
-    study: str = 'default',
+    seeds: int,  # seeds 0 .. seeds - 1; 0: none
+    study: str = 'default',  # the tuned one
     jobs: int = 1,  # runs at the same time
     log: Callable[[str], None] = lambda text: None,
     on_plans: Callable[[Sequence[Plan]], None] = lambda plans: None,  # called before the first run
@@ -172,9 +160,8 @@ def train_tuned(
     **common: Any,  # parameters that all runs share
 ) -> list[dict]:  # records, by seed
     "Train an arm with its own setting, or find its runs finished."
-    if not isinstance(seeds, int) or seeds < 0:
-        raise ConfigError(f'seeds={seeds!r} must be a number of seeds, 0 for none')
-    plans = tuned_plans(tuning, seeds, study, **common)
+    common |= dict(mode=tuning.arm, study=f'{study}-sensitivity', tuning_id=tuning.id) | tuning.chosen
+    plans = [plan(make_config(**common, seed=seed)) for seed in range(seeds)]
     on_plans(plans)
     if not plans:
         return []

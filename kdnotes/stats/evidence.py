@@ -23,11 +23,10 @@ from .compare import Comparison, study_comparisons
 from .intervals import SAME, Interval, compact_curve, mean_interval, score_interval
 from ..core.config import KdnotesError, pluralize, task_info
 from ..core.files import evidence_path, runs_path
-from ..results.starts import record_starts
 from ..results.runs import TABLES
 from ..results.schema import RecordError
 from ..results.table import QUANTITIES, arms_of, quantity
-from ..results.store import find_record, floors, records, units
+from ..results.store import find_record, floors, record_starts, records, units
 from ..tasks.base import encoder_key, floors_key
 
 # %% auto #0
