@@ -9,16 +9,15 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from .base import Evaluation, unit_table, lower_words
 from .sources import Rows
 
 # %% auto #0
-__all__ = ['UNIT_METRICS', 'EVEN', 'normalised', 'word_f1', 'answer_scores', 'no_answer_probability', 'withdrawn',
-           'answer_threshold', 'best_threshold', 'span_scores', 'unit_scores', 'span_metrics', 'Predicted',
-           'answers_evaluated', 'near_phrase', 'near_phrases']
+__all__ = ['UNIT_METRICS', 'EVEN', 'normalised', 'answer_scores', 'no_answer_probability', 'withdrawn', 'answer_threshold',
+           'best_threshold', 'span_scores', 'unit_scores', 'span_metrics', 'Predicted', 'answers_evaluated',
+           'near_phrase']
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #15d94d10
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
@@ -32,32 +31,21 @@ def normalised(
     bare = text.lower().translate(_PUNCTUATION)
     return ' '.join(_ARTICLES.sub(' ', bare).split())
 
-# %% ../../nbs/tasks/14_span_metrics.ipynb #09e1fb8f
-def word_f1(
-    answer: str,  # '': there is none
-    predicted: str,  # '': none is predicted
-) -> float:  # 0 to 1
-    "How many words two texts have in common."
-    right = normalised(answer).split()
-    given = normalised(predicted).split()
-    if not (right and given):
-        return float(right == given)
-    common = (Counter(right) & Counter(given)).total()
-    if not common:
-        return 0.0
-    precision = common / len(given)
-    recall = common / len(right)
-    return 2 * precision * recall / (precision + recall)
-
 # %% ../../nbs/tasks/14_span_metrics.ipynb #039371e4
 def answer_scores(
     answers: Sequence[str],  # that people gave; (): there is none
     predicted: str,  # '': none is predicted
 ) -> tuple[float, float]:  # exact, f1
     "The best agreement with any of the answers."
-    known = [answer for answer in answers if normalised(answer)] or ['']
-    exact = float(normalised(predicted) in map(normalised, known))
-    return exact, max(word_f1(answer, predicted) for answer in known)
+    known = [words for answer in answers if (words := normalised(answer).split())] or [[]]
+    given = normalised(predicted).split()
+    f1 = [float(right == given) for right in known]
+    for i, right in enumerate(known):
+        if common := (Counter(right) & Counter(given)).total():
+            precision = common / len(given)
+            recall = common / len(right)
+            f1[i] = 2 * precision * recall / (precision + recall)
+    return float(given in known), max(f1)
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #1288a855
 def no_answer_probability(
@@ -173,46 +161,28 @@ class Predicted:
     scored: np.ndarray  # (n, 2) exact and f1 of the best spans, before any is withdrawn
     answered: np.ndarray  # (n,) bool: has the question an answer?
 
-# %% ../../nbs/tasks/14_span_metrics.ipynb #b2ca7bfe
-@patch(as_prop=True)
-def some(self: Predicted) -> np.ndarray:  # (n,) bool
-    "Is the best span a text? A token may have no character."
-    return self.spans[:, 1] > self.spans[:, 0]
+    @classmethod
+    def from_scores(
+        cls,
+        rows: Rows,
+        spans: np.ndarray,  # (n, 2) characters of each context
+        log_odds: np.ndarray,  # (n,) that there is an answer
+    ) -> Predicted:
+        "Spans and how sure they are, with their scores."
+        places = rows['answers'].tolist()
+        answers = ([text[low:high] for low, high in marked] for text, marked in zip(rows['context'], places))
+        texts = (text[low:high] for text, (low, high) in zip(rows['context'], spans.tolist()))
+        answered = np.array(list(map(bool, places)))
+        return cls(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
 
+    @property
+    def some(self) -> np.ndarray:  # (n,) bool
+        "Is the best span a text? A token may have no character."
+        return self.spans[:, 1] > self.spans[:, 0]
 
-@patch
-def threshold(self: Predicted) -> float | None:
-    "The log-odds from which on it is best for `exact` to answer; None: always."
-    return answer_threshold(self.scored[:, 0], self.answered, self.log_odds, self.some)
-
-# %% ../../nbs/tasks/14_span_metrics.ipynb #f25e58b4
-@patch
-def silent(self: Predicted, threshold: float | None) -> np.ndarray:  # (n,) bool
-    "Which answers are withdrawn; None: there is no threshold."
-    return self.log_odds < (-np.inf if threshold is None else threshold)
-
-
-@patch
-def metrics(self: Predicted, threshold: float | None) -> dict[str, float | None]:
-    "All metrics, with a threshold that was chosen on dev."
-    of_none = no_answer_probability(self.log_odds)
-    metrics = span_metrics(self.scored, self.answered, of_none, self.some, self.silent(threshold))
-    return metrics | dict(threshold=threshold)
-
-# %% ../../nbs/tasks/14_span_metrics.ipynb #980541b4
-@patch(cls_method=True)
-def from_scores(
-    cls: Predicted,
-    rows: Rows,
-    spans: np.ndarray,  # (n, 2) characters of each context
-    log_odds: np.ndarray,  # (n,) that there is an answer
-) -> Predicted:
-    "Spans and how sure they are, with their scores."
-    places = rows['answers'].tolist()
-    answers = ([text[low:high] for low, high in marked] for text, marked in zip(rows['context'], places))
-    texts = (text[low:high] for text, (low, high) in zip(rows['context'], spans.tolist()))
-    answered = np.array(list(map(bool, places)))
-    return cls(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
+    def silent(self, threshold: float | None) -> np.ndarray:  # (n,) bool
+        "Which answers are withdrawn; None: there is no threshold."
+        return self.log_odds < (-np.inf if threshold is None else threshold)
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #20a1c7f4
 EVEN = 0.0  # the log-odds from which on questions are answered where dev is not scored
@@ -222,34 +192,32 @@ def answers_evaluated(
     rows: Mapping[str, Rows],  # by evaluation set
     predicted: Mapping[str, Predicted],
 ) -> Evaluation:  # the threshold needs dev among the sets
-    "Metrics, units and predictions."
-    threshold = predicted['dev'].threshold() if 'dev' in predicted else EVEN
-    return Evaluation.from_sets(
-        {split: _evaluated(split, rows[split], of_split, threshold) for split, of_split in predicted.items()}
-    )
-
-# %% ../../nbs/tasks/14_span_metrics.ipynb #bce575a1
-def _evaluated(
-    split: str, rows: Rows, predicted: Predicted, threshold: float | None
-) -> tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]:
-    """Those of one set. A prediction is the best span as characters of the context, whether there is an
-    answer, and the log-odds that there is one.
+    """Metrics, units and predictions. A prediction is the best span as characters of the context, whether
+    there is an answer, and the log-odds that there is one.
     """
-    ids, clusters = (np.array(rows[key].tolist(), dtype=object) for key in ('id', 'cluster'))
-    none = predicted.silent(threshold)
-    exact, f1 = (withdrawn(predicted.scored[:, i], predicted.answered, none) for i in range(2))
-    units = [
-        unit_table(split, UNIT_METRICS[metric], ids[index], clusters[index], {metric: values})
-        for metric, (index, values) in unit_scores(exact, f1, predicted.answered).items()
-    ]
-    predictions = dict(
-        split=split,
-        unit=ids,
-        item=[f'{begin}:{end}' for begin, end in predicted.spans.tolist()],
-        label=predicted.answered.astype(int),
-        score=predicted.log_odds,
-    )
-    return predicted.metrics(threshold), pd.concat(units, ignore_index=True), pd.DataFrame(predictions)
+    threshold = EVEN
+    if dev := predicted.get('dev'):
+        threshold = answer_threshold(dev.scored[:, 0], dev.answered, dev.log_odds, dev.some)
+    sets = {}
+    for split, p in predicted.items():
+        ids, clusters = (np.array(rows[split][key].tolist(), dtype=object) for key in ('id', 'cluster'))
+        none = p.silent(threshold)
+        final = (withdrawn(p.scored[:, i], p.answered, none) for i in range(2))
+        units = [
+            unit_table(split, UNIT_METRICS[metric], ids[index], clusters[index], {metric: values})
+            for metric, (index, values) in unit_scores(*final, p.answered).items()
+        ]
+        predictions = dict(
+            split=split,
+            unit=ids,
+            item=[f'{begin}:{end}' for begin, end in p.spans.tolist()],
+            label=p.answered.astype(int),
+            score=p.log_odds,
+        )
+        metrics = span_metrics(p.scored, p.answered, no_answer_probability(p.log_odds), p.some, none)
+        metrics |= dict(threshold=threshold)
+        sets[split] = metrics, pd.concat(units, ignore_index=True), pd.DataFrame(predictions)
+    return Evaluation.from_sets(sets)
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #6c67e5c5
 _SENTENCE = re.compile(r'[^.!?]+(?:[.!?](?!\s)[^.!?]*)*')
@@ -273,11 +241,3 @@ def near_phrase(
             return phrase.start(), phrase.start() + len(phrase[0].rstrip('.,')), score
     inside = context[begin:end]
     return end - len(inside.lstrip()), begin + len(inside.rstrip()), score
-
-# %% ../../nbs/tasks/14_span_metrics.ipynb #848c0fe7
-def near_phrases(
-    rows: Rows,
-) -> tuple[np.ndarray, np.ndarray]:  # (n, 2) characters of each context; (n,) scores, 0 to 1
-    "The same of each question."
-    phrases = np.array(list(map(near_phrase, rows['question'], rows['context']))).reshape(-1, 3)
-    return phrases[:, :2].astype(np.int64), phrases[:, 2]
