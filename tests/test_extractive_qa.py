@@ -29,6 +29,7 @@ from kdnotes.report.report import _about
 from kdnotes.stats.evidence import Evidence, arm_values
 from kdnotes.report.tables import arms_table, comparison_table, metrics_table
 from kdnotes.core import tables
+from kdnotes.core.spec import Loss
 from kdnotes.core.parse import make_config
 from kdnotes.distill.architectures import head_dropout
 from kdnotes.distill.models import load_given, load_model
@@ -37,7 +38,6 @@ from kdnotes.distill.weights import MINILM, ModelError
 from kdnotes.experiment.card import snippet
 from kdnotes.results.runs import RunFolder, read_csv
 from kdnotes.losses.targets import soft_target_kl
-from kdnotes.tasks.base import SoftTargets
 from kdnotes.tasks.extractive_qa import (
     ExtractiveQA,
     ExtractiveQASettings,
@@ -686,7 +686,7 @@ def test_a_teacher_s_padding_is_not_learnt(small):
 def test_cut_off_soft_targets(small):
     batch = small.batch('train', np.arange(4))
     task = copy(small)
-    task.soft = SoftTargets(temperature=1.0, top_k=2)
+    task.loss = Loss(temperature=1.0, top_k=2)
     student = said(batch, 0)
     teacher = said(batch, 1)
     found = task.loss_terms(student, batch, task.signal(teacher, batch))['soft'][0]
@@ -696,11 +696,11 @@ def test_cut_off_soft_targets(small):
     ]
     assert found.item() == pytest.approx(sum(sides).item() / 2, rel=1e-6)
     # where a window has fewer tokens all are kept: that depends on which windows come together
-    whole, wide = (
-        SoftTargets(2.0, top_k=k).loss(*(span_logits(of, batch)[0] for of in (student, teacher)))
-        for k in (None, batch.inputs['input_ids'].shape[1] + 500)
-    )
-    assert wide.item() == pytest.approx(whole.item(), rel=1e-6)
+    found = []
+    for k in (None, batch.inputs['input_ids'].shape[1] + 500):
+        task.loss = Loss(top_k=k)
+        found.append(task.soft_targets(*(span_logits(of, batch)[0] for of in (student, teacher))).item())
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 
 # ---- merged windows and thresholds ----

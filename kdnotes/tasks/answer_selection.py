@@ -22,7 +22,7 @@ from . import base
 from .inference import Answer, InferenceError, Reader, Use, cut_notes
 from .base import Evaluation, LossFunction, LossTerm, Signal, Task, worst_rows
 from .candidates import CORPORA
-from .ranking_metrics import BM25, Questions, as_questions, choose_thresholds
+from .ranking_metrics import Questions, as_questions, bm25, choose_thresholds
 from .ranking_metrics import evaluate_split, in_any_order, shared_words
 
 # %% auto #0
@@ -55,12 +55,12 @@ class AnswerSelectionSettings(TaskSettings):
     # put the document's title before each sentence; None: the default of the corpus
     document_title: bool | None = parameter(None, group='data')
 
-
+# %% ../../nbs/tasks/18_answer_selection.ipynb #b749aad7
 def _setting(epochs: int, learning_rate: float, **more: Any) -> dict[str, Any]:
     "One of this task, with its own settings."
     return base.setting(epochs, learning_rate, **dict(train_questions='all', document_title=False) | more)
 
-# %% ../../nbs/tasks/18_answer_selection.ipynb #b749aad7
+
 DEFAULTS = {
     ('*', '*'): _setting(3, 5e-5),
     ('wikiqa', 'teacher'): _setting(4, 1e-4, train_questions='answered'),
@@ -267,11 +267,11 @@ def floors(self: AnswerSelection) -> dict[str, Evaluation]:
     """Candidates in a random order, in that of their text where rows have it, by the words that they
     share with the question, and by BM25.
     """
-    counted = BM25(self.texts_of(base.some_rows(self.every_row)[0])[1])
+    _, counted = self.texts_of(base.some_rows(self.every_row)[0])
     scorers = dict(random_order=lambda questions, _: np.zeros(len(questions)))
     if self.in_order:
         scorers['row_order'] = lambda questions, _: -np.arange(len(questions))
-    scorers |= dict(shared_words=shared_words, bm25=counted.scores)
+    scorers |= dict(shared_words=shared_words, bm25=partial(bm25, counted))
     return {name: self._ranked_by(scored) for name, scored in scorers.items()}
 
 

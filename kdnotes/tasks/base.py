@@ -15,7 +15,7 @@ from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from ..core.config import plugin_id, task_info
-from ..core.spec import RunConfig, TaskSettings
+from ..core.spec import Loss, RunConfig, TaskSettings
 from ..core.files import sha256_text
 from ..core.columns import Columns
 from .sources import SPLITS, Corpus, Rows
@@ -26,9 +26,9 @@ from ..losses.targets import hard_target_ce, soft_target_kl
 
 # %% auto #0
 __all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'Embed', 'FLOOR_COLUMNS', 'Signal', 'LossTerm', 'LossFunction', 'SignalSpec', 'Primary',
-           'Evaluation', 'unit_table', 'SoftTargets', 'soft_targets', 'check_free_weights', 'labels_config',
-           'show_text', 'worst_rows', 'lower_words', 'floors_key', 'encoder_key', 'cosines', 'some_rows', 'floor_table',
-           'Task', 'setting', 'TaskInfo', 'split_sizes', 'TaskView']
+           'Evaluation', 'unit_table', 'check_free_weights', 'labels_config', 'show_text', 'worst_rows', 'lower_words',
+           'floors_key', 'encoder_key', 'cosines', 'some_rows', 'floor_table', 'Task', 'setting', 'TaskInfo',
+           'split_sizes', 'TaskView']
 
 # %% ../../nbs/tasks/06_base.ipynb #766e11bd
 if TYPE_CHECKING:
@@ -83,49 +83,6 @@ def unit_table(
     common = dict(split=split, set=kind, unit=units, cluster=clusters)
     parts = [pd.DataFrame(common | dict(metric=metric, value=column)) for metric, column in values.items()]
     return pd.concat(parts, ignore_index=True)
-
-# %% ../../nbs/tasks/06_base.ipynb #99088ff5
-@dataclass(frozen=True)
-class SoftTargets:
-    "How a student learns from a teacher's logits."
-
-    temperature: float = 2.0  # T, > 0
-    alpha: float = 0.5  # weight of the teacher, 0 to 1; the labels get 1 - alpha
-    # the system whose weights alpha and 1 - alpha are meant to be, of `losses.conventions.DIALECTS`
-    convention: str = 'canonical'
-    min_probability: float | None = None  # the teacher's classes below it are cut off, in (0, 1]
-    top_k: int | None = None  # all but the teacher's k largest classes are cut off
-
-    def weights(
-        self,
-        kd: bool,  # is there a teacher?
-        classes: int | None,  # of the logits; None: without a teacher it does not matter
-    ) -> dict[str, float]:  # of the terms 'hard' and 'soft'
-        "What the loss terms are multiplied by."
-        if not kd:
-            return {'hard': 1.0}
-        return dialect_weights(self.convention, self.alpha, self.temperature, classes)
-
-    def loss(
-        self,
-        student: Tensor,  # logits (n, classes)
-        teacher: Tensor,  # logits (n, classes)
-    ) -> Tensor:  # scalar, the sum over n
-        "The soft term of a batch; where there are fewer than `top_k` classes, all are kept."
-        top_k = None if self.top_k is None else min(self.top_k, student.shape[1])
-        return soft_target_kl(
-            student, teacher, self.temperature, 'sum', min_probability=self.min_probability, top_k=top_k
-        )
-
-
-def soft_targets(
-    config: RunConfig,  # resolved
-) -> SoftTargets:
-    "How the student of a run learns from its teacher's logits."
-    loss = config.loss
-    if loss is None:
-        return SoftTargets()
-    return SoftTargets(loss.temperature, loss.alpha, loss.dialect, loss.min_probability, loss.top_k)
 
 # %% ../../nbs/tasks/06_base.ipynb #20d77290
 def check_free_weights(
@@ -334,13 +291,13 @@ class Task:
         corpus: Corpus,
         max_length: int = 128,  # tokens of an example; of a pair the longer text is cut
         settings: TaskSettings | None = None,  # None: the task's own
-        soft: SoftTargets = SoftTargets(),
+        loss: Loss | None = None,  # of a configuration; None: its defaults
         smoke: bool = False,  # a few examples of each split
     ):
         self.max_length = max_length
         if settings is not None:
             self.settings = settings
-        self.soft = soft
+        self.loss = loss or Loss()
         self.smoke = smoke
         self.take(corpus)
 
@@ -351,9 +308,8 @@ class Task:
         config: RunConfig,  # resolved
     ) -> Self:  # not yet encoded
         "The task a configuration names."
-        return cls(
-            corpus, config.data.max_length, config.task_settings, soft_targets(config), config.data.smoke
-        )
+        data = config.data
+        return cls(corpus, data.max_length, config.task_settings, config.loss, data.smoke)
 
 # %% ../../nbs/tasks/06_base.ipynb #da8fb2b8
 @patch
@@ -506,7 +462,19 @@ def hard_loss(
 @patch
 def soft_loss(self: Task, outputs: Any, batch: Batch, signal: Signal) -> LossTerm:
     "Soft targets of the teacher's logits, over all examples."
-    return self.soft.loss(outputs.logits, signal['logits']), len(batch.index)
+    return self.soft_targets(outputs.logits, signal['logits']), len(batch.index)
+
+
+@patch
+def soft_targets(
+    self: Task,
+    student: Tensor,  # logits (n, classes)
+    teacher: Tensor,  # logits (n, classes)
+) -> Tensor:  # scalar, the sum over n
+    "The soft term of some logits; where there are fewer than `top_k` classes, all are kept."
+    loss = self.loss
+    top_k = None if loss.top_k is None else min(loss.top_k, student.shape[1])
+    return soft_target_kl(student, teacher, loss.temperature, 'sum', loss.min_probability, top_k)
 
 
 @patch
@@ -529,9 +497,12 @@ def loss_counts(self: Task, split: str, index: np.ndarray, epoch: int = 0) -> di
 @patch
 def loss_weights(self: Task, kd: bool) -> dict[str, float]:
     "What the loss terms are multiplied by, with and without a teacher."
-    if kd and hasattr(self.settings, 'soft_weight'):
+    if not kd:
+        return {'hard': 1.0}
+    if hasattr(self.settings, 'soft_weight'):
         return {'hard': self.settings.hard_weight, 'soft': self.settings.soft_weight}
-    return self.soft.weights(kd, self.model_kwargs.get('num_labels'))
+    loss = self.loss
+    return dialect_weights(loss.dialect, loss.alpha, loss.temperature, self.model_kwargs['num_labels'])
 
 # %% ../../nbs/tasks/06_base.ipynb #95f9f290
 @patch

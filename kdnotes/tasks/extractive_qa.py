@@ -268,7 +268,7 @@ def soft_loss(self: ExtractiveQA, outputs: Any, batch: Batch, signal: Signal) ->
     both = signal['logits'].new_zeros(*mask.shape, 2)
     both = both.masked_scatter(mask[..., None].expand_as(both), signal['logits'])
     teacher = both.masked_fill(~answerable(batch)[..., None], _NEVER).unbind(dim=-1)
-    soft = [self.soft.loss(*pair) for pair in zip(span_logits(outputs, batch), teacher)]
+    soft = [self.soft_targets(*pair) for pair in zip(span_logits(outputs, batch), teacher)]
     return (soft[0] + soft[1]) / 2, len(batch.index)
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #9d9d5ffc

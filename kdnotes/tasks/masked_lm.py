@@ -208,14 +208,14 @@ def take(self: MaskedLM, corpus: Corpus) -> None:
     self.rows = {split: corpus.splits[split] for split in ('train', *self.evaluation_sets)}
     self.signal_spec = {}
     if self.likeliest_alone:
-        shape = (self.masked if settings.soft_on == 'masked' else self.max_length, self.soft.top_k)
+        shape = (self.masked if settings.soft_on == 'masked' else self.max_length, self.loss.top_k)
         self.signal_spec = dict(index=SignalSpec(shape, integer=True), logits=SignalSpec(shape))
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #839b05f4
 @patch(as_prop=True)
 def likeliest_alone(self: MaskedLM) -> bool:
     "Are the teacher's `top_k` logits all that is needed? How likely a piece is depends on all of them."
-    return self.soft.top_k is not None and self.soft.min_probability is None
+    return self.loss.top_k is not None and self.loss.min_probability is None
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #629ae4a1
 @patch
@@ -310,7 +310,7 @@ def signal(self: MaskedLM, outputs: Any, batch: Batch) -> Signal:
     logits = rows_of(outputs.logits, self._rows(batch, self.settings.soft_on))
     n = len(batch.labels)
     if self.likeliest_alone:
-        k = self.soft.top_k
+        k = self.loss.top_k
         likeliest = TopK.from_logits(logits, k)
         return dict(index=likeliest.index.view(n, -1, k), logits=likeliest.logits.view(n, -1, k))
     if isinstance(logits, Tensor):
@@ -342,7 +342,7 @@ def signal_key(self: MaskedLM) -> str:
         settings.whole_words,
         settings.rare_power,
         self.seed,
-        self.soft.top_k,
+        self.loss.top_k,
     ]
     return '-'.join(['smoke' if self.smoke else 'all', *map(str, parts)])
 
@@ -367,9 +367,9 @@ def soft_loss(self: MaskedLM, outputs: Any, batch: Batch, signal: Signal) -> Los
         teacher = OpenLogits(signal['features'], signal['weight'], signal.get('bias'))
     else:
         teacher = signal['logits']
-    t = self.soft
     student = rows_of(outputs.logits, self._rows(batch, self.settings.soft_on))
-    total = vocabulary_kl(student, teacher, t.temperature, t.min_probability, t.top_k)
+    loss = self.loss
+    total = vocabulary_kl(student, teacher, loss.temperature, loss.min_probability, loss.top_k)
     return total, self.loss_counts('train', batch.index)['soft']
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #c41fd6de

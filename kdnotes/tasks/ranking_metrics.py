@@ -15,7 +15,7 @@ from .sources import SPLITS, Corpus, Rows
 
 # %% auto #0
 __all__ = ['UNIT_METRICS', 'Questions', 'as_questions', 'counts', 'rank_candidates', 'in_any_order', 'ranking_metrics',
-           'shared_words', 'BM25', 'best_threshold', 'precision_recall_f1', 'choose_thresholds', 'threshold_metrics',
+           'shared_words', 'bm25', 'best_threshold', 'precision_recall_f1', 'choose_thresholds', 'threshold_metrics',
            'evaluate_split']
 
 # %% ../../nbs/tasks/07_ranking_metrics.ipynb #42fe9f38
@@ -155,45 +155,29 @@ def shared_words(
     return np.array([len(q & c) / max(1, len(q)) for q, c in pairs])
 
 # %% ../../nbs/tasks/07_ranking_metrics.ipynb #890415e2
-class BM25:
-    "Scores candidates by the words that they have in common with a question."
+def bm25(
+    texts: Iterable[str],  # that words are counted in, each different one once
+    questions: Sequence[str],  # (n,)
+    candidates: Sequence[str],  # (n,)
+) -> np.ndarray:  # (n,) >= 0; 0: they have no word in common
+    "How well candidates fit questions by the words that they have in common, the rarer ones more."
+    k1, b = 1.2, 0.75
+    counted = [lower_words(text) for text in dict.fromkeys(texts)]
+    n = len(counted)
+    length = sum(map(len, counted)) / max(1, n)
+    texts_with = Counter(word for words in counted for word in set(words))
 
-    def __init__(
-        self,
-        texts: Iterable[str],  # that words are counted in, each different one once
-        k1: float = 1.2,
-        b: float = 0.75,
-    ):
-        self.k1 = k1
-        self.b = b
-        counted = [lower_words(text) for text in dict.fromkeys(texts)]
-        self.n = len(counted)
-        self.length = sum(map(len, counted)) / max(1, self.n)
-        self.texts_with = Counter(word for words in counted for word in set(words))
-
-    def weight(self, word: str) -> float:
-        "The weight of a word: the rarer, the larger."
-        have = self.texts_with[word]
-        return float(np.log1p((self.n - have + 0.5) / (have + 0.5)))
-
-    def score(self, question: str, candidate: str) -> float:  # >= 0
-        "How well a candidate fits a question; 0: they have no word in common."
+    def score(question: str, candidate: str) -> float:
         words = lower_words(candidate)
         times = Counter(words)
-        slow = self.k1 * (1 - self.b + self.b * len(words) / max(self.length, 1e-9))
-        return sum(
-            self.weight(w) * times[w] * (self.k1 + 1) / (times[w] + slow)
-            for w in sorted(set(lower_words(question)))
-            if times[w]
-        )
+        slow = k1 * (1 - b + b * len(words) / max(length, 1e-9))
+        total = 0
+        for word in sorted(set(lower_words(question)) & set(words)):
+            weight = float(np.log1p((n - texts_with[word] + 0.5) / (texts_with[word] + 0.5)))
+            total += weight * times[word] * (k1 + 1) / (times[word] + slow)
+        return total
 
-    def scores(
-        self,
-        questions: Sequence[str],  # (n,)
-        candidates: Sequence[str],  # (n,)
-    ) -> np.ndarray:  # (n,)
-        "The score of each pair."
-        return np.array([self.score(q, c) for q, c in zip(questions, candidates)])
+    return np.array([score(*pair) for pair in zip(questions, candidates)])
 
 # %% ../../nbs/tasks/07_ranking_metrics.ipynb #11235bba
 def best_threshold(
