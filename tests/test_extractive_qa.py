@@ -65,7 +65,6 @@ from kdnotes.tasks.span_metrics import (
     no_answer_probability,
     normalised,
     span_metrics,
-    span_scores,
 )
 
 TASK = 'extractive_qa'
@@ -155,8 +154,10 @@ def squad_evaluation(answers: dict, predicted: dict, no_answer: dict, threshold:
     known = [id for id in answers if id in predicted]
     of_none = np.array([no_answer[id] for id in known])
     answered, some = (np.array([bool(of[id]) for id in known]) for of in (answers, predicted))
-    scores = span_scores(map(answers.get, known), map(predicted.get, known))
-    return span_metrics(scores, answered, of_none, some, of_none > threshold) | dict(total=len(known))
+    pairs = [answer_scores(answers[id], predicted[id]) for id in known]
+    scores = np.array(pairs, dtype=float).reshape(-1, 2)
+    metrics, _ = span_metrics(scores, answered, of_none, some, of_none > threshold)
+    return metrics | dict(total=len(known))
 
 
 # answers, the prediction, exact, f1: worked out by hand

@@ -22,7 +22,7 @@ from .text_blocks import Positions, Masking, Rows, TokenStream, block_ends, mask
 # %% auto #0
 __all__ = ['PART', 'TextSet', 'text_set', 'Hidden', 'masked_batch', 'scored_batch', 'hidden_scores', 'line_rows', 'all_tokens',
            'drawn_tokens', 'single_mask', 'alone_nll', 'resumable_nll', 'Sampled', 'sample_positions', 'perplexity',
-           'score_metrics', 'unigram_scores', 'score_tables']
+           'unigram_scores', 'text_scores']
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #e6a2ea92
 class TextSet(NamedTuple):
@@ -251,33 +251,6 @@ def perplexity(
     "`exp` of a mean."
     return math.exp(nll) if nll < 700 else None
 
-# %% ../../nbs/tasks/12_lm_scores.ipynb #66b405d6
-def score_metrics(
-    text: TextSet,
-    hidden: Hidden,
-    sampled: Sampled | None,  # None: no position was sampled
-    unigram: np.ndarray,  # (vocabulary,) shares of the training text, > 0 of each that is asked for
-) -> dict[str, float | None]:
-    "All scores of a text; `unigram` is what knowing how frequent a piece is gives."
-
-    def mean_and_word(prefix: str, nll: float) -> dict[str, float | None]:
-        a_word = nll * text.pieces_a_word
-        return {
-            f'{prefix}nll': nll,
-            f'{prefix}perplexity': perplexity(nll),
-            f'{prefix}nll_word': a_word,
-            f'{prefix}perplexity_word': perplexity(a_word),
-        }
-
-    known = float(-np.log(unigram[hidden.labels]).mean())
-    every = float(hidden.nll_all.mean())
-    metrics = mean_and_word('', float(hidden.nll.mean()))
-    metrics |= dict(nll_all=every, perplexity_all=perplexity(every))
-    metrics |= dict(unigram_nll=known, unigram_perplexity=perplexity(known))
-    if sampled is not None:
-        metrics |= mean_and_word('pseudo_', float(sampled.nll.mean()))
-    return metrics
-
 # %% ../../nbs/tasks/12_lm_scores.ipynb #aae9fcf2
 def unigram_scores(
     text: TextSet,
@@ -302,28 +275,46 @@ def unigram_scores(
     return hidden, Sampled(targets, nats[text.blocks.tokens_at(targets)])
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #c5c1aecb
-def score_tables(
+def text_scores(
     text: TextSet,
     hidden: Hidden,
-    sampled: Sampled | None,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    "Units and predictions: blocks are units; of the pseudo-nll, positions are."
+    sampled: Sampled | None,  # None: no position was sampled
+    unigram: np.ndarray,  # (vocabulary,) shares of the training text, > 0 of each that is asked for
+) -> tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]:  # metrics, units, predictions
+    """All scores of a text; `unigram` is what knowing how frequent a piece is gives. Blocks are units; of the
+    pseudo-nll, positions are.
+    """
+    nlls = dict(
+        nll=hidden.nll.mean(),
+        nll_all=hidden.nll_all.mean(),
+        unigram_nll=-np.log(unigram[hidden.labels]).mean(),
+    )
     blocks = [str(b) for b in text.chosen.tolist()]
     clusters = [text.clusters[d] for d in text.blocks.documents[text.chosen].tolist()]
     values = dict(nll=hidden.nll.mean(1), nll_all=hidden.nll_all)
     units = [unit_table(text.name, 'all', blocks, clusters, values)]
-    predictions = dict(
-        unit=np.repeat(blocks, hidden.labels.shape[1]),
-        item=hidden.positions.ravel().astype(str),
-        label=hidden.labels.ravel(),
-        score=-hidden.nll.ravel(),
-    )
-    tables = [pd.DataFrame(dict(split=text.name) | predictions)]
+    predictions = [
+        dict(
+            unit=np.repeat(blocks, hidden.labels.shape[1]),
+            item=hidden.positions.ravel().astype(str),
+            label=hidden.labels.ravel(),
+            score=-hidden.nll.ravel(),
+        )
+    ]
     if sampled is not None:
+        nlls |= dict(pseudo_nll=sampled.nll.mean())
         targets = sampled.targets
         names = [f'{b}:{p}' for b, p in zip(targets.rows.tolist(), targets.positions.tolist())]
         clusters = [text.clusters[d] for d in text.blocks.documents_of(targets).tolist()]
         units.append(unit_table(text.name, 'all', names, clusters, dict(pseudo_nll=sampled.nll)))
-        alone = dict(unit=names, item='alone', label=text.blocks.tokens_at(targets), score=-sampled.nll)
-        tables.append(pd.DataFrame(dict(split=text.name) | alone))
-    return pd.concat(units, ignore_index=True), pd.concat(tables, ignore_index=True)
+        labels = text.blocks.tokens_at(targets)
+        predictions.append(dict(unit=names, item='alone', label=labels, score=-sampled.nll))
+    metrics: dict[str, float | None] = {}
+    for name, nll in nlls.items():
+        metrics |= {name: float(nll), name.replace('nll', 'perplexity'): perplexity(float(nll))}
+        if name in ('nll', 'pseudo_nll'):
+            a_word = float(nll) * text.pieces_a_word
+            word = {f'{name}_word': a_word, f"{name.replace('nll', 'perplexity')}_word": perplexity(a_word)}
+            metrics |= word
+    tables = [pd.DataFrame(dict(split=text.name) | part) for part in predictions]
+    return metrics, pd.concat(units, ignore_index=True), pd.concat(tables, ignore_index=True)

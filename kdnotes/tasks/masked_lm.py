@@ -20,8 +20,18 @@ from .base import Evaluation, LossTerm, Primary, Signal, SignalSpec, Task, TaskI
 from .base import check_free_weights, setting, worst_rows
 from .batching import Batch, Ragged, TokenCounts
 from .documents import CORPORA, MORE_SETS
-from .lm_scores import Hidden, Sampled, hidden_scores, masked_batch, alone_nll, sample_positions
-from .lm_scores import score_metrics, score_tables, scored_batch, text_set, unigram_scores
+from kdnotes.tasks.lm_scores import (
+    Hidden,
+    Sampled,
+    alone_nll,
+    hidden_scores,
+    masked_batch,
+    sample_positions,
+    scored_batch,
+    text_scores,
+    text_set,
+    unigram_scores,
+)
 from .sources import Corpus, CorpusError
 from kdnotes.tasks.text_blocks import (
     Masking,
@@ -207,15 +217,10 @@ def take(self: MaskedLM, corpus: Corpus) -> None:
     self.primary = Primary(settings.score_on[0], 'nll', False)
     self.rows = {split: corpus.splits[split] for split in ('train', *self.evaluation_sets)}
     self.signal_spec = {}
-    if self.likeliest_alone:
+    # the largest logits are enough, unless it is asked how likely they are among all
+    if self.loss.top_k is not None and self.loss.min_probability is None:
         shape = (self.masked if settings.soft_on == 'masked' else self.max_length, self.loss.top_k)
         self.signal_spec = dict(index=SignalSpec(shape, integer=True), logits=SignalSpec(shape))
-
-# %% ../../nbs/tasks/20_masked_lm.ipynb #839b05f4
-@patch(as_prop=True)
-def likeliest_alone(self: MaskedLM) -> bool:
-    "Are the teacher's `top_k` logits all that is needed? How likely a piece is depends on all of them."
-    return self.loss.top_k is not None and self.loss.min_probability is None
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #629ae4a1
 @patch
@@ -309,7 +314,7 @@ def signal(self: MaskedLM, outputs: Any, batch: Batch) -> Signal:
 
     logits = rows_of(outputs.logits, self._rows(batch, self.settings.soft_on))
     n = len(batch.labels)
-    if self.likeliest_alone:
+    if self.signal_spec:
         k = self.loss.top_k
         likeliest = TopK.from_logits(logits, k)
         return dict(index=likeliest.index.view(n, -1, k), logits=likeliest.logits.view(n, -1, k))
@@ -421,10 +426,7 @@ def _sampled(self: MaskedLM, name: str) -> int:
 @patch
 def _evaluation(self: MaskedLM, scored: dict[str, tuple[Hidden, Sampled | None]]) -> Evaluation:
     "Scores of texts as metrics, units and predictions."
-    sets = {}
-    for name, scores in scored.items():
-        text = self.texts[name]
-        sets[name] = score_metrics(text, *scores, self.unigram), *score_tables(text, *scores)
+    sets = {name: text_scores(self.texts[name], *scores, self.unigram) for name, scores in scored.items()}
     return Evaluation.from_sets(sets)
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #bed1659e
@@ -569,33 +571,16 @@ TASK = TaskInfo(
         'unigram_nll': 'nats per token of a unigram model',
     },
     exp_of={
-        'perplexity': 'nll',
-        'perplexity_word': 'nll_word',
-        'perplexity_all': 'nll_all',
-        'pseudo_perplexity': 'pseudo_nll',
-        'pseudo_perplexity_word': 'pseudo_nll_word',
-        'unigram_perplexity': 'unigram_nll',
+        nll.replace('nll', 'perplexity'): nll
+        for nll in ('nll', 'nll_word', 'nll_all', 'pseudo_nll', 'pseudo_nll_word', 'unigram_nll')
     },
-    of_every_set=(
-        'nll',
-        'perplexity',
-        'unigram_perplexity',
-        'perplexity_all',
-        'pseudo_nll',
-        'pseudo_perplexity',
-        'perplexity_word',
-        'pseudo_perplexity_word',
+    of_every_set=tuple(
+        'nll perplexity unigram_perplexity perplexity_all pseudo_nll pseudo_perplexity perplexity_word '
+        'pseudo_perplexity_word'.split()
     ),
     floors={'unigram': 'a unigram model'},
     # which pieces are hidden, and in what text they are counted; `rare_power` hides others in training
-    floor_settings=(
-        'max_length',
-        'score_on',
-        'score_blocks',
-        'pseudo_sample',
-        'mask_share',
-        'train_tokens',
-    ),
+    floor_settings=tuple('max_length score_on score_blocks pseudo_sample mask_share train_tokens'.split()),
     margins={'nll': (0.05, 0.02)},
     examples=partial(worst_rows, show=show_block, key='cluster'),
     check=check,

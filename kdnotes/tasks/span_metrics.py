@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 import numpy as np
 import pandas as pd
@@ -15,9 +15,8 @@ from .base import Evaluation, unit_table, lower_words
 from .sources import Rows
 
 # %% auto #0
-__all__ = ['UNIT_METRICS', 'EVEN', 'normalised', 'answer_scores', 'no_answer_probability', 'withdrawn', 'answer_threshold',
-           'best_threshold', 'span_scores', 'unit_scores', 'span_metrics', 'Predicted', 'answers_evaluated',
-           'near_phrase']
+__all__ = ['UNIT_METRICS', 'EVEN', 'normalised', 'answer_scores', 'no_answer_probability', 'answer_threshold', 'best_threshold',
+           'span_metrics', 'Predicted', 'answers_evaluated', 'near_phrase']
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #15d94d10
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
@@ -54,15 +53,6 @@ def no_answer_probability(
     "The probability that there is none."
     exact = np.asarray(log_odds, dtype=np.float32).astype(np.float64)
     return 1 / (1 + np.exp(np.clip(exact, -700, 700)))
-
-# %% ../../nbs/tasks/14_span_metrics.ipynb #bef0ebb2
-def withdrawn(
-    scores: np.ndarray,  # (n,) of the predicted texts
-    answered: np.ndarray,  # (n,) bool: has the question an answer?
-    none: np.ndarray,  # (n,) bool: is none predicted?
-) -> np.ndarray:  # (n,)
-    "The scores where texts are withdrawn."
-    return np.where(none, 1.0 - answered, scores)
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #134ea096
 def answer_threshold(
@@ -109,46 +99,30 @@ UNIT_METRICS = {
     'no_ans_f1': 'no_ans',
 }
 
-# %% ../../nbs/tasks/14_span_metrics.ipynb #42033bc4
-def span_scores(
-    answers: Iterable[Sequence[str]],  # that people gave, of each question
-    predicted: Iterable[str],  # '': none
-) -> np.ndarray:  # (n, 2): exact and f1 of each question
-    "The scores of predicted texts, before any is withdrawn."
-    return np.array(list(map(answer_scores, answers, predicted)), dtype=np.float64).reshape(-1, 2)
-
-# %% ../../nbs/tasks/14_span_metrics.ipynb #92016d33
-def unit_scores(
-    exact: np.ndarray,  # (n,)
-    f1: np.ndarray,  # (n,)
-    answered: np.ndarray,  # (n,) bool
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:  # metric -> which questions it is of, their scores
-    "The scores that each metric is the mean of."
-    members = dict(all=np.ones_like(answered), has_ans=answered, no_ans=~answered)
-    index = {name: np.flatnonzero(chosen) for name, chosen in members.items()}
-    return {
-        metric: (index[members_of], (exact if metric.endswith('exact') else f1)[index[members_of]])
-        for metric, members_of in UNIT_METRICS.items()
-    }
-
 # %% ../../nbs/tasks/14_span_metrics.ipynb #4163a691
 def span_metrics(
-    scores: np.ndarray,  # (n, 2) of `span_scores`
-    answered: np.ndarray,  # (n,) bool
+    scores: np.ndarray,  # (n, 2) exact and f1 of the predicted texts, before any is withdrawn
+    answered: np.ndarray,  # (n,) bool: has the question an answer?
     no_answer: np.ndarray,  # (n,) probability that there is no answer
     predicted: np.ndarray,  # (n,) bool: is a text predicted at all?
     none: np.ndarray,  # (n,) bool: which texts are withdrawn
-) -> dict[str, float | None]:  # None: there is no question of the kind
-    "All metrics of a set of questions."
-    final = [withdrawn(scores[:, i], answered, none) for i in range(2)]
-    metrics: dict[str, float | None] = {
-        name: float(np.mean(values)) if len(values) else None
-        for name, (_, values) in unit_scores(*final, answered).items()
-    }
+    # metrics, None where there is no question of the kind; of those that are means: of which questions, and
+    # their scores
+) -> tuple[dict[str, float | None], dict[str, tuple[np.ndarray, np.ndarray]]]:
+    "All metrics of a set of questions, and what they average over."
+    final = np.where(none[:, None], 1.0 - answered[:, None], scores)
+    members = dict(all=np.ones_like(answered), has_ans=answered, no_ans=~answered)
+    metrics: dict[str, float | None] = {}
+    units = {}
+    for metric, kind in UNIT_METRICS.items():
+        index = np.flatnonzero(members[kind])
+        values = final[index, int(metric.endswith('f1'))]
+        metrics[metric] = float(np.mean(values)) if len(values) else None
+        units[metric] = index, values
     for i, name in enumerate(('exact', 'f1')):
         best, best_at = best_threshold(scores[:, i], answered, no_answer, predicted)
         metrics |= {f'best_{name}': best, f'best_{name}_thresh': best_at}
-    return metrics | dict(always_unanswerable=float(np.mean(~answered)))
+    return metrics | dict(always_unanswerable=float(np.mean(~answered))), units
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #c4316474
 @dataclass(frozen=True)
@@ -172,8 +146,8 @@ class Predicted:
         places = rows['answers'].tolist()
         answers = ([text[low:high] for low, high in marked] for text, marked in zip(rows['context'], places))
         texts = (text[low:high] for text, (low, high) in zip(rows['context'], spans.tolist()))
-        answered = np.array(list(map(bool, places)))
-        return cls(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
+        scored = np.array(list(map(answer_scores, answers, texts)), dtype=np.float64).reshape(-1, 2)
+        return cls(spans, log_odds.astype(np.float32), scored, np.array(list(map(bool, places))))
 
     @property
     def some(self) -> np.ndarray:  # (n,) bool
@@ -201,11 +175,11 @@ def answers_evaluated(
     sets = {}
     for split, p in predicted.items():
         ids, clusters = (np.array(rows[split][key].tolist(), dtype=object) for key in ('id', 'cluster'))
-        none = p.silent(threshold)
-        final = (withdrawn(p.scored[:, i], p.answered, none) for i in range(2))
+        of_none = no_answer_probability(p.log_odds)
+        metrics, scores = span_metrics(p.scored, p.answered, of_none, p.some, p.silent(threshold))
         units = [
             unit_table(split, UNIT_METRICS[metric], ids[index], clusters[index], {metric: values})
-            for metric, (index, values) in unit_scores(*final, p.answered).items()
+            for metric, (index, values) in scores.items()
         ]
         predictions = dict(
             split=split,
@@ -214,7 +188,6 @@ def answers_evaluated(
             label=p.answered.astype(int),
             score=p.log_odds,
         )
-        metrics = span_metrics(p.scored, p.answered, no_answer_probability(p.log_odds), p.some, none)
         metrics |= dict(threshold=threshold)
         sets[split] = metrics, pd.concat(units, ignore_index=True), pd.DataFrame(predictions)
     return Evaluation.from_sets(sets)
