@@ -390,13 +390,6 @@ USE = Use(
     ranks_pairs=True,
 )
 
-# %% ../../nbs/tasks/18_answer_selection.ipynb #59105e6a
-def _without_kd(given: dict) -> dict:
-    "Settings of a run without a teacher: MarginMSE learns from a teacher's scores, RankNet does not."
-    if given.get('ranking_loss') != 'margin_mse':
-        return given
-    return {name: value for name, value in given.items() if name not in ('ranking_loss', 'ranking_weight')}
-
 # %% ../../nbs/tasks/18_answer_selection.ipynb #66ed1886
 TASK = base.TaskInfo(
     name='answer_selection',
@@ -447,7 +440,12 @@ TASK = base.TaskInfo(
     reach=dict.fromkeys(('map', 'mrr', 'p_at_1', 'answered_map', 'raw_map'), 1.0),
     examples=worst,
     check=_check,
-    without_kd=_without_kd,
+    # MarginMSE learns from a teacher's scores, RankNet does not
+    without_kd=lambda given: {
+        name: value
+        for name, value in given.items()
+        if given.get('ranking_loss') != 'margin_mse' or name not in ('ranking_loss', 'ranking_weight')
+    },
     score_kind=lambda settings: 'log_odds',
     use=USE,
 )

@@ -471,51 +471,43 @@ def filled(
     from kdnotes.losses.vocabulary import as_tensor, rows_of
 
     tokenizer = reader.tokenizer
-    rows = [_with_gaps(reader, given['text'], i) for i, given in enumerate(inputs)]
+    gap = tokenizer.mask_token_id
+    (first, last), _ = block_ends(tokenizer)
+    rows = []
+    for at, given in enumerate(inputs):
+        *before, end = given['text'].replace(tokenizer.mask_token, _GAP).split(_GAP)
+        if not before:
+            raise InferenceError(f'the text has no gap; write {_GAP} where a piece is to be guessed', at=at)
+        row = [first]
+        for part in map(str.rstrip, before):  # a space before a gap is the gap's own
+            row += [*_ids(tokenizer, part), gap]
+        row += [*_ids(tokenizer, end), last]
+        if len(row) > reader.max_length:
+            raise InferenceError(
+                f'the text has {len(row)} tokens and the model takes {reader.max_length} at once; shorten '
+                'it, for a gap near its end might be cut off',
+                at=at,
+            )
+        rows.append(row)
     ids = Ragged.from_rows(rows)
     answers: list[Answer | None] = [None] * len(rows)
     for batch, outputs in reader.outputs(ids, ids.lengths, most=_LOGITS_AT_ONCE):
         for place, i in enumerate(batch.index.tolist()):
-            gaps = np.flatnonzero(ids[i] == tokenizer.mask_token_id)
+            gaps = np.flatnonzero(ids[i] == gap)
             places = torch.from_numpy(place * batch.inputs['input_ids'].shape[1] + gaps)
             logits = as_tensor(rows_of(outputs.logits, places.to(reader.device)))
             likeliest = logits.double().cpu().softmax(dim=-1).topk(min(_LIKELIEST, logits.shape[1]))
-            of_gaps = [
-                [
-                    dict(piece=piece, probability=p)
-                    for piece, p in zip(tokenizer.convert_ids_to_tokens(ids_of), shares)
-                ]
-                for ids_of, shares in zip(likeliest.indices.tolist(), likeliest.values.tolist())
-            ]
+            of_gaps = []
+            for tokens, shares in zip(likeliest.indices.tolist(), likeliest.values.tolist()):
+                pieces = zip(tokenizer.convert_ids_to_tokens(tokens), shares)
+                of_gaps.append([dict(piece=piece, probability=p) for piece, p in pieces])
             answers[i] = Answer(dict(gaps=of_gaps))
     return answers
 
-# %% ../../nbs/tasks/20_masked_lm.ipynb #7740ffab
-def _with_gaps(
-    reader: Reader,
-    text: str,
-    index: int,  # which of several
-) -> list[int]:  # token ids
-    "A text as the model reads it."
-    tokenizer = reader.tokenizer
-    parts = text.replace(tokenizer.mask_token, _GAP).split(_GAP)
-    if len(parts) == 1:
-        raise InferenceError(f'the text has no gap; write {_GAP} where a piece is to be guessed', at=index)
-    inside: list[int] = []
-    for i, part in enumerate(parts):
-        # a space before a gap is the gap's own
-        part = part if i == len(parts) - 1 else part.rstrip()
-        encoded = tokenizer(part, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        inside += [tokenizer.mask_token_id] * (i > 0) + list(encoded['input_ids'])
-    (first, last), _ = block_ends(tokenizer)
-    row = [first, *inside, last]
-    if len(row) > reader.max_length:
-        raise InferenceError(
-            f'the text has {len(row)} tokens and the model takes {reader.max_length} at once; shorten it, '
-            'for a gap near its end might be cut off',
-            at=index,
-        )
-    return row
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    "The tokens of a part of a text, in which special tokens are letters."
+    return tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)['input_ids']
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #dbde2378
 _SNIPPET = """from transformers import pipeline
