@@ -28,8 +28,8 @@ from ..tasks.batching import tokenizer_rules
 from ..tasks.documents import CORPORA, MORE_SETS, document, more_set, read_document, text_files
 from kdnotes.tasks.lm_scores import (
     all_tokens,
-    drawn_tokens,
-    hidden_scores,
+    sampled_tokens,
+    masked_scores,
     line_rows,
     resumable_nll,
     scored_batch,
@@ -292,7 +292,7 @@ def _block_scores(forward: Any, scorer: Scorer, text: Text, budget: int) -> tupl
     "Nats per masked token of each block, and of all its tokens."
     blocks = text_set('text', text.rows, text.documents)
     mask_id = scorer.tokenizer.mask_token_id
-    scores = hidden_scores(
+    scores = masked_scores(
         forward, blocks, lambda index: scored_batch(blocks, index, Masking().share, mask_id), budget
     )
     return scores.nll.mean(1), scores.nll_all
@@ -368,7 +368,7 @@ def score(
         raise ScoreError(
             f'{text} has no word that the tokenizer of {model} knows; give another text or model'
         )
-    positions = every if sample is None else drawn_tokens(encoded.rows, sample, stream(0, 'sample'))
+    positions = every if sample is None else sampled_tokens(encoded.rows, sample, stream(0, 'sample'))
     text_sha256 = sha256_text(*(row['text'] for row in documents))
     key = _stored_key(scorer, text_sha256, by, length, sample, dtype)
     forward = ModelForward(scorer.model, scorer.runtime)

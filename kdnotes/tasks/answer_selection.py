@@ -19,15 +19,15 @@ from .batching import Batch
 from ..core.columns import Joined, Strings, codes
 from ..losses.targets import margin_mse, pair_counts, ranknet
 from . import base
-from .inference import Answer, InferenceError, Reader, Use, cut_notes
+from .inference import Answer, InferenceError, Reader, Use, truncation_notes
 from .base import Evaluation, LossFunction, LossTerm, Signal, Task, worst_rows
 from .candidates import CORPORA
-from .ranking_metrics import Questions, as_questions, bm25, choose_thresholds
-from .ranking_metrics import evaluate_split, in_any_order, shared_words
+from .ranking_metrics import Questions, group_by_question, bm25, choose_thresholds
+from .ranking_metrics import evaluate_split, average_ties, shared_words
 
 # %% auto #0
-__all__ = ['DEFAULTS', 'worst', 'USE', 'TASK', 'AnswerSelectionSettings', 'two_logits', 'AnswerSelection', 'show_question',
-           'ranked']
+__all__ = ['DEFAULTS', 'worst', 'USE', 'TASK', 'AnswerSelectionSettings', 'binary_logits', 'AnswerSelection', 'show_question',
+           'rank_answers']
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #84b7ac34
 if TYPE_CHECKING:
@@ -91,13 +91,13 @@ def _check(config: RunConfig) -> None:
         raise ValueError(f"top_k={config.loss.top_k} is more than the 2 classes of task='answer_selection'")
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #e07b7e27
-def _front(
+def _smoke_questions(
     rows: Rows,
     examples: int,  # at most about so many rows
     questions: int,  # at most so many questions
 ) -> Rows:  # whole questions in the split's order
     "A short split that still has clean questions."
-    all_of = as_questions(rows)
+    all_of = group_by_question(rows)
     picked = [
         q
         for q in chain(*zip_longest(np.flatnonzero(all_of.clean), np.flatnonzero(~all_of.clean)))
@@ -107,7 +107,7 @@ def _front(
     return rows[np.flatnonzero(np.isin(all_of.question, picked[:n]))]
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #a48ff2b3
-def two_logits(
+def binary_logits(
     logits: Tensor,  # (n, 2), or (n, 1) of a model with one output, as cross-encoders have
 ) -> Tensor:  # (n, 2)
     "The logits of wrong and right; of one output z they are 0 and z, whose softmax is its sigmoid."
@@ -143,9 +143,11 @@ def take(self: AnswerSelection, corpus: Corpus) -> None:
     self.rows = {split: corpus.splits[split] for split in SPLITS} | dict(train=train)
     if self.smoke:
         sizes = {split: (64, 64) if split == 'train' else (10**6, 24) for split in SPLITS}
-        self.rows = {split: _front(rows, *sizes[split]) for split, rows in self.rows.items()}
+        self.rows = {split: _smoke_questions(rows, *sizes[split]) for split, rows in self.rows.items()}
     self.in_order = getattr(CORPORA.published.get(corpus.name), 'in_order', False)
-    self.questions = {split: as_questions(rows, ranked=split != 'train') for split, rows in self.rows.items()}
+    self.questions = {
+        split: group_by_question(rows, ranked=split != 'train') for split, rows in self.rows.items()
+    }
     self.labels = {split: questions.labels for split, questions in self.questions.items()}
     self.label_prior = np.bincount(self.labels['train'], minlength=2) / len(self.rows['train'])
     if len(more := self.add_unlabelled(corpus)):
@@ -189,7 +191,7 @@ def batch(self: AnswerSelection, split: str, index: np.ndarray, epoch: int = 0) 
 @patch
 def signal(self: AnswerSelection, outputs: Any, batch: Batch) -> Signal:
     "The teacher's two logits, (n, 2) float32."
-    return {'logits': two_logits(outputs.logits.detach().float())}
+    return {'logits': binary_logits(outputs.logits.detach().float())}
 
 
 @patch
@@ -242,7 +244,7 @@ def loss_weights(self: AnswerSelection, kd: bool) -> dict[str, float]:
 @patch
 def scores(self: AnswerSelection, outputs: Any, batch: Batch) -> Tensor:
     "The log-odds of being right, (n, 1): logit(1) - logit(0)."
-    return two_logits(outputs.logits.float()).diff(dim=1)
+    return binary_logits(outputs.logits.float()).diff(dim=1)
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #6044ef9f
 @patch
@@ -267,26 +269,26 @@ def floors(self: AnswerSelection) -> dict[str, Evaluation]:
     """Candidates in a random order, in that of their text where rows have it, by the words that they
     share with the question, and by BM25.
     """
-    _, counted = self.texts_of(base.some_rows(self.every_row)[0])
+    _, counted = self.texts_of(base.subsample(self.every_row)[0])
     scorers = dict(random_order=lambda questions, _: np.zeros(len(questions)))
     if self.in_order:
         scorers['row_order'] = lambda questions, _: -np.arange(len(questions))
     scorers |= dict(shared_words=shared_words, bm25=partial(bm25, counted))
-    return {name: self._ranked_by(scored) for name, scored in scorers.items()}
+    return {name: self._evaluate_scorer(scored) for name, scored in scorers.items()}
 
 
 @patch
 def encoder_floor(self: AnswerSelection, embed: base.Embed) -> Evaluation:
     "Candidates by the cosine of their embedding and the question's."
-    return self._ranked_by(partial(base.cosines, embed))
+    return self._evaluate_scorer(partial(base.cosines, embed))
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #b4dc1b51
 @patch
-def _ranked_by(
+def _evaluate_scorer(
     self: AnswerSelection, scored: Callable[..., np.ndarray]
 ) -> Evaluation:  # (questions, candidates) -> (n,)
     "Candidates by a score, on average over the orders of equal ones."
-    questions = {split: in_any_order(self.questions[split]) for split in self.evaluation_sets}
+    questions = {split: average_ties(self.questions[split]) for split in self.evaluation_sets}
     scores = {split: scored(*self.texts_of(self.rows[split])) for split in self.evaluation_sets}
     return self.evaluate(scores, questions)
 
@@ -308,7 +310,7 @@ def show_question(
 worst = partial(worst_rows, show=show_question, key='question_id')
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #82d22f1c
-def ranked(
+def rank_answers(
     reader: Reader,
     inputs: Sequence[dict[str, Any]],  # question, candidates
 ) -> list[Answer]:
@@ -323,7 +325,7 @@ def ranked(
     ids, second, lengths = reader.encode(*map(list, zip(*pairs)))
     scores = np.zeros(len(pairs), dtype=np.float32)
     for batch, output in reader.outputs(ids, second):
-        scores[batch.index] = two_logits(output.logits.float()).diff(dim=1)[:, 0].cpu().numpy()
+        scores[batch.index] = binary_logits(output.logits.float()).diff(dim=1)[:, 0].cpu().numpy()
     notes = (reason('trained_with_titles'),) if reader.settings.get('document_title') else ()
     names = tuple(str(reader.config.id2label[i]) for i in range(outputs))
     if names not in (('LABEL_0', 'LABEL_1')[:outputs], ('no answer', 'answer'), ('answer',)):
@@ -345,7 +347,7 @@ def ranked(
             )
             for rank, place in enumerate(np.argsort(-scores[part], kind='stable'), 1)
         ]
-        cut = cut_notes(lengths[part], reader.max_length, 'candidate')
+        cut = truncation_notes(lengths[part], reader.max_length, 'candidate')
         answers.append(Answer(dict(candidates=rows), cut + notes))
     return answers
 
@@ -367,7 +369,7 @@ print([candidates[i] for i in scores.argsort(descending=True)])"""
 # %% ../../nbs/tasks/18_answer_selection.ipynb #e4978984
 USE = Use(
     takes=('question', 'candidates'),
-    answers=ranked,
+    answers=rank_answers,
     keys=dict(question='question', candidates='sentence'),
     cells=lambda values: [
         dict(rank=row['rank'], log_odds=row['score'], probability=row['probability'])

@@ -27,7 +27,7 @@ from ..losses.targets import hard_target_ce, soft_target_kl
 # %% auto #0
 __all__ = ['NO_LABEL', 'SEQUENCE_HEAD', 'Embed', 'FLOOR_COLUMNS', 'Signal', 'LossTerm', 'LossFunction', 'SignalSpec', 'Primary',
            'Evaluation', 'unit_table', 'check_free_weights', 'labels_config', 'show_text', 'worst_rows', 'lower_words',
-           'floors_key', 'encoder_key', 'cosines', 'some_rows', 'floor_table', 'Task', 'setting', 'TaskInfo',
+           'floors_key', 'encoder_key', 'cosines', 'subsample', 'floor_table', 'Task', 'setting', 'TaskInfo',
            'split_sizes', 'TaskView']
 
 # %% ../../nbs/tasks/06_base.ipynb #766e11bd
@@ -214,7 +214,7 @@ def cosines(
 _COUNTED = 200_000  # rows of a training split that words are counted in
 
 
-def some_rows(
+def subsample(
     rows: Rows,  # of a training split
     most: int = _COUNTED,
 ) -> tuple[Rows, np.ndarray]:  # in their order, and which they are
@@ -247,10 +247,8 @@ def floor_table(
 
 # %% ../../nbs/tasks/06_base.ipynb #e9878379
 Signal = dict[str, 'Tensor']  # of a teacher, by the names of `Task.signal_spec`; of some examples
-LossTerm = tuple[
-    'Tensor', int
-]  # a loss summed over examples, tokens or pairs of a micro-batch, and their number
-# (student_outputs, batch, teacher_signal) -> (sum, count); the signal is None without a teacher. A user's own
+LossTerm = tuple['Tensor', int]  # the sum over examples, tokens or pairs of a micro-batch, and their number
+# (student_outputs, batch, teacher_signal) -> its term; the signal is None without a teacher. A user's own
 # loss has the same signature
 LossFunction = Callable[[Any, Batch, Signal | None], LossTerm]
 

@@ -23,13 +23,13 @@ from .batching import Batch, EncodedPairs, Ragged, TokenCounts, unknown_id
 from ..core.columns import Columns
 from .passages import CORPORA, Windows, check_answers, check_questions
 from .passages import encode_windows, room_for_questions
-from .span_metrics import EVEN, UNIT_METRICS, Predicted, answers_evaluated
+from .span_metrics import EVEN, UNIT_METRICS, Predicted, evaluate_answers
 from .span_metrics import near_phrase, no_answer_probability
 from .sources import SPLITS, Corpus, CorpusError, Rows
 
 # %% auto #0
 __all__ = ['USE', 'TASK', 'ExtractiveQASettings', 'usual', 'check', 'check_tokens', 'answerable', 'span_logits', 'best_spans',
-           'window_scores', 'ExtractiveQA', 'worst', 'answers']
+           'window_scores', 'ExtractiveQA', 'worst', 'answer_questions']
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #a63c652b
 if TYPE_CHECKING:
@@ -290,9 +290,10 @@ def scores(self: ExtractiveQA, outputs: Any, batch: Batch) -> Tensor:
 def evaluate(self: ExtractiveQA, scores: dict[str, np.ndarray]) -> Evaluation:
     "Metrics, units and predictions of the evaluation sets given; the threshold needs dev among them."
     merged = {
-        split: _merged(self.rows[split], self.windows[split], of_split) for split, of_split in scores.items()
+        split: _merge_windows(self.rows[split], self.windows[split], of_split)
+        for split, of_split in scores.items()
     }
-    return answers_evaluated(self.rows, merged)
+    return evaluate_answers(self.rows, merged)
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #940a49fa
 @patch
@@ -306,7 +307,7 @@ def floors(self: ExtractiveQA) -> dict[str, Evaluation]:
             guesses = np.array(list(map(guess, rows['question'], rows['context']))).reshape(-1, 3)
             spans = guesses[:, :2].astype(np.int64)
             predicted[split] = Predicted.from_scores(rows, spans, guesses[:, 2])
-        floors[name] = answers_evaluated(sets, predicted)
+        floors[name] = evaluate_answers(sets, predicted)
     return floors
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #c6034d35
@@ -316,7 +317,7 @@ def head_flops(self: ExtractiveQA, config: Any, lengths: np.ndarray) -> float:
     return float(2 * 2 * config.hidden_size * int(np.sum(lengths)))
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #d7879c39
-def _merged(
+def _merge_windows(
     rows: Rows,
     windows: Windows,
     scores: np.ndarray,  # (n, 4) of `ExtractiveQA.scores`
@@ -369,7 +370,7 @@ def worst(
     return pd.DataFrame(table)
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #5f26aa61
-def answers(
+def answer_questions(
     reader: Reader,
     inputs: Sequence[dict[str, Any]],  # question, passage
 ) -> list[Answer]:
@@ -396,9 +397,9 @@ def answers(
     scores = np.zeros((len(windows.row), 4), dtype=np.float32)
     for batch, outputs in reader.outputs(windows.ids, windows.second, windows.context):
         scores[batch.index] = window_scores(outputs, batch, longest).cpu().numpy()
-    predicted = _merged(rows, windows, scores)
+    predicted = _merge_windows(rows, windows, scores)
     threshold = reader.metrics.get('threshold', EVEN)
-    answers = predicted.some & ~predicted.silent(threshold)
+    answers = predicted.nonempty & ~predicted.withdrawn(threshold)
     none = no_answer_probability(predicted.log_odds)
     found = []
     for i, n in enumerate(np.bincount(windows.row, minlength=len(rows)).tolist()):
@@ -445,7 +446,7 @@ print(span if log_odds >= threshold else 'no answer', log_odds.item())"""
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #f3ae0424
 USE = Use(
     takes=('question', 'passage'),
-    answers=answers,
+    answers=answer_questions,
     keys=dict(question='question', passage='context'),
     # what the answer is or would have been, and how certain that is
     cells=lambda values: [

@@ -14,7 +14,8 @@ from ..core.render import Reason, reason, render
 from .batching import Batch, Ragged, encode_pairs, micro_batches, pad_pairs
 
 # %% auto #0
-__all__ = ['INPUTS', 'CLASSIFICATION', 'InferenceError', 'Forward', 'Reader', 'Answer', 'Use', 'cut_notes', 'classified']
+__all__ = ['INPUTS', 'CLASSIFICATION', 'InferenceError', 'Forward', 'Reader', 'Answer', 'Use', 'truncation_notes',
+           'classify_texts']
 
 # %% ../../nbs/tasks/05_inference.ipynb #2ab7befc
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class Use:
 INPUTS = ('question', 'candidates', 'passage', 'text', 'pair')
 
 
-def cut_notes(
+def truncation_notes(
     lengths: np.ndarray,  # (n,) tokens before any cut
     max_length: int,
     what: str,  # that was cut, in the singular: 'candidate'
@@ -158,7 +159,7 @@ def cut_notes(
     return (reason('texts_cut', cut=cut, **known),) if cut else ()
 
 # %% ../../nbs/tasks/05_inference.ipynb #2171b65d
-def classified(
+def classify_texts(
     reader: Reader,
     inputs: Sequence[
         dict[str, Any]
@@ -176,7 +177,7 @@ def classified(
     several = config.problem_type == 'multi_label_classification'
     answers = []
     for row, length in zip(logits, lengths[:, None]):
-        notes = cut_notes(length, reader.max_length, 'text')
+        notes = truncation_notes(length, reader.max_length, 'text')
         if len(row) == 1:
             mean = getattr(config, 'target_mean', 0.0)
             value = float(row[0]) * getattr(config, 'target_deviation', 1.0) + mean
@@ -217,7 +218,7 @@ else:  # a number, in units of the training labels' deviation from their mean
 CLASSIFICATION = Use(
     takes=('text',),
     may_take=('pair',),
-    answers=classified,
+    answers=classify_texts,
     keys=dict(text='text', pair='second'),
     cells=_predicted_columns,
     example=dict(text='Mercury is a metal that is liquid at room temperature.'),

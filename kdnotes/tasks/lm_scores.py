@@ -20,9 +20,9 @@ from .batching import Batch, micro_batches
 from .text_blocks import Positions, Masking, Rows, TokenStream, block_ends, mask_blocks
 
 # %% auto #0
-__all__ = ['PART', 'TextSet', 'text_set', 'Hidden', 'masked_batch', 'scored_batch', 'hidden_scores', 'line_rows', 'all_tokens',
-           'drawn_tokens', 'single_mask', 'alone_nll', 'resumable_nll', 'Sampled', 'sample_positions', 'perplexity',
-           'unigram_scores', 'text_scores']
+__all__ = ['PART', 'TextSet', 'text_set', 'MaskedScores', 'masked_batch', 'scored_batch', 'masked_scores', 'line_rows',
+           'all_tokens', 'sampled_tokens', 'single_mask', 'single_mask_nll', 'resumable_nll', 'SampledScores',
+           'sample_positions', 'perplexity', 'unigram_scores', 'text_scores']
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #e6a2ea92
 class TextSet(NamedTuple):
@@ -50,7 +50,7 @@ def text_set(
     return TextSet(name, blocks, chosen, clusters, int(blocks.stream.pieces.sum()) / max(1, words))
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #953784eb
-class Hidden(NamedTuple):
+class MaskedScores(NamedTuple):
     "A model's scores of the hidden tokens of a text, and of all tokens."
 
     positions: np.ndarray  # (n, k) int64
@@ -84,13 +84,13 @@ def scored_batch(
     return masked_batch(index, *mask_blocks(text.blocks, text.chosen[index], Masking(share), 0, 0, mask_id))
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #2d0782a5
-def hidden_scores(
+def masked_scores(
     forward: Forward,
     text: TextSet,
     # positions in `text.chosen` -> a batch with its hidden tokens' positions and labels
     batch_of: Callable[[np.ndarray], Batch],
     tokens: int = 8192,  # of a batch
-) -> Hidden:  # on every rank
+) -> MaskedScores:  # on every rank
     "Scores of all chosen blocks."
     import torch
     from kdnotes.losses.vocabulary import OpenLogits, rows_of, vocabulary_nll
@@ -115,7 +115,7 @@ def hidden_scores(
         parts = positions.double(), batch.labels.cpu().double(), nll.gather(1, positions), mean[:, None]
         scores[index] = torch.cat(parts, 1).numpy()
     positions, labels, nll, nll_all = np.split(forward.sum(scores), [k, 2 * k, 3 * k], axis=1)
-    return Hidden(positions.astype(np.int64), labels.astype(np.int64), nll, nll_all[:, 0])
+    return MaskedScores(positions.astype(np.int64), labels.astype(np.int64), nll, nll_all[:, 0])
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #b9426df9
 def line_rows(
@@ -146,7 +146,7 @@ def all_tokens(
     return Positions(np.repeat(order, [len(p) for p in positions]), np.concatenate(positions))
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #22dca7ee
-def drawn_tokens(
+def sampled_tokens(
     rows: Rows,
     n: int,
     rng: np.random.Generator,
@@ -171,7 +171,7 @@ def single_mask(
     return masked_batch(np.arange(len(ids)), ids, places, labels)
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #d529b338
-def alone_nll(
+def single_mask_nll(
     forward: Forward,
     rows: Rows,
     targets: Positions,
@@ -214,20 +214,20 @@ def resumable_nll(
     tokens: int = 8192,  # of a batch, padding included
     on_part: Callable[[int], None] = lambda done: None,  # gets how many tokens are done
 ) -> np.ndarray:  # (n,) float64 nats
-    "`alone_nll`, from where an earlier call was interrupted."
+    "`single_mask_nll`, from where an earlier call was interrupted."
 
     def make(writer: Writer) -> None:
         for start in range(writer.parts * PART, len(targets.rows), PART):
             on_part(start)
             part = targets.part(slice(start, start + PART))
-            writer.add(dict(nll=alone_nll(forward, rows, part, mask_id, tokens)))
+            writer.add(dict(nll=single_mask_nll(forward, rows, part, mask_id, tokens)))
 
     nll = cached(folder, make).arrays['nll']
     on_part(len(targets.rows))
     return nll
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #48f90651
-class Sampled(NamedTuple):
+class SampledScores(NamedTuple):
     "A model's scores of single hidden tokens."
 
     targets: Positions  # of the text's blocks
@@ -258,7 +258,7 @@ def unigram_scores(
     batch_of: Callable[[np.ndarray], Batch],
     n: int,  # positions that are hidden by themselves; 0: none
     unigram: np.ndarray,  # (vocabulary,) shares of the training text, > 0 of each that is asked for
-) -> tuple[Hidden, Sampled | None]:
+) -> tuple[MaskedScores, SampledScores | None]:
     "The scores of a unigram model, for the tokens that models must guess."
     nats = -np.log(np.where(unigram > 0, unigram, 1.0))
     parts = []
@@ -268,17 +268,17 @@ def unigram_scores(
         maskable = text.blocks.maskable(text.chosen[index])
         every = np.where(maskable, nats[text.blocks.ids(text.chosen[index])], 0.0).sum(1) / maskable.sum(1)
         parts.append((batch.positions.numpy(), batch.labels.numpy(), nats[batch.labels.numpy()], every))
-    hidden = Hidden(*map(np.concatenate, zip(*parts)))
+    hidden = MaskedScores(*map(np.concatenate, zip(*parts)))
     if not n:
         return hidden, None
     targets = sample_positions(text, n)
-    return hidden, Sampled(targets, nats[text.blocks.tokens_at(targets)])
+    return hidden, SampledScores(targets, nats[text.blocks.tokens_at(targets)])
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #c5c1aecb
 def text_scores(
     text: TextSet,
-    hidden: Hidden,
-    sampled: Sampled | None,  # None: no position was sampled
+    hidden: MaskedScores,
+    sampled: SampledScores | None,  # None: no position was sampled
     unigram: np.ndarray,  # (vocabulary,) shares of the training text, > 0 of each that is asked for
 ) -> tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]:  # metrics, units, predictions
     """All scores of a text; `unigram` is what knowing how frequent a piece is gives. Blocks are units; of the

@@ -21,10 +21,10 @@ from .base import check_free_weights, setting, worst_rows
 from .batching import Batch, Ragged, TokenCounts
 from .documents import CORPORA, MORE_SETS
 from kdnotes.tasks.lm_scores import (
-    Hidden,
-    Sampled,
-    alone_nll,
-    hidden_scores,
+    MaskedScores,
+    SampledScores,
+    single_mask_nll,
+    masked_scores,
     masked_batch,
     sample_positions,
     scored_batch,
@@ -48,7 +48,7 @@ from kdnotes.tasks.text_blocks import (
 
 # %% auto #0
 __all__ = ['RECIPES', 'COSINE_WEIGHTS', 'USE', 'TASK', 'MaskedLMSettings', 'usual', 'check', 'blocks_of', 'check_tokens',
-           'MaskedLM', 'show_block', 'filled']
+           'MaskedLM', 'show_block', 'fill_masks']
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #588323dd
 if TYPE_CHECKING:
@@ -389,15 +389,15 @@ def loss_counts(self: MaskedLM, split: str, index: np.ndarray, epoch: int = 0) -
 def evaluate_model(self: MaskedLM, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
     "Scores of the texts given."
 
-    def scored(name: str) -> tuple[Hidden, Sampled | None]:
+    def scored(name: str) -> tuple[MaskedScores, SampledScores | None]:
         text = self.texts[name]
-        hidden = hidden_scores(forward, text, lambda index: self.batch(name, index))
+        hidden = masked_scores(forward, text, lambda index: self.batch(name, index))
         n = self._sampled(name)
         if not n:
             return hidden, None
         targets = sample_positions(text, n)
-        nll = alone_nll(forward, text.blocks, targets, self.mask_id, what=f'scoring tokens of {name}')
-        return hidden, Sampled(targets, nll)
+        nll = single_mask_nll(forward, text.blocks, targets, self.mask_id, what=f'scoring tokens of {name}')
+        return hidden, SampledScores(targets, nll)
 
     return self._evaluation({name: scored(name) for name in sets})
 
@@ -424,7 +424,7 @@ def _sampled(self: MaskedLM, name: str) -> int:
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #650d9a18
 @patch
-def _evaluation(self: MaskedLM, scored: dict[str, tuple[Hidden, Sampled | None]]) -> Evaluation:
+def _evaluation(self: MaskedLM, scored: dict[str, tuple[MaskedScores, SampledScores | None]]) -> Evaluation:
     "Scores of texts as metrics, units and predictions."
     sets = {name: text_scores(self.texts[name], *scores, self.unigram) for name, scores in scored.items()}
     return Evaluation.from_sets(sets)
@@ -462,7 +462,7 @@ _LIKELIEST = 5  # pieces of each gap
 _LOGITS_AT_ONCE = 1024  # tokens whose logits of the whole vocabulary are in memory
 
 
-def filled(
+def fill_masks(
     reader: Reader,
     inputs: Sequence[dict[str, Any]],  # text
 ) -> list[Answer]:
@@ -519,7 +519,7 @@ for guess in fill(f'Iron {{fill.tokenizer.mask_token}} in moist air.'):
 # %% ../../nbs/tasks/20_masked_lm.ipynb #869a550f
 USE = Use(
     takes=('text',),
-    answers=filled,
+    answers=fill_masks,
     keys=dict(text='text'),
     # the likeliest piece of each gap
     cells=lambda values: [

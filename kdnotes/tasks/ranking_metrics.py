@@ -14,7 +14,7 @@ from ..core.columns import codes
 from .sources import SPLITS, Corpus, Rows
 
 # %% auto #0
-__all__ = ['UNIT_METRICS', 'Questions', 'as_questions', 'counts', 'rank_candidates', 'in_any_order', 'ranking_metrics',
+__all__ = ['UNIT_METRICS', 'Questions', 'group_by_question', 'counts', 'rank_candidates', 'average_ties', 'ranking_metrics',
            'shared_words', 'bm25', 'best_threshold', 'precision_recall_f1', 'choose_thresholds', 'threshold_metrics',
            'evaluate_split']
 
@@ -52,7 +52,7 @@ class Questions:
         return self.answered & (self.positives < self.sizes)
 
 # %% ../../nbs/tasks/07_ranking_metrics.ipynb #bd69f3c7
-def as_questions(
+def group_by_question(
     rows: Rows,  # of one split
     ranked: bool = True,  # False: rows are trained on and not ranked; items and ties stay empty
 ) -> Questions:
@@ -73,7 +73,7 @@ def counts(
 
     sizes = {}
     for split in SPLITS:
-        questions = as_questions(corpus.splits[split])
+        questions = group_by_question(corpus.splits[split])
         sizes[split] = dict(
             pairs=len(questions.labels),
             positives=questions.labels.sum(),
@@ -101,7 +101,7 @@ def rank_candidates(
     return order, np.arange(len(order)) - first[questions.question[order]] + 1
 
 # %% ../../nbs/tasks/07_ranking_metrics.ipynb #759789d1
-def in_any_order(
+def average_ties(
     questions: Questions,
 ) -> Questions:  # whose metrics are means over all orders of equal scores
     "The same questions, without names that put one of two equal scores first."
@@ -113,7 +113,7 @@ def ranking_metrics(
     scores: np.ndarray,  # (n,) or (n, 1)
 ) -> dict[str, np.ndarray]:  # map, mrr, p_at_1: (q,) each in [0, 1]; 0 for a question without a positive
     """Average precision, reciprocal rank and precision at 1 of every question, as trec_eval defines them;
-    of `in_any_order`, their means over all orders of equal scores.
+    of `average_ties`, their means over all orders of equal scores.
     """
     order, rank = rank_candidates(questions, scores)
     question = questions.question[order]

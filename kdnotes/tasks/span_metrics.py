@@ -16,7 +16,7 @@ from .sources import Rows
 
 # %% auto #0
 __all__ = ['UNIT_METRICS', 'EVEN', 'normalised', 'answer_scores', 'no_answer_probability', 'answer_threshold', 'best_threshold',
-           'span_metrics', 'Predicted', 'answers_evaluated', 'near_phrase']
+           'span_metrics', 'Predicted', 'evaluate_answers', 'near_phrase']
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #15d94d10
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
@@ -150,11 +150,11 @@ class Predicted:
         return cls(spans, log_odds.astype(np.float32), scored, np.array(list(map(bool, places))))
 
     @property
-    def some(self) -> np.ndarray:  # (n,) bool
+    def nonempty(self) -> np.ndarray:  # (n,) bool
         "Is the best span a text? A token may have no character."
         return self.spans[:, 1] > self.spans[:, 0]
 
-    def silent(self, threshold: float | None) -> np.ndarray:  # (n,) bool
+    def withdrawn(self, threshold: float | None) -> np.ndarray:  # (n,) bool
         "Which answers are withdrawn; None: there is no threshold."
         return self.log_odds < (-np.inf if threshold is None else threshold)
 
@@ -162,7 +162,7 @@ class Predicted:
 EVEN = 0.0  # the log-odds from which on questions are answered where dev is not scored
 
 
-def answers_evaluated(
+def evaluate_answers(
     rows: Mapping[str, Rows],  # by evaluation set
     predicted: Mapping[str, Predicted],
 ) -> Evaluation:  # the threshold needs dev among the sets
@@ -171,12 +171,12 @@ def answers_evaluated(
     """
     threshold = EVEN
     if dev := predicted.get('dev'):
-        threshold = answer_threshold(dev.scored[:, 0], dev.answered, dev.log_odds, dev.some)
+        threshold = answer_threshold(dev.scored[:, 0], dev.answered, dev.log_odds, dev.nonempty)
     sets = {}
     for split, p in predicted.items():
         ids, clusters = (np.array(rows[split][key].tolist(), dtype=object) for key in ('id', 'cluster'))
         of_none = no_answer_probability(p.log_odds)
-        metrics, scores = span_metrics(p.scored, p.answered, of_none, p.some, p.silent(threshold))
+        metrics, scores = span_metrics(p.scored, p.answered, of_none, p.nonempty, p.withdrawn(threshold))
         units = [
             unit_table(split, UNIT_METRICS[metric], ids[index], clusters[index], {metric: values})
             for metric, (index, values) in scores.items()

@@ -175,7 +175,7 @@ def floors(self: LabelledTexts) -> dict[str, Evaluation]:
     alike = {split: np.zeros(len(self.rows[split]), dtype=np.int64) for split in self.evaluation_sets}
     baselines = {self.floor: by_group(np.zeros(n, dtype=np.int64), train, alike)}
     if self.rows['train']['second'][0]:
-        rows, index = base.some_rows(self.rows['train'][:n])
+        rows, index = base.subsample(self.rows['train'][:n])
         shared = {split: shared_tenths(self.rows[split]) for split in self.evaluation_sets}
         baselines['shared_words'] = by_group(shared_tenths(rows), train[index], shared)
     return baselines
@@ -185,7 +185,7 @@ def floors(self: LabelledTexts) -> dict[str, Evaluation]:
 def encoder_floor(self: LabelledTexts, embed: base.Embed) -> Evaluation:
     "A linear model of the embeddings, fitted to the training rows that have a label."
     labelled = self.rows['train'][: len(self.labels['train']) - self.unlabelled]
-    rows, index = base.some_rows(labelled, PROBED_ROWS)
+    rows, index = base.subsample(labelled, PROBED_ROWS)
     # evaluation sets first: their embeddings are the same whatever rows are trained on
     sets = {split: pair_features(embed, *self.texts_of(self.rows[split])) for split in self.evaluation_sets}
     trained = pair_features(embed, *self.texts_of(rows))
