@@ -401,7 +401,7 @@ def answer_questions(
     threshold = reader.metrics.get('threshold', EVEN)
     answers = predicted.nonempty & ~predicted.withdrawn(threshold)
     none = no_answer_probability(predicted.log_odds)
-    found = []
+    results = []
     for i, n in enumerate(np.bincount(windows.row, minlength=len(rows)).tolist()):
         begin, end = predicted.spans[i].tolist()
         span = inputs[i]['passage'][begin:end]
@@ -417,8 +417,8 @@ def answer_questions(
             windows=n,
         )
         note = reason('windows', n=n, max_length=reader.max_length, stride=stride)
-        found.append(Answer(values, (note,) * (n > 1)))
-    return found
+        results.append(Answer(values, (note,) * (n > 1)))
+    return results
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #ea1b1ba0
 _SNIPPET = """import torch

@@ -166,9 +166,7 @@ def floors(self: LabelledTexts) -> dict[str, Evaluation]:
     def by_group(group: np.ndarray, labels: np.ndarray, groups: dict[str, np.ndarray]) -> Evaluation:
         "Each example gets what the training labels of its group are."
         classes = len(self.head_labels) or None
-        return self.evaluate(
-            {split: group_scores(group, labels, of, classes) for split, of in groups.items()}
-        )
+        return self.evaluate({s: group_scores(group, labels, g, classes) for s, g in groups.items()})
 
     n = len(self.labels['train']) - self.unlabelled
     train = self.labels['train'][:n]
