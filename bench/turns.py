@@ -40,7 +40,7 @@ from kdnotes.experiment.saved_models import find_source
 from kdnotes.tasks.inference import Reader
 from kdnotes.tasks.base import Task, TaskInfo, TaskView
 from kdnotes.tasks.batching import Batch
-from kdnotes.tasks.lm_scores import all_tokens, alone_nll, line_rows, single_mask
+from kdnotes.tasks.lm_scores import all_tokens, single_mask_nll, line_rows, single_mask
 from kdnotes.tasks.sources import corpus_of
 from kdnotes.tasks.text_blocks import Positions, Rows, token_stream
 from kdnotes.train.distributed import start
@@ -404,7 +404,7 @@ def _scorer(place: Place, rows: Rows, by: str) -> Callable[[Positions], np.ndarr
     model = load_model(place.config.model.pretrained, 'AutoModelForMaskedLM', 0)
     if by == 'kdnotes':
         forward = ModelForward(model.to(place.runtime.device).eval(), place.runtime)
-        return lambda asked: alone_nll(forward, rows, asked, mask_id)
+        return lambda asked: single_mask_nll(forward, rows, asked, mask_id)
     plain = transformers.AutoModelForMaskedLM.from_config(model.config)
     plain.load_state_dict(model.state_dict())
     plain.to(place.runtime.device).eval()

@@ -14,13 +14,13 @@ from transformers import (
     DistilBertForSequenceClassification,
 )
 from architectures import small_bert
-from kdnotes.core.spec import RunConfig
+from kdnotes.core.spec import Loss, RunConfig, TaskSettings
 from kdnotes.core.parse import make_config
 from kdnotes.core.processes import Stopped
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
 from kdnotes.losses.targets import hard_target_ce, soft_target_kl
-from kdnotes.tasks.base import Evaluation, Primary, SignalSpec, SoftTargets, soft_targets
+from kdnotes.tasks.base import Evaluation, Primary, SignalSpec, Task
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.failures import STOP
 from kdnotes.train.loop import TrainResult, train
@@ -41,7 +41,8 @@ class SameWord:
     auto_class = 'AutoModelForSequenceClassification'
     model_kwargs = {'num_labels': 2}
     evaluates_itself = False
-    soft = SoftTargets()
+    loss = Loss()
+    settings = TaskSettings()
     primary = Primary('dev', 'accuracy', True)
     evaluation_sets = ('dev', 'test')
     signal_spec = {'logits': SignalSpec((2,))}
@@ -100,7 +101,7 @@ class SameWord:
         )
 
     def loss_weights(self, kd):
-        return self.soft.weights(kd, classes=2)
+        return Task.loss_weights(self, kd)
 
     def loss_counts(self, split, index, epoch=0):
         return {'hard': int((self.splits[split][2][index] >= 0).sum()), 'soft': len(index)}
@@ -161,7 +162,7 @@ def tiny_config(mode: str, ranks: int = 1, **parameters) -> RunConfig:
 
 def as_configured(task, config: RunConfig):
     "A task with the weights and the temperature of a configuration."
-    task.soft = soft_targets(config)
+    task.loss = config.loss or Loss()
     if hasattr(task, 'settings'):
         weight = config.task_settings.ranking_weight
         task.settings = task.settings.model_copy(update=dict(ranking_weight=weight))

@@ -20,7 +20,7 @@ LESSONS = {
     'losses.targets': 'losses/01_targets',
     'losses.vocabulary': 'losses/03_vocabulary',
     'tasks.batching': 'tasks/01_batching',
-    'tasks.ranking_metrics': 'tasks/06_ranking_metrics',
+    'tasks.ranking_metrics': 'tasks/07_ranking_metrics',
     'stats.intervals': 'stats/01_intervals',
 }
 

@@ -116,10 +116,10 @@ def ranked_task(ranking: str = 'none', **more):
     "The real task, with a word's number as its token."
     from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
     from kdnotes.tasks.batching import EncodedPairs, Ragged
-    from kdnotes.tasks.base import SoftTargets
+    from kdnotes.core.spec import Loss
 
     settings = AnswerSelectionSettings(train_questions='all', ranking_loss=ranking)
-    task = AnswerSelection(ranked_corpus(), soft=SoftTargets(**more), settings=settings)
+    task = AnswerSelection(ranked_corpus(), loss=Loss(**more), settings=settings)
 
     def ids(text, after):
         return [*(10 + int(w[1:]) for w in text.split()), after]

@@ -27,6 +27,7 @@ from kdnotes.stats.compare import study_comparisons
 from kdnotes.report.report import _about
 from kdnotes.stats.evidence import Evidence, arm_values
 from kdnotes.report.tables import arms_table, comparison_table, metrics_table
+from kdnotes.core.spec import Loss
 from kdnotes.core.parse import make_config
 from kdnotes.distill.architectures import head_dropout
 from kdnotes.distill.models import load_given, load_model
@@ -35,7 +36,6 @@ from kdnotes.distill.weights import MINILM, ModelError
 from kdnotes.experiment.card import snippet
 from kdnotes.results.runs import RunFolder, read_csv
 from kdnotes.losses.targets import soft_target_kl
-from kdnotes.tasks.base import SoftTargets
 from kdnotes.tasks.extractive_qa import (
     ExtractiveQA,
     ExtractiveQASettings,
@@ -62,7 +62,6 @@ from kdnotes.tasks.span_metrics import (
     no_answer_probability,
     normalised,
     span_metrics,
-    span_scores,
 )
 
 TASK = 'extractive_qa'
@@ -152,8 +151,10 @@ def squad_evaluation(answers: dict, predicted: dict, no_answer: dict, threshold:
     known = [id for id in answers if id in predicted]
     of_none = np.array([no_answer[id] for id in known])
     answered, some = (np.array([bool(of[id]) for id in known]) for of in (answers, predicted))
-    scores = span_scores(map(answers.get, known), map(predicted.get, known))
-    return span_metrics(scores, answered, of_none, some, of_none > threshold) | dict(total=len(known))
+    pairs = [answer_scores(answers[id], predicted[id]) for id in known]
+    scores = np.array(pairs, dtype=float).reshape(-1, 2)
+    metrics, _ = span_metrics(scores, answered, of_none, some, of_none > threshold)
+    return metrics | dict(total=len(known))
 
 
 # answers, the prediction, exact, f1: worked out by hand
@@ -669,7 +670,7 @@ def test_a_teacher_s_padding_is_not_learnt(small):
 def test_cut_off_soft_targets(small):
     batch = small.batch('train', np.arange(4))
     task = copy(small)
-    task.soft = SoftTargets(temperature=1.0, top_k=2)
+    task.loss = Loss(temperature=1.0, top_k=2)
     student = said(batch, 0)
     teacher = said(batch, 1)
     found = task.loss_terms(student, batch, task.signal(teacher, batch))['soft'][0]
@@ -679,11 +680,11 @@ def test_cut_off_soft_targets(small):
     ]
     assert found.item() == pytest.approx(sum(sides).item() / 2, rel=1e-6)
     # where a window has fewer tokens all are kept: that depends on which windows come together
-    whole, wide = (
-        SoftTargets(2.0, top_k=k).loss(*(span_logits(of, batch)[0] for of in (student, teacher)))
-        for k in (None, batch.inputs['input_ids'].shape[1] + 500)
-    )
-    assert wide.item() == pytest.approx(whole.item(), rel=1e-6)
+    found = []
+    for k in (None, batch.inputs['input_ids'].shape[1] + 500):
+        task.loss = Loss(top_k=k)
+        found.append(task.soft_targets(*(span_logits(of, batch)[0] for of in (student, teacher))).item())
+    assert found[1] == pytest.approx(found[0], rel=1e-6)
 
 
 # ---- merged windows and thresholds ----

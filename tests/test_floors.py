@@ -26,8 +26,8 @@ from kdnotes.experiment.worker import floor_keys, have_floors
 from kdnotes.results.store import floors, records
 from kdnotes.tasks.base import FLOOR_COLUMNS, floor_table, floors_key
 from kdnotes.tasks.ranking_metrics import (
-    as_questions,
-    in_any_order,
+    group_by_question,
+    average_ties,
     ranking_metrics,
     threshold_metrics,
 )
@@ -63,7 +63,7 @@ def question_of(labels):
         dict(question_id='Q', document_id='D', sentence_id=f'S{i}', label=label)
         for i, label in enumerate(labels)
     ]
-    return as_questions(Columns.from_rows(rows))
+    return group_by_question(Columns.from_rows(rows))
 
 
 def every_order(scores):
@@ -77,7 +77,7 @@ def test_floors_are_means_over_all_orders_of_equal_scores(scores):
     for labels in itertools.product((0, 1), repeat=len(scores)):
         questions = question_of(labels)
         every = [ranking_metrics(questions, order) for order in every_order(scores)]
-        for name, value in ranking_metrics(in_any_order(questions), np.array(scores)).items():
+        for name, value in ranking_metrics(average_ties(questions), np.array(scores)).items():
             assert value == pytest.approx(np.mean([found[name] for found in every], axis=0)), (labels, name)
 
 
@@ -89,7 +89,7 @@ def test_answering_by_equal_scores_is_right_as_often_as_one_of_them():
         for q, own in enumerate(labels)
         for i, label in enumerate(own)
     ]
-    questions = in_any_order(as_questions(Columns.from_rows(rows)))
+    questions = average_ties(group_by_question(Columns.from_rows(rows)))
     found = threshold_metrics(questions, np.array([1, 1, 0] * 3), dict(pair=1.0, trigger=1.0))
     assert found['trigger_precision'] == found['trigger_recall'] == pytest.approx((1 + 1 / 2 + 0) / 3)
     assert found['pair_precision'] == 3 / 6 and found['pair_recall'] == 3 / 4
@@ -283,7 +283,7 @@ def test_how_tos_have_the_numbers_of_floors(name, request):
 def test_rows_have_an_order_where_their_corpus_says_so(corpora):
     task = task_of('answer_selection', 'wikiqa')
     rows = task.rows['test']
-    questions = as_questions(rows)
+    questions = group_by_question(rows)
     in_order = ranking_metrics(questions, -np.arange(len(rows)))['map'][questions.clean].mean()
     found = task.floors()
     assert found['row_order'].metrics['test']['map'] == pytest.approx(in_order)
@@ -314,8 +314,8 @@ def test_the_frozen_encoder_ranks_as_plain_transformers_do():
     rows = task.rows['dev']
     u, v = (plain_embeddings([row[key] for row in rows], 128) for key in ('question', 'sentence'))
     cosine = torch.nn.functional.cosine_similarity(u, v).numpy()
-    clean = as_questions(rows).clean
-    right = ranking_metrics(as_questions(rows), cosine)['map'][clean].mean()
+    clean = group_by_question(rows).clean
+    right = ranking_metrics(group_by_question(rows), cosine)['map'][clean].mean()
     assert right == pytest.approx(0.7325, abs=1e-3)
     found = task.encoder_floor(FrozenEncoder(MINILM))
     assert found.metrics['dev']['map'] == pytest.approx(right, abs=1e-6)

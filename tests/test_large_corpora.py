@@ -26,7 +26,7 @@ from kdnotes.tasks import documents, schema, sources
 from kdnotes.tasks.candidates import SCHEMA
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.core.columns import Columns, Joined, codes
-from kdnotes.tasks.ranking_metrics import as_questions
+from kdnotes.tasks.ranking_metrics import group_by_question
 from kdnotes.tasks.sources import SPLITS, load_corpus
 from kdnotes.tasks.text_classification import TextClassification, TextRegression
 
@@ -137,7 +137,7 @@ def test_a_task_of_columns_on_disk_is_that_of_columns_in_memory(
             assert np.array_equal(
                 getattr(one.questions[split], name), getattr(other.questions[split], name)
             ), name
-    whole = as_questions(one.rows['dev'])
+    whole = group_by_question(one.rows['dev'])
     assert len(whole.items) == len(whole.tie) == len(one.rows['dev'])
 
 

@@ -9,7 +9,7 @@ import pytest
 from kdnotes.tasks.answer_selection import AnswerSelection, worst
 from kdnotes.tasks.ranking_metrics import (
     UNIT_METRICS,
-    as_questions,
+    group_by_question,
     best_threshold,
     choose_thresholds,
     evaluate_split,
@@ -72,7 +72,7 @@ def test_equal_to_trec_eval(seed, levels):
     rng = np.random.default_rng([seed, levels])
     rows = random_rows(rng)
     scores = tied_scores(rng, len(rows), levels)
-    ours = ranking_metrics(as_questions(rows), scores)
+    ours = ranking_metrics(group_by_question(rows), scores)
     theirs = trec(rows, scores)
     for metric in theirs:
         np.testing.assert_allclose(ours[metric], theirs[metric], atol=1e-12, err_msg=metric)
@@ -82,19 +82,19 @@ def test_scores_that_differ_only_in_float64_are_ties():
     rng = np.random.default_rng(7)
     rows = random_rows(rng)
     scores = 1 + tied_scores(rng, len(rows), 2) + rng.random(len(rows)) * 1e-9
-    ours = ranking_metrics(as_questions(rows), scores)
+    ours = ranking_metrics(group_by_question(rows), scores)
     theirs = trec(rows, scores)
     for metric in theirs:
         np.testing.assert_allclose(ours[metric], theirs[metric], atol=1e-12, err_msg=metric)
     ranks = pd.Series(scores).rank(method='first').to_numpy()  # what the scores say in float64
-    assert not np.allclose(ranking_metrics(as_questions(rows), ranks)['map'], theirs['map'])
+    assert not np.allclose(ranking_metrics(group_by_question(rows), ranks)['map'], theirs['map'])
 
 
 def test_sets_and_units():
     rng = np.random.default_rng(2)
     rows = random_rows(rng)
     scores = tied_scores(rng, len(rows))
-    metrics, units, predictions = evaluate_split('test', as_questions(rows), scores, None)
+    metrics, units, predictions = evaluate_split('test', group_by_question(rows), scores, None)
     theirs = trec(rows, scores)
     labels = pd.DataFrame(rows).groupby('question_id', sort=False)['label']
     sets = dict(
@@ -192,8 +192,8 @@ def test_thresholds_come_from_dev_and_are_the_best(seed, levels):
             np.float32(tied_scores(rng, len(rows), levels) + np.array([0.6 * r['label'] for r in rows])),
         )
     (dev, dev_scores), (test, test_scores) = splits['dev'], splits['test']
-    thresholds = choose_thresholds(as_questions(dev), dev_scores)
-    found = threshold_metrics(as_questions(test), test_scores, thresholds)
+    thresholds = choose_thresholds(group_by_question(dev), dev_scores)
+    found = threshold_metrics(group_by_question(test), test_scores, thresholds)
     for name, slow in dict(pair=slow_pair, trigger=slow_trigger).items():
         best = max(slow(dev, dev_scores, t)[2] for t in np.unique(dev_scores))
         assert slow(dev, dev_scores, thresholds[name])[2] == pytest.approx(best)
@@ -218,7 +218,7 @@ def test_thresholds_do_not_tell_apart_what_ranks_do_not():
         dict(question_id=q, document_id='D', sentence_id=f'{q}-1', label=label)
         for q, label in (('Q1', 1), ('Q2', 0), ('Q3', 0))
     ]
-    questions = as_questions(Columns.from_rows(rows))
+    questions = group_by_question(Columns.from_rows(rows))
     scores = 1 + np.array([2e-9, 1e-9, 0.0])  # the same in float32
     assert choose_thresholds(questions, scores) == dict(pair=1.0, trigger=1.0)
 

@@ -14,7 +14,7 @@ from kdnotes.stats.deployment import deployment
 from kdnotes.stats.evidence import Evidence
 from kdnotes.stats.intervals import Interval, crossed_interval
 from kdnotes.stats.tables import judged_by, set_interval, sets_of
-from kdnotes.tasks.lm_settings import COSINE_WEIGHTS, RECIPES
+from kdnotes.tasks.masked_lm import COSINE_WEIGHTS, RECIPES
 from .facts import recorded_settings
 from .steps import STEPS, steps_values, verdict
 from .values import study_values

@@ -28,6 +28,7 @@ DIALECTS = {  # name -> its weights: of the labels, then of the teacher
 def _checked_weights(
     dialect: str,
     weights: dict[str, float],
+    T: float,
 ) -> dict[str, float]:  # with torchdistill's `beta`
     "A dialect's weights, complete and in order, or an error."
     if dialect not in DIALECTS:
@@ -42,6 +43,8 @@ def _checked_weights(
             raise ValueError(
                 f"{dialect}'s {name} must be {'from 0 to 1' if top == 1 else '>= 0'}, got {value}"
             )
+    if not T > 0:
+        raise ValueError(f'T must be > 0, got {T}')
     return {name: weights[name] for name in DIALECTS[dialect]}
 
 # %% ../../nbs/losses/02_conventions.ipynb #ae24ace9
@@ -72,41 +75,6 @@ def _divergence(
     log_q, log_p = ((x / T).log_softmax(dim) for x in (student, teacher))
     return log_p.exp() * (log_p - log_q)
 
-# %% ../../nbs/losses/02_conventions.ipynb #933a79c4
-def _canonical(s, t, labels, T, hard, soft):
-    return hard * _on_labels(s, labels) + soft * soft_target_kl(s, t, T)
-
-
-def _hf_distilbert(s, t, labels, T, alpha_mlm, alpha_ce):
-    rows = s.numel() / s.shape[-1]
-    return alpha_mlm * _on_labels(s, labels) + alpha_ce * _divergence(s, t, T).sum() / rows * T**2
-
-
-def _textbrewer(s, t, labels, T, hard_label_weight, kd_loss_weight):
-    cross_entropy = -((t / T).softmax(-1) * (s / T).log_softmax(-1)).sum(-1)
-    return hard_label_weight * _on_labels(s, labels) + kd_loss_weight * cross_entropy.mean()
-
-# %% ../../nbs/losses/02_conventions.ipynb #4b5398ac
-def _torchdistill(s, t, labels, T, alpha, beta):
-    kl = _divergence(s, t, T, dim=1).sum() / len(s)  # its 'batchmean': by the first dimension alone
-    if labels is None or alpha == 0:
-        return kl
-    return alpha * _on_labels(s, labels, dim=1) + beta * T**2 * kl
-
-
-def _modelopt(s, t, labels, T, kd_loss_weight):
-    kl = _divergence(s, t, T).mean()  # over rows and classes
-    return (1 - kd_loss_weight) * _on_labels(s, labels) + kd_loss_weight * T**2 * kl
-
-# %% ../../nbs/losses/02_conventions.ipynb #d890022e
-_LOSSES = dict(
-    canonical=_canonical,
-    hf_distilbert=_hf_distilbert,
-    textbrewer=_textbrewer,
-    torchdistill=_torchdistill,
-    modelopt=_modelopt,
-)
-
 # %% ../../nbs/losses/02_conventions.ipynb #0a4455ea
 def dialect_loss(
     dialect: str,  # one of `DIALECTS`
@@ -118,62 +86,30 @@ def dialect_loss(
     weights: dict[str, float],  # the dialect's own, say {'alpha': 0.5}
 ) -> Tensor:  # scalar float32
     "The distillation loss of a system, as the system computes it."
-    weights = _checked_weights(dialect, weights)
-    if not T > 0:
-        raise ValueError(f'T must be > 0, got {T}')
+    hard, *others = _checked_weights(dialect, weights, T).values()
     if student.ndim < 2 or student.shape != teacher.shape:
         raise ValueError(
             f'student and teacher must be logits (rows, classes) of one shape, got {tuple(student.shape)} '
             f'and {tuple(teacher.shape)}'
         )
-    return _LOSSES[dialect](student.float(), teacher.detach().float(), labels, T, **weights)
-
-# %% ../../nbs/losses/02_conventions.ipynb #fdf44c25
-def _to_canonical(
-    dialect: str,
-    weights: dict[str, float],  # complete
-    T: float,
-    classes: int,
-    labelled: bool,  # are there labels?
-) -> tuple[float, float]:  # hard, soft
-    "The canonical weights with the same gradient."
-    hard, soft = (
-        [*weights.values()]
-        if dialect != 'modelopt'
-        else (1 - weights['kd_loss_weight'], weights['kd_loss_weight'] / classes)
-    )
-    if dialect == 'textbrewer':
-        soft /= T**2
-    if dialect == 'torchdistill' and (not labelled or hard == 0):
-        soft = 1 / T**2
-    return (hard if labelled else 0.0), soft
-
-# %% ../../nbs/losses/02_conventions.ipynb #9e003a87
-def _from_canonical(
-    dialect: str, hard: float, soft: float, T: float, classes: int, labelled: bool
-) -> dict[str, float]:
-    "A dialect's weights with the gradient of canonical ones, where there are such weights."
-    if dialect == 'textbrewer':
-        soft *= T**2
-    if dialect == 'torchdistill' and hard == 0:
-        if not math.isclose(soft * T**2, 1, rel_tol=1e-6):
-            raise ValueError(
-                "torchdistill drops beta and T*T where alpha is 0 or there are no labels, so hard=0 must "
-                f"come with soft=1/T**2={1 / T**2:.6g}, got soft={soft:.6g}; multiply its criterion's factor "
-                f"by {soft * T**2:.6g} instead"
-            )
-        soft = 1.0  # what `beta` is then by default; it has no effect
-    if dialect != 'modelopt':
-        return dict(zip(DIALECTS[dialect], (hard, soft)))
-    total = hard + soft * classes
-    exists = math.isclose(total, 1, rel_tol=1e-6) if labelled else total <= 1 + 1e-6
-    if not exists:
-        raise ValueError(
-            "modelopt's weights add up to 1, so hard + classes * soft must be "
-            f"{'' if labelled else 'at most '}1, got {hard:.6g} + {classes} * {soft:.6g} = {total:.6g}; "
-            f"divide both by {total:.6g} first"
-        )
-    return {'kd_loss_weight': min(soft * classes, 1.0)}
+    s, t = student.float(), teacher.detach().float()
+    match dialect, *others:
+        case 'canonical', soft:
+            return hard * _on_labels(s, labels) + soft * soft_target_kl(s, t, T)
+        case 'hf_distilbert', soft:
+            rows = s.numel() / s.shape[-1]
+            return hard * _on_labels(s, labels) + soft * _divergence(s, t, T).sum() / rows * T**2
+        case 'textbrewer', soft:
+            cross_entropy = -((t / T).softmax(-1) * (s / T).log_softmax(-1)).sum(-1)
+            return hard * _on_labels(s, labels) + soft * cross_entropy.mean()
+        case 'torchdistill', beta:
+            kl = _divergence(s, t, T, dim=1).sum() / len(s)  # its 'batchmean': by the first dimension alone
+            if labels is None or hard == 0:
+                return kl
+            return hard * _on_labels(s, labels, dim=1) + beta * T**2 * kl
+        case _:  # modelopt
+            kl = _divergence(s, t, T).mean()  # over rows and classes
+            return (1 - hard) * _on_labels(s, labels) + hard * T**2 * kl
 
 # %% ../../nbs/losses/02_conventions.ipynb #68de28b2
 def translate(
@@ -186,11 +122,9 @@ def translate(
     labelled: bool = True,  # False: the systems are given no labels
 ) -> dict[str, float]:  # the weights of `target`; ValueError where there are none
     "The weights that give another dialect the same gradient for the same logits."
-    complete = _checked_weights(source, weights)
+    hard, *others = _checked_weights(source, weights, T).values()
     if target not in DIALECTS:
         raise ValueError(f'target must be one of {list(DIALECTS)}, got {target!r}')
-    if not T > 0:
-        raise ValueError(f'T must be > 0, got {T}')
     if len(shape) < 2 or shape[-1] < 1:
         raise ValueError(f'shape must be that of logits (rows, classes), got {tuple(shape)}')
     if 'torchdistill' in (source, target) and len(shape) > 2 and source != target:
@@ -198,9 +132,37 @@ def translate(
             f'torchdistill takes dimension 1 for the classes, so for logits of shape {tuple(shape)} no '
             'weight gives the gradient of another dialect; flatten them to (rows, classes)'
         )
-    return _from_canonical(
-        target, *_to_canonical(source, complete, T, shape[-1], labelled), T, shape[-1], labelled
-    )
+    classes = shape[-1]
+    # the canonical weights with the same gradient
+    hard, soft = (hard, *others) if others else (1 - hard, hard / classes)
+    if source == 'textbrewer':
+        soft /= T**2
+    if source == 'torchdistill' and (not labelled or hard == 0):
+        soft = 1 / T**2
+    if not labelled:
+        hard = 0.0
+    # the target's weights with the gradient of these, where there are such weights
+    if target == 'textbrewer':
+        soft *= T**2
+    if target == 'torchdistill' and hard == 0:
+        if not math.isclose(soft * T**2, 1, rel_tol=1e-6):
+            raise ValueError(
+                "torchdistill drops beta and T*T where alpha is 0 or there are no labels, so hard=0 must "
+                f"come with soft=1/T**2={1 / T**2:.6g}, got soft={soft:.6g}; multiply its criterion's factor "
+                f"by {soft * T**2:.6g} instead"
+            )
+        soft = 1.0  # what `beta` is then by default; it has no effect
+    if target != 'modelopt':
+        return dict(zip(DIALECTS[target], (hard, soft)))
+    total = hard + soft * classes
+    exists = math.isclose(total, 1, rel_tol=1e-6) if labelled else total <= 1 + 1e-6
+    if not exists:
+        raise ValueError(
+            "modelopt's weights add up to 1, so hard + classes * soft must be "
+            f"{'' if labelled else 'at most '}1, got {hard:.6g} + {classes} * {soft:.6g} = {total:.6g}; "
+            f"divide both by {total:.6g} first"
+        )
+    return {'kd_loss_weight': min(soft * classes, 1.0)}
 
 # %% ../../nbs/losses/02_conventions.ipynb #9662368e
 def dialect_weights(
@@ -210,9 +172,7 @@ def dialect_weights(
     classes: int,  # of the logits
 ) -> dict[str, float]:  # 'hard', 'soft': the canonical weights
     "The canonical weights for a system's `alpha` on the teacher and the rest on the labels."
-    weights = (
-        {'kd_loss_weight': alpha}
-        if dialect == 'modelopt'
-        else dict(zip(DIALECTS.get(dialect, ()), (1 - alpha, alpha)))
-    )
+    # modelopt has the teacher's weight alone
+    both = (alpha,) if dialect == 'modelopt' else (1 - alpha, alpha)
+    weights = dict(zip(DIALECTS.get(dialect, ()), both))
     return translate(weights, T, dialect, 'canonical', (1, classes))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 # %% auto #0
-__all__ = ['hard_target_ce', 'cut_off', 'soft_target_kl', 'masked_reduce', 'ranknet', 'margin_mse', 'pair_counts', 'weighted_sum']
+__all__ = ['hard_target_ce', 'cut_off', 'soft_target_kl', 'ranknet', 'margin_mse', 'pair_counts', 'weighted_sum']
 
 # %% ../../nbs/losses/01_targets.ipynb #fd00d60f
 if TYPE_CHECKING:
@@ -88,25 +88,19 @@ def soft_target_kl(
     return _reduce(rows, reduction) * (T * T)
 
 # %% ../../nbs/losses/01_targets.ipynb #7c4dd74c
-def masked_reduce(
-    values: Tensor,  # any shape, float32
-    mask: Tensor,  # bool, the same shape: which count
-    reduction: str,  # 'mean' over those that count (0 if none does) | 'sum'
-) -> Tensor:  # scalar
-    "Mean or sum of the values that count."
-    import torch
-
-    total = _reduce(torch.where(mask, values, 0.0), 'sum' if reduction == 'mean' else reduction)
-    return total / mask.sum().clamp(min=1) if reduction == 'mean' else total
-
-
-def _pairs(
+def _over_pairs(
+    values: Tensor,  # (n, n) float32, [i, j]: of putting i above j
     groups: Tensor,  # (n,) int
     labels: Tensor | None,  # (n,) the larger the better; None: every two rows of a group, once
-) -> Tensor:  # (n, n) bool, [i, j]: i is to be put above j
-    "Which rows are compared."
+    reduction: str,  # 'mean' over the pairs (0 where there is none) | 'sum'
+) -> Tensor:  # scalar
+    "Mean or sum of the pairs that are compared."
+    import torch
+
     same = groups[:, None] == groups
-    return same.triu(1) if labels is None else same & (labels[:, None] > labels)
+    pairs = same.triu(1) if labels is None else same & (labels[:, None] > labels)
+    total = _reduce(torch.where(pairs, values, 0.0), 'sum' if reduction == 'mean' else reduction)
+    return total / pairs.sum().clamp(min=1) if reduction == 'mean' else total
 
 
 def _check_rows(**rows: Tensor | None) -> None:
@@ -127,7 +121,7 @@ def ranknet(
 
     _check_rows(scores=scores, groups=groups, labels=labels)
     s = scores.float()
-    return masked_reduce(F.softplus(s - s[:, None]), _pairs(groups, labels), reduction)
+    return _over_pairs(F.softplus(s - s[:, None]), groups, labels, reduction)
 
 
 def margin_mse(
@@ -141,7 +135,7 @@ def margin_mse(
     "Squared difference of the student's margin and the teacher's."
     _check_rows(student=student, teacher=teacher, groups=groups, labels=labels)
     ahead = student.float() - teacher.detach().float()
-    return masked_reduce((ahead[:, None] - ahead).square(), _pairs(groups, labels), reduction)
+    return _over_pairs((ahead[:, None] - ahead).square(), groups, labels, reduction)
 
 # %% ../../nbs/losses/01_targets.ipynb #da67a94f
 def pair_counts(

@@ -81,21 +81,18 @@ def open_decoder(
 ) -> nn.Module:  # the same
     "Leave the output layer open, where it is one matmul over the vocabulary; any other model stays as it is."
     layer = getattr(model, 'get_output_embeddings', lambda: None)()
-    if type(layer) is nn.Linear:
-        model.set_output_embeddings(OpenDecoder(layer))
-        if not _returns_open_logits(model):
-            model.set_output_embeddings(layer)
-    return model
-
-# %% ../../nbs/losses/03_vocabulary.ipynb #47780b97
-def _returns_open_logits(model: nn.Module) -> bool:
-    "Does the model return what its output layer returns? Some models change it further."
+    if type(layer) is not nn.Linear:
+        return model
+    model.set_output_embeddings(OpenDecoder(layer))
     ids = torch.full((1, 4), 3, device=next(model.parameters()).device)
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            return isinstance(model(input_ids=ids).logits, OpenLogits)
+            returned = isinstance(model(input_ids=ids).logits, OpenLogits)
     except Exception:  # of any kind: an architecture that works with its logits
-        return False
+        returned = False
+    if not returned:
+        model.set_output_embeddings(layer)
+    return model
 
 # %% ../../nbs/losses/03_vocabulary.ipynb #b5ab4710
 # numbers in the logits of a piece: small enough to stay near the core, large enough for a matmul
@@ -107,7 +104,12 @@ class _ChunkedSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, features, weight, bias, dtype, piece_loss, with_gradient):
-        ctx.saved = _Gradients(features, weight, bias) if with_gradient else None
+        inputs = (features, weight, bias)
+        ctx.dtypes = [None if t is None else t.dtype for t in inputs]
+        ctx.gradients = [None] * 3
+        if with_gradient:  # in float32, whatever the formats are
+            ctx.gradients = [None if t is None else torch.zeros_like(t, dtype=torch.float32) for t in inputs]
+        of_features, of_weight, of_bias = ctx.gradients
         total = torch.zeros((), dtype=torch.float64, device=features.device)
         table = weight.to(dtype)
         shift = None if bias is None else bias.to(dtype)
@@ -117,40 +119,23 @@ class _ChunkedSum(torch.autograd.Function):
             x = features[rows].to(dtype)
             value, gradient = piece_loss(F.linear(x, table, shift).float(), rows, with_gradient)
             total += value
-            if with_gradient:
-                ctx.saved.add(rows, x, table, gradient)
+            if not with_gradient:
+                continue
+            if bias is not None:
+                of_bias += gradient.sum(0)
+            gradient = gradient.to(dtype)
+            of_features[rows] = gradient @ table
+            if dtype == torch.float32:
+                of_weight.addmm_(gradient.T, x)
+            else:
+                of_weight += gradient.T @ x
         return total.float()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, factor):
-        return *ctx.saved.times(factor), None, None, None
-
-# %% ../../nbs/losses/03_vocabulary.ipynb #0f5d7aa0
-class _Gradients:
-    "Gradients of features, weight and bias, in float32."
-
-    def __init__(self, features: Tensor, weight: Tensor, bias: Tensor | None):
-        self.features = torch.empty_like(features, dtype=torch.float32)
-        self.weight = torch.zeros_like(weight, dtype=torch.float32)
-        self.bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-        self.dtypes = [None if t is None else t.dtype for t in (features, weight, bias)]
-
-    def add(self, rows: slice, x: Tensor, table: Tensor, gradient: Tensor) -> None:
-        "Add a piece, by the gradient of its logits."
-        if self.bias is not None:
-            self.bias += gradient.sum(0)
-        gradient = gradient.to(table.dtype)
-        self.features[rows] = gradient @ table
-        if table.dtype == torch.float32:
-            self.weight.addmm_(gradient.T, x)
-        else:
-            self.weight += gradient.T @ x
-
-    def times(self, factor: Tensor) -> list[Tensor | None]:
-        "The gradients of a multiple of the sum."
-        sums = (self.features, self.weight, self.bias)
-        return [None if g is None else (g * factor).to(dtype) for g, dtype in zip(sums, self.dtypes)]
+        pairs = zip(ctx.gradients, ctx.dtypes)
+        return *(None if g is None else (g * factor).to(dtype) for g, dtype in pairs), None, None, None
 
 # %% ../../nbs/losses/03_vocabulary.ipynb #bc96bc12
 def _chunked_sum(
@@ -239,11 +224,10 @@ def vocabulary_kl(
     def target(rows: slice) -> tuple[Tensor, Tensor | None]:
         "Log-probabilities of the teacher, and of which pieces: None means all, in their order."
         if isinstance(teacher, TopK):
-            return cut_off((teacher.logits[rows] / T).log_softmax(-1), min_probability, top_k), teacher.index[
-                rows
-            ]
-        z = as_tensor(rows_of(teacher, rows)).detach()
-        return cut_off((z / T).log_softmax(-1), min_probability, top_k), None
+            z, index = teacher.logits[rows], teacher.index[rows]
+        else:
+            z, index = as_tensor(rows_of(teacher, rows)).detach(), None
+        return cut_off((z / T).log_softmax(-1), min_probability, top_k), index
 
     def piece_loss(z: Tensor, rows: slice, with_gradient: bool) -> tuple[Tensor, Tensor | None]:
         log_q = (z / T).log_softmax(-1)
@@ -257,13 +241,8 @@ def vocabulary_kl(
         gradient = gradient - p if index is None else gradient.scatter_add_(1, index, -p)
         return value, gradient * T
 
-    if isinstance(student, Tensor):
-        return _closed_kl(student, target, T)
-    return _chunked_sum(student, piece_loss)
-
-# %% ../../nbs/losses/03_vocabulary.ipynb #31270a94
-def _closed_kl(student: Tensor, target: Callable[[slice], tuple[Tensor, Tensor | None]], T: float) -> Tensor:
-    "The same for logits that are computed already."
+    if isinstance(student, OpenLogits):
+        return _chunked_sum(student, piece_loss)
     log_p, index = target(slice(None))
     log_q = (student.float() / T).log_softmax(-1)
     theirs = log_q if index is None else log_q.gather(1, index)

@@ -19,14 +19,15 @@ from .batching import Batch
 from ..core.columns import Joined, Strings, codes
 from ..losses.targets import margin_mse, pair_counts, ranknet
 from . import base
-from .inference import Answer, InferenceError, Reader, Use, cut_notes
-from .base import Evaluation, LossFunction, Task
+from .inference import Answer, InferenceError, Reader, Use, truncation_notes
+from .base import Evaluation, LossFunction, LossTerm, Signal, Task, worst_rows
 from .candidates import CORPORA
-from .ranking_metrics import BM25, Questions, as_questions, choose_thresholds
-from .ranking_metrics import evaluate_split, in_any_order, shared_words
+from .ranking_metrics import Questions, group_by_question, bm25, choose_thresholds
+from .ranking_metrics import evaluate_split, average_ties, shared_words
 
 # %% auto #0
-__all__ = ['DEFAULTS', 'USE', 'TASK', 'AnswerSelectionSettings', 'two_logits', 'AnswerSelection', 'worst', 'ranked']
+__all__ = ['DEFAULTS', 'worst', 'USE', 'TASK', 'AnswerSelectionSettings', 'binary_logits', 'AnswerSelection', 'show_question',
+           'rank_answers']
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #84b7ac34
 if TYPE_CHECKING:
@@ -54,12 +55,12 @@ class AnswerSelectionSettings(TaskSettings):
     # put the document's title before each sentence; None: the default of the corpus
     document_title: bool | None = parameter(None, group='data')
 
-
+# %% ../../nbs/tasks/18_answer_selection.ipynb #b749aad7
 def _setting(epochs: int, learning_rate: float, **more: Any) -> dict[str, Any]:
     "One of this task, with its own settings."
     return base.setting(epochs, learning_rate, **dict(train_questions='all', document_title=False) | more)
 
-# %% ../../nbs/tasks/18_answer_selection.ipynb #b749aad7
+
 DEFAULTS = {
     ('*', '*'): _setting(3, 5e-5),
     ('wikiqa', 'teacher'): _setting(4, 1e-4, train_questions='answered'),
@@ -90,13 +91,13 @@ def _check(config: RunConfig) -> None:
         raise ValueError(f"top_k={config.loss.top_k} is more than the 2 classes of task='answer_selection'")
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #e07b7e27
-def _front(
+def _smoke_questions(
     rows: Rows,
     examples: int,  # at most about so many rows
     questions: int,  # at most so many questions
 ) -> Rows:  # whole questions in the split's order
     "A short split that still has clean questions."
-    all_of = as_questions(rows)
+    all_of = group_by_question(rows)
     picked = [
         q
         for q in chain(*zip_longest(np.flatnonzero(all_of.clean), np.flatnonzero(~all_of.clean)))
@@ -105,23 +106,8 @@ def _front(
     n = 1 + sum(total < examples for total in accumulate(all_of.sizes[picked]))
     return rows[np.flatnonzero(np.isin(all_of.question, picked[:n]))]
 
-# %% ../../nbs/tasks/18_answer_selection.ipynb #034bc474
-def _choose_rows(splits: dict[str, Rows], train_questions: str, smoke: bool) -> dict[str, Rows]:
-    "The rows the settings ask for."
-    if train_questions not in ('all', 'answered'):
-        raise ValueError(f"train_questions must be 'all' or 'answered', got {train_questions!r}")
-    train = splits['train']
-    if train_questions == 'answered':
-        question, _ = codes(train['question_id'])
-        train = train[np.flatnonzero(np.isin(question, question[train['label'] == 1]))]
-    if not smoke:
-        return {split: splits[split] for split in SPLITS} | dict(train=train)
-    return dict(train=_front(train, 64, 64)) | {
-        s: _front(splits[s], 10**6, 24) for s in SPLITS if s != 'train'
-    }
-
 # %% ../../nbs/tasks/18_answer_selection.ipynb #a48ff2b3
-def two_logits(
+def binary_logits(
     logits: Tensor,  # (n, 2), or (n, 1) of a model with one output, as cross-encoders have
 ) -> Tensor:  # (n, 2)
     "The logits of wrong and right; of one output z they are 0 and z, whose softmax is its sigmoid."
@@ -145,18 +131,29 @@ class AnswerSelection(Task):
 @patch
 def take(self: AnswerSelection, corpus: Corpus) -> None:
     "Rows as questions with candidates; those without a label have questions of their own."
-    self.rows = _choose_rows(corpus.splits, self.settings.train_questions, self.smoke)
-    # what words are counted in, whichever questions are trained on
-    self.every_row = corpus.splits['train']
+    train = corpus.splits['train']
+    self.every_row = train  # what words are counted in, whichever questions are trained on
+    if self.settings.train_questions == 'answered':
+        question, _ = codes(train['question_id'])
+        train = train[np.flatnonzero(np.isin(question, question[train['label'] == 1]))]
+    elif self.settings.train_questions != 'all':
+        raise ValueError(
+            f"train_questions must be 'all' or 'answered', got {self.settings.train_questions!r}"
+        )
+    self.rows = {split: corpus.splits[split] for split in SPLITS} | dict(train=train)
+    if self.smoke:
+        sizes = {split: (64, 64) if split == 'train' else (10**6, 24) for split in SPLITS}
+        self.rows = {split: _smoke_questions(rows, *sizes[split]) for split, rows in self.rows.items()}
     self.in_order = getattr(CORPORA.published.get(corpus.name), 'in_order', False)
-    self.questions = {split: as_questions(rows, ranked=split != 'train') for split, rows in self.rows.items()}
+    self.questions = {
+        split: group_by_question(rows, ranked=split != 'train') for split, rows in self.rows.items()
+    }
     self.labels = {split: questions.labels for split, questions in self.questions.items()}
     self.label_prior = np.bincount(self.labels['train'], minlength=2) / len(self.rows['train'])
     if len(more := self.add_unlabelled(corpus)):
         trained = self.questions['train']
-        question = np.concatenate(
-            [trained.question, trained.question.max() + 1 + codes(more['question_id'])[0]]
-        )
+        after = trained.question.max() + 1 + codes(more['question_id'])[0]
+        question = np.concatenate([trained.question, after])
         self.questions['train'] = replace(trained, question=question, labels=self.labels['train'])
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #9c36ff00
@@ -192,13 +189,9 @@ def batch(self: AnswerSelection, split: str, index: np.ndarray, epoch: int = 0) 
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #afa2b9cb
 @patch
-def signal(
-    self: AnswerSelection,
-    outputs,  # of a head with logits (n, 1) or (n, 2)
-    batch: Batch,
-) -> dict[str, Tensor]:
+def signal(self: AnswerSelection, outputs: Any, batch: Batch) -> Signal:
     "The teacher's two logits, (n, 2) float32."
-    return {'logits': two_logits(outputs.logits.detach().float())}
+    return {'logits': binary_logits(outputs.logits.detach().float())}
 
 
 @patch
@@ -215,12 +208,7 @@ def loss_functions(self: AnswerSelection, kd: bool) -> dict[str, LossFunction]:
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #6b51b6b6
 @patch
-def ranking(
-    self: AnswerSelection,
-    outputs,  # of a head with two logits
-    batch: Batch,
-    signal: dict[str, Tensor] | None,
-) -> tuple[Tensor, int]:
+def ranking(self: AnswerSelection, outputs: Any, batch: Batch, signal: Signal | None) -> LossTerm:
     "The sum over pairs of a right and a wrong candidate of a training batch, and how many they are."
     scores = self.scores(outputs, batch)[:, 0]
     pairs = self._pairs('train', batch.index)
@@ -250,60 +238,23 @@ def loss_counts(self: AnswerSelection, split: str, index: np.ndarray, epoch: int
 def loss_weights(self: AnswerSelection, kd: bool) -> dict[str, float]:
     "Weights of `hard` and `soft`, and of `ranking` if there is a ranking loss."
     ranking = {'ranking': self.settings.ranking_weight} if self.compares else {}
-    return self.soft.weights(kd, classes=2) | ranking
+    return Task.loss_weights(self, kd) | ranking
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #da645bfc
 @patch
-def scores(
-    self: AnswerSelection,
-    outputs,  # of a head with logits (n, 1) or (n, 2)
-    batch: Batch,
-) -> Tensor:
+def scores(self: AnswerSelection, outputs: Any, batch: Batch) -> Tensor:
     "The log-odds of being right, (n, 1): logit(1) - logit(0)."
-    return two_logits(outputs.logits.float()).diff(dim=1)
+    return binary_logits(outputs.logits.float()).diff(dim=1)
 
-
+# %% ../../nbs/tasks/18_answer_selection.ipynb #6044ef9f
 @patch
-def evaluate(self: AnswerSelection, scores: dict[str, np.ndarray]) -> Evaluation:
-    "Metrics, units and predictions of the evaluation sets given; thresholds need dev among them."
-    return _evaluation(self.questions, scores)
-
-# %% ../../nbs/tasks/18_answer_selection.ipynb #6ba9623c
-@patch
-def floors(self: AnswerSelection) -> dict[str, Evaluation]:
-    """Candidates in a random order, in that of their text where rows have it, by the words that they
-    share with the question, and by BM25.
-    """
-    counted = BM25(self.texts_of(base.some_rows(self.every_row)[0])[1])
-    scorers = dict(random_order=lambda questions, _: np.zeros(len(questions)))
-    if self.in_order:
-        scorers['row_order'] = lambda questions, _: -np.arange(len(questions))
-    scorers |= dict(shared_words=shared_words, bm25=counted.scores)
-    return {name: self._ranked_by(scored) for name, scored in scorers.items()}
-
-
-@patch
-def encoder_floor(self: AnswerSelection, embed: base.Embed) -> Evaluation:
-    "Candidates by the cosine of their embedding and the question's."
-    return self._ranked_by(partial(base.cosines, embed))
-
-# %% ../../nbs/tasks/18_answer_selection.ipynb #b4dc1b51
-@patch
-def _ranked_by(
-    self: AnswerSelection, scored: Callable[..., np.ndarray]
-) -> Evaluation:  # (questions, candidates) -> (n,)
-    "Candidates by a score, on average over the orders of equal ones."
-    questions = {split: in_any_order(self.questions[split]) for split in self.evaluation_sets}
-    return _evaluation(
-        questions, {split: scored(*self.texts_of(self.rows[split])) for split in self.evaluation_sets}
-    )
-
-# %% ../../nbs/tasks/18_answer_selection.ipynb #9a8d7a50
-def _evaluation(
-    questions: dict[str, Questions],  # by split
+def evaluate(
+    self: AnswerSelection,
     scores: dict[str, np.ndarray],  # (n,) or (n, 1) of each evaluation set
+    questions: dict[str, Questions] | None = None,  # by split; None: those of the task
 ) -> Evaluation:
-    "Metrics, units and predictions; thresholds need dev among the sets."
+    "Metrics, units and predictions of the evaluation sets given; thresholds need dev among them."
+    questions = questions or self.questions
     thresholds = choose_thresholds(questions['dev'], scores['dev']) if 'dev' in scores else None
     return Evaluation.from_sets(
         {
@@ -312,85 +263,93 @@ def _evaluation(
         }
     )
 
+# %% ../../nbs/tasks/18_answer_selection.ipynb #6ba9623c
+@patch
+def floors(self: AnswerSelection) -> dict[str, Evaluation]:
+    """Candidates in a random order, in that of their text where rows have it, by the words that they
+    share with the question, and by BM25.
+    """
+    _, counted = self.texts_of(base.subsample(self.every_row)[0])
+    scorers = dict(random_order=lambda questions, _: np.zeros(len(questions)))
+    if self.in_order:
+        scorers['row_order'] = lambda questions, _: -np.arange(len(questions))
+    scorers |= dict(shared_words=shared_words, bm25=partial(bm25, counted))
+    return {name: self._evaluate_scorer(scored) for name, scored in scorers.items()}
+
+
+@patch
+def encoder_floor(self: AnswerSelection, embed: base.Embed) -> Evaluation:
+    "Candidates by the cosine of their embedding and the question's."
+    return self._evaluate_scorer(partial(base.cosines, embed))
+
+# %% ../../nbs/tasks/18_answer_selection.ipynb #b4dc1b51
+@patch
+def _evaluate_scorer(
+    self: AnswerSelection, scored: Callable[..., np.ndarray]
+) -> Evaluation:  # (questions, candidates) -> (n,)
+    "Candidates by a score, on average over the orders of equal ones."
+    questions = {split: average_ties(self.questions[split]) for split in self.evaluation_sets}
+    scores = {split: scored(*self.texts_of(self.rows[split])) for split in self.evaluation_sets}
+    return self.evaluate(scores, questions)
+
 # %% ../../nbs/tasks/18_answer_selection.ipynb #9b859567
-def worst(
+def show_question(
     record: dict,
-    units: pd.DataFrame,  # of the run
-    predictions: pd.DataFrame,  # of the run: split, unit, item, label, score
-    # the one the run was evaluated on; None: not available; ids are shown in place of texts
-    corpus: Corpus | None,
-    n: int = 10,  # questions
-) -> pd.DataFrame:  # the primary metric, question, put first, correct; worst first
-    "The questions a run got most wrong by its primary metric."
-    where, metric = (record['primary'][k] for k in ('set', 'metric'))
-    keys = ('question_id', 'sentence_id', 'question', 'sentence')
-    rows = zip(*(corpus.splits[where][key] for key in keys)) if corpus else ()
-    texts = {(question_id, item): row_texts for question_id, item, *row_texts in rows}
+    unit: Any,  # a row of `units`
+    predicted: pd.DataFrame,  # its candidates: item, label, score
+    rows: list[dict[str, Any]],  # its rows of the corpus; []: not available, and ids stand for texts
+) -> dict[str, Any]:
+    "A question, the candidate that was put first, and a correct one."
+    ranked = predicted.sort_values(['score', 'item'], ascending=False)
+    right = ranked['item'][ranked['label'].astype(float) > 0].tolist()
+    sentences = {row['sentence_id']: row['sentence'] for row in rows}
+    first, correct = (sentences.get(item, item) for item in (ranked['item'].iloc[0], (*right, '-')[0]))
+    return {'question': rows[0]['question'] if rows else unit.unit, 'put first': first, 'correct': correct}
 
-    def row(unit: Any, items: pd.DataFrame) -> dict[str, Any]:
-        items = items.sort_values(['score', 'item'], ascending=False)
-        right = items[items['label'].astype(float) > 0]['item']
-        first = items['item'].iloc[0]
-        question, first = texts.get((unit.unit, first), (unit.unit, first))
-        correct = texts.get((unit.unit, right.iloc[0]), ('', right.iloc[0]))[1] if len(right) else '-'
-        return {metric: round(unit.value, 3), 'question': question, 'put first': first, 'correct': correct}
 
-    questions = base.worst_units(record, units, predictions, n)
-    return pd.DataFrame(
-        [row(*question) for question in questions], columns=[metric, 'question', 'put first', 'correct']
-    )
+worst = partial(worst_rows, show=show_question, key='question_id')
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #82d22f1c
-def ranked(
+def rank_answers(
     reader: Reader,
     inputs: Sequence[dict[str, Any]],  # question, candidates
 ) -> list[Answer]:
     "Candidates in the order of their log-odds of being the answer; equal ones in the order they were given."
-    if reader.config.num_labels not in (1, 2):
+    outputs = reader.config.num_labels
+    if outputs not in (1, 2):
         raise InferenceError(
-            f'the model has {reader.config.num_labels} outputs, and answers are told from others by 2, or '
-            'by 1; give a model of answer selection'
+            f'the model has {outputs} outputs, and answers are told from others by 2, or by 1; give a model '
+            'of answer selection'
         )
     pairs = [(given['question'], candidate) for given in inputs for candidate in given['candidates']]
     ids, second, lengths = reader.encode(*map(list, zip(*pairs)))
     scores = np.zeros(len(pairs), dtype=np.float32)
-    for batch, outputs in reader.outputs(ids, second):
-        scores[batch.index] = two_logits(outputs.logits.float()).diff(dim=1)[:, 0].cpu().numpy()
+    for batch, output in reader.outputs(ids, second):
+        scores[batch.index] = binary_logits(output.logits.float()).diff(dim=1)[:, 0].cpu().numpy()
+    notes = (reason('trained_with_titles'),) if reader.settings.get('document_title') else ()
+    names = tuple(str(reader.config.id2label[i]) for i in range(outputs))
+    if names not in (('LABEL_0', 'LABEL_1')[:outputs], ('no answer', 'answer'), ('answer',)):
+        notes += (reason('named_outputs', names=names),)
     answers = []
     start = 0
     for given in inputs:
         part = slice(start, start + len(given['candidates']))
         start = part.stop
-        answers.append(_order(reader, given['candidates'], scores[part], lengths[part]))
+        exact = scores[part].astype(np.float64)
+        probabilities = 1 / (1 + np.exp(np.clip(-exact, -700, 700)))
+        rows = [
+            dict(
+                rank=rank,
+                place=int(place),
+                candidate=given['candidates'][place],
+                score=float(exact[place]),
+                probability=float(probabilities[place]),
+            )
+            for rank, place in enumerate(np.argsort(-scores[part], kind='stable'), 1)
+        ]
+        cut = truncation_notes(lengths[part], reader.max_length, 'candidate')
+        answers.append(Answer(dict(candidates=rows), cut + notes))
     return answers
-
-# %% ../../nbs/tasks/18_answer_selection.ipynb #fa5a31a5
-def _order(
-    reader: Reader,
-    candidates: list[str],
-    scores: np.ndarray,  # (candidates,) float32
-    lengths: np.ndarray,  # (candidates,) tokens before any cut
-) -> Answer:
-    "The order of one question's candidates."
-    exact = scores.astype(np.float64)
-    probabilities = 1 / (1 + np.exp(np.clip(-exact, -700, 700)))
-    rows = [
-        dict(
-            rank=rank,
-            place=int(place),
-            candidate=candidates[place],
-            score=float(exact[place]),
-            probability=float(probabilities[place]),
-        )
-        for rank, place in enumerate(np.argsort(-scores, kind='stable'), 1)
-    ]
-    notes = cut_notes(lengths, reader.max_length, 'candidate')
-    if reader.settings.get('document_title'):
-        notes += (reason('trained_with_titles'),)
-    names = [str(reader.config.id2label[i]) for i in range(reader.config.num_labels)]
-    if names not in ([f'LABEL_{i}' for i in range(len(names))], ['no answer', 'answer'], ['answer']):
-        notes += (reason('named_outputs', names=tuple(names)),)
-    return Answer(dict(candidates=rows), notes)
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #9b1de264
 _SNIPPET = """import torch
@@ -410,7 +369,7 @@ print([candidates[i] for i in scores.argsort(descending=True)])"""
 # %% ../../nbs/tasks/18_answer_selection.ipynb #e4978984
 USE = Use(
     takes=('question', 'candidates'),
-    answers=ranked,
+    answers=rank_answers,
     keys=dict(question='question', candidates='sentence'),
     cells=lambda values: [
         dict(rank=row['rank'], log_odds=row['score'], probability=row['probability'])
@@ -432,13 +391,6 @@ USE = Use(
     ),
     ranks_pairs=True,
 )
-
-# %% ../../nbs/tasks/18_answer_selection.ipynb #59105e6a
-def _without_kd(given: dict) -> dict:
-    "Settings of a run without a teacher: MarginMSE learns from a teacher's scores, RankNet does not."
-    if given.get('ranking_loss') != 'margin_mse':
-        return given
-    return {name: value for name, value in given.items() if name not in ('ranking_loss', 'ranking_weight')}
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #66ed1886
 TASK = base.TaskInfo(
@@ -490,7 +442,12 @@ TASK = base.TaskInfo(
     reach=dict.fromkeys(('map', 'mrr', 'p_at_1', 'answered_map', 'raw_map'), 1.0),
     examples=worst,
     check=_check,
-    without_kd=_without_kd,
+    # MarginMSE learns from a teacher's scores, RankNet does not
+    without_kd=lambda given: {
+        name: value
+        for name, value in given.items()
+        if given.get('ranking_loss') != 'margin_mse' or name not in ('ranking_loss', 'ranking_weight')
+    },
     score_kind=lambda settings: 'log_odds',
     use=USE,
 )

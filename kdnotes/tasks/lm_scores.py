@@ -14,14 +14,15 @@ import pandas as pd
 from ..core.cached import Writer, cached
 from ..core.progress import followed
 from ..core.streams import stream
-from .base import Forward, unit_table
+from .base import unit_table
+from .inference import Forward
 from .batching import Batch, micro_batches
 from .text_blocks import Positions, Masking, Rows, TokenStream, block_ends, mask_blocks
 
 # %% auto #0
-__all__ = ['PART', 'TextSet', 'text_set', 'Hidden', 'masked_batch', 'scored_batch', 'hidden_scores', 'line_rows', 'all_tokens',
-           'drawn_tokens', 'single_mask', 'alone_nll', 'resumable_nll', 'Sampled', 'sample_positions', 'sampled_scores',
-           'perplexity', 'score_metrics', 'unigram_scores', 'score_tables']
+__all__ = ['PART', 'TextSet', 'text_set', 'MaskedScores', 'masked_batch', 'scored_batch', 'masked_scores', 'line_rows',
+           'all_tokens', 'sampled_tokens', 'single_mask', 'single_mask_nll', 'resumable_nll', 'SampledScores',
+           'sample_positions', 'perplexity', 'unigram_scores', 'text_scores']
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #e6a2ea92
 class TextSet(NamedTuple):
@@ -44,17 +45,12 @@ def text_set(
     n = len(blocks)
     chosen = np.arange(n)
     if most is not None and most < n:
-        chosen = np.sort(stream(0, 'sample', _number(name)).choice(n, most, replace=False))
+        chosen = np.sort(stream(0, 'sample', zlib.crc32(name.encode())).choice(n, most, replace=False))
     words = int(blocks.stream.words.sum())
     return TextSet(name, blocks, chosen, clusters, int(blocks.stream.pieces.sum()) / max(1, words))
 
-# %% ../../nbs/tasks/12_lm_scores.ipynb #cdcd14ed
-def _number(name: str) -> int:
-    "A name as a key of a random stream."
-    return zlib.crc32(name.encode())
-
 # %% ../../nbs/tasks/12_lm_scores.ipynb #953784eb
-class Hidden(NamedTuple):
+class MaskedScores(NamedTuple):
     "A model's scores of the hidden tokens of a text, and of all tokens."
 
     positions: np.ndarray  # (n, k) int64
@@ -88,51 +84,38 @@ def scored_batch(
     return masked_batch(index, *mask_blocks(text.blocks, text.chosen[index], Masking(share), 0, 0, mask_id))
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #2d0782a5
-def hidden_scores(
+def masked_scores(
     forward: Forward,
     text: TextSet,
     # positions in `text.chosen` -> a batch with its hidden tokens' positions and labels
     batch_of: Callable[[np.ndarray], Batch],
     tokens: int = 8192,  # of a batch
-) -> Hidden:  # on every rank
+) -> MaskedScores:  # on every rank
     "Scores of all chosen blocks."
-    n = len(text.chosen)
-    length = text.blocks.length
-    labels = batch_of(np.arange(min(n, 1))).labels
-    shape = (n, labels.shape[1])
-    # positions, labels and nats of the hidden tokens, then the nats of all
-    scores = np.zeros((n, 3 * shape[1] + 1))
-    batches = micro_batches(np.arange(n), np.full(n, length), tokens, forward.rank, forward.ranks)
-    for index in followed(batches, f'scoring {text.name}', sum(map(len, batches)), 'blocks', len):
-        scores[index] = _of_batch(forward, text, index, batch_of(index))
-    scores = forward.sum(scores)
-    k = shape[1]
-    return Hidden(
-        scores[:, :k].astype(np.int64),
-        scores[:, k : 2 * k].astype(np.int64),
-        scores[:, 2 * k : 3 * k],
-        scores[:, -1],
-    )
-
-# %% ../../nbs/tasks/12_lm_scores.ipynb #fd3603b2
-def _of_batch(forward: Forward, text: TextSet, index: np.ndarray, batch: Batch) -> np.ndarray:
-    "Rows of `scores` in `hidden_scores`."
     import torch
     from kdnotes.losses.vocabulary import OpenLogits, rows_of, vocabulary_nll
 
-    blocks = text.chosen[index]
-    truth = torch.from_numpy(text.blocks.ids(blocks))
-    maskable = torch.from_numpy(text.blocks.maskable(blocks))
-    logits = forward(batch).logits
-    device = (logits.features if isinstance(logits, OpenLogits) else logits).device
-    rows = maskable.flatten().nonzero()[:, 0]
-    right = truth.flatten()[rows]
-    nll = torch.zeros(truth.shape, dtype=torch.float64)
-    nll.flatten()[rows] = vocabulary_nll(rows_of(logits, rows.to(device)), right.to(device)).double().cpu()
-    hidden = nll.gather(1, batch.positions.cpu())
-    mean = nll.sum(1) / maskable.sum(1)
-    parts = batch.positions.cpu().double(), batch.labels.cpu().double(), hidden, mean[:, None]
-    return torch.cat(parts, 1).numpy()
+    n = len(text.chosen)
+    k = batch_of(np.arange(min(n, 1))).labels.shape[1]
+    scores = np.zeros((n, 3 * k + 1))  # positions, labels and nats of the hidden tokens, then the nats of all
+    lengths = np.full(n, text.blocks.length)
+    batches = micro_batches(np.arange(n), lengths, tokens, forward.rank, forward.ranks)
+    for index in followed(batches, f'scoring {text.name}', sum(map(len, batches)), 'blocks', len):
+        batch = batch_of(index)
+        truth = torch.from_numpy(text.blocks.ids(text.chosen[index]))
+        maskable = torch.from_numpy(text.blocks.maskable(text.chosen[index]))
+        logits = forward(batch).logits
+        device = (logits.features if isinstance(logits, OpenLogits) else logits).device
+        rows = maskable.flatten().nonzero()[:, 0]
+        right = truth.flatten()[rows].to(device)
+        nll = torch.zeros(truth.shape, dtype=torch.float64)
+        nll.flatten()[rows] = vocabulary_nll(rows_of(logits, rows.to(device)), right).double().cpu()
+        positions = batch.positions.cpu()
+        mean = nll.sum(1) / maskable.sum(1)
+        parts = positions.double(), batch.labels.cpu().double(), nll.gather(1, positions), mean[:, None]
+        scores[index] = torch.cat(parts, 1).numpy()
+    positions, labels, nll, nll_all = np.split(forward.sum(scores), [k, 2 * k, 3 * k], axis=1)
+    return MaskedScores(positions.astype(np.int64), labels.astype(np.int64), nll, nll_all[:, 0])
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #b9426df9
 def line_rows(
@@ -142,19 +125,14 @@ def line_rows(
     length: int,  # most tokens of a row, the special ones at its ends included; what is longer makes several
 ) -> Rows:
     "Lines as rows."
-    starts = []
-    owners = []
-    stops = []
+    parts = []  # first and last token, and document, of each row
     inside = length - 2
     begin = 0
     for owner, end in zip(documents.tolist(), lines.ends.tolist()):
-        for start in range(begin, end - 1, inside):
-            starts.append(start)
-            stops.append(min(start + inside, end - 1))
-            owners.append(owner)
+        parts += [(i, min(i + inside, end - 1), owner) for i in range(begin, end - 1, inside)]
         begin = end
-    parts = (np.array(part, dtype=np.int64) for part in (starts, stops, owners))
-    return Rows(lines, length, *parts, documents, *block_ends(tokenizer))
+    columns = np.array(parts, dtype=np.int64).reshape(-1, 3).T.copy()
+    return Rows(lines, length, *columns, documents, *block_ends(tokenizer))
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #b18018ee
 def all_tokens(
@@ -168,7 +146,7 @@ def all_tokens(
     return Positions(np.repeat(order, [len(p) for p in positions]), np.concatenate(positions))
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #22dca7ee
-def drawn_tokens(
+def sampled_tokens(
     rows: Rows,
     n: int,
     rng: np.random.Generator,
@@ -193,7 +171,7 @@ def single_mask(
     return masked_batch(np.arange(len(ids)), ids, places, labels)
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #d529b338
-def alone_nll(
+def single_mask_nll(
     forward: Forward,
     rows: Rows,
     targets: Positions,
@@ -236,20 +214,20 @@ def resumable_nll(
     tokens: int = 8192,  # of a batch, padding included
     on_part: Callable[[int], None] = lambda done: None,  # gets how many tokens are done
 ) -> np.ndarray:  # (n,) float64 nats
-    "`alone_nll`, from where an earlier call was interrupted."
+    "`single_mask_nll`, from where an earlier call was interrupted."
 
     def make(writer: Writer) -> None:
         for start in range(writer.parts * PART, len(targets.rows), PART):
             on_part(start)
             part = targets.part(slice(start, start + PART))
-            writer.add(dict(nll=alone_nll(forward, rows, part, mask_id, tokens)))
+            writer.add(dict(nll=single_mask_nll(forward, rows, part, mask_id, tokens)))
 
     nll = cached(folder, make).arrays['nll']
     on_part(len(targets.rows))
     return nll
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #48f90651
-class Sampled(NamedTuple):
+class SampledScores(NamedTuple):
     "A model's scores of single hidden tokens."
 
     targets: Positions  # of the text's blocks
@@ -262,21 +240,9 @@ def sample_positions(
 ) -> Positions:  # (n,) or fewer where the text is short
     "Tokens of the chosen blocks, the same sample for all models."
     rows, positions = np.nonzero(text.blocks.maskable(text.chosen))
-    drawn = stream(0, 'sample', _number(text.name), 1).permutation(len(rows))[:n]
+    drawn = stream(0, 'sample', zlib.crc32(text.name.encode()), 1).permutation(len(rows))[:n]
     drawn.sort()
     return Positions(text.chosen[rows[drawn]], positions[drawn])
-
-# %% ../../nbs/tasks/12_lm_scores.ipynb #01834f7a
-def sampled_scores(
-    forward: Forward,
-    text: TextSet,
-    n: int,
-    mask_id: int,
-) -> Sampled:  # on every rank
-    "Scores of n positions, each hidden by itself."
-    targets = sample_positions(text, n)
-    nll = alone_nll(forward, text.blocks, targets, mask_id, what=f'scoring tokens of {text.name}')
-    return Sampled(targets, nll)
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #3b8c6ada
 def perplexity(
@@ -285,37 +251,6 @@ def perplexity(
     "`exp` of a mean."
     return math.exp(nll) if nll < 700 else None
 
-# %% ../../nbs/tasks/12_lm_scores.ipynb #3be7bdfe
-def _both(prefix: str, nll: float, pieces_a_word: float) -> dict[str, float | None]:
-    "A mean, and what follows from it."
-    a_word = nll * pieces_a_word
-    return {
-        f'{prefix}nll': nll,
-        f'{prefix}perplexity': perplexity(nll),
-        f'{prefix}nll_word': a_word,
-        f'{prefix}perplexity_word': perplexity(a_word),
-    }
-
-# %% ../../nbs/tasks/12_lm_scores.ipynb #66b405d6
-def score_metrics(
-    text: TextSet,
-    hidden: Hidden,
-    sampled: Sampled | None,  # None: no position was sampled
-    unigram: np.ndarray,  # (vocabulary,) shares of the training text, > 0 of each that is asked for
-) -> dict[str, float | None]:
-    "All scores of a text; `unigram` is what knowing how frequent a piece is gives."
-    metrics = _both('', float(hidden.nll.mean()), text.pieces_a_word)
-    known = float(-np.log(unigram[hidden.labels]).mean())
-    every = float(hidden.nll_all.mean())
-    metrics |= dict(nll_all=every, perplexity_all=perplexity(every))
-    metrics |= dict(unigram_nll=known, unigram_perplexity=perplexity(known))
-    if sampled is not None:
-        metrics |= _both('pseudo_', float(sampled.nll.mean()), text.pieces_a_word)
-    return metrics
-
-# %% ../../nbs/tasks/12_lm_scores.ipynb #53817639
-_AT_ONCE = 1024  # blocks
-
 # %% ../../nbs/tasks/12_lm_scores.ipynb #aae9fcf2
 def unigram_scores(
     text: TextSet,
@@ -323,49 +258,63 @@ def unigram_scores(
     batch_of: Callable[[np.ndarray], Batch],
     n: int,  # positions that are hidden by themselves; 0: none
     unigram: np.ndarray,  # (vocabulary,) shares of the training text, > 0 of each that is asked for
-) -> tuple[Hidden, Sampled | None]:
+) -> tuple[MaskedScores, SampledScores | None]:
     "The scores of a unigram model, for the tokens that models must guess."
     nats = -np.log(np.where(unigram > 0, unigram, 1.0))
     parts = []
-    for start in range(0, len(text.chosen), _AT_ONCE):
-        index = np.arange(start, min(start + _AT_ONCE, len(text.chosen)))
+    for start in range(0, len(text.chosen), 1024):  # blocks at once
+        index = np.arange(len(text.chosen))[start : start + 1024]
         batch = batch_of(index)
         maskable = text.blocks.maskable(text.chosen[index])
         every = np.where(maskable, nats[text.blocks.ids(text.chosen[index])], 0.0).sum(1) / maskable.sum(1)
         parts.append((batch.positions.numpy(), batch.labels.numpy(), nats[batch.labels.numpy()], every))
-    hidden = Hidden(*map(np.concatenate, zip(*parts)))
+    hidden = MaskedScores(*map(np.concatenate, zip(*parts)))
     if not n:
         return hidden, None
     targets = sample_positions(text, n)
-    return hidden, Sampled(targets, nats[text.blocks.tokens_at(targets)])
+    return hidden, SampledScores(targets, nats[text.blocks.tokens_at(targets)])
 
 # %% ../../nbs/tasks/12_lm_scores.ipynb #c5c1aecb
-def score_tables(
+def text_scores(
     text: TextSet,
-    hidden: Hidden,
-    sampled: Sampled | None,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    "Units and predictions: blocks are units; of the pseudo-nll, positions are."
+    hidden: MaskedScores,
+    sampled: SampledScores | None,  # None: no position was sampled
+    unigram: np.ndarray,  # (vocabulary,) shares of the training text, > 0 of each that is asked for
+) -> tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]:  # metrics, units, predictions
+    """All scores of a text; `unigram` is what knowing how frequent a piece is gives. Blocks are units; of the
+    pseudo-nll, positions are.
+    """
+    nlls = dict(
+        nll=hidden.nll.mean(),
+        nll_all=hidden.nll_all.mean(),
+        unigram_nll=-np.log(unigram[hidden.labels]).mean(),
+    )
     blocks = [str(b) for b in text.chosen.tolist()]
     clusters = [text.clusters[d] for d in text.blocks.documents[text.chosen].tolist()]
     values = dict(nll=hidden.nll.mean(1), nll_all=hidden.nll_all)
     units = [unit_table(text.name, 'all', blocks, clusters, values)]
-    k = hidden.labels.shape[1]
     predictions = [
         dict(
-            split=text.name,
-            unit=np.repeat(blocks, k),
+            unit=np.repeat(blocks, hidden.labels.shape[1]),
             item=hidden.positions.ravel().astype(str),
             label=hidden.labels.ravel(),
             score=-hidden.nll.ravel(),
         )
     ]
     if sampled is not None:
+        nlls |= dict(pseudo_nll=sampled.nll.mean())
         targets = sampled.targets
         names = [f'{b}:{p}' for b, p in zip(targets.rows.tolist(), targets.positions.tolist())]
-        theirs = [text.clusters[d] for d in text.blocks.documents_of(targets).tolist()]
-        units.append(unit_table(text.name, 'all', names, theirs, dict(pseudo_nll=sampled.nll)))
+        clusters = [text.clusters[d] for d in text.blocks.documents_of(targets).tolist()]
+        units.append(unit_table(text.name, 'all', names, clusters, dict(pseudo_nll=sampled.nll)))
         labels = text.blocks.tokens_at(targets)
-        predictions.append(dict(split=text.name, unit=names, item='alone', label=labels, score=-sampled.nll))
-    tables = [pd.DataFrame(p) for p in predictions]
-    return pd.concat(units, ignore_index=True), pd.concat(tables, ignore_index=True)
+        predictions.append(dict(unit=names, item='alone', label=labels, score=-sampled.nll))
+    metrics: dict[str, float | None] = {}
+    for name, nll in nlls.items():
+        metrics |= {name: float(nll), name.replace('nll', 'perplexity'): perplexity(float(nll))}
+        if name in ('nll', 'pseudo_nll'):
+            a_word = float(nll) * text.pieces_a_word
+            word = {f'{name}_word': a_word, f"{name.replace('nll', 'perplexity')}_word": perplexity(a_word)}
+            metrics |= word
+    tables = [pd.DataFrame(dict(split=text.name) | part) for part in predictions]
+    return metrics, pd.concat(units, ignore_index=True), pd.concat(tables, ignore_index=True)

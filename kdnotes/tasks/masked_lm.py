@@ -5,31 +5,186 @@
 # %% ../../nbs/tasks/20_masked_lm.ipynb #0dc3ec86
 from __future__ import annotations
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Self, TYPE_CHECKING
+from typing import Any, Literal, Self, TYPE_CHECKING
 from fastcore.basics import patch
 import numpy as np
 import pandas as pd
-from ..core.spec import RunConfig
-from . import base
-from .inference import Answer, InferenceError, Reader, Use
-from .base import Evaluation, Forward, SignalSpec, SoftTargets, Task, setting
+from pydantic import model_validator
+from ..core.arms import MODES
+from ..core.spec import RunConfig, TaskSettings, Where, parameter, read_texts, value_of
+from .inference import Answer, Forward, InferenceError, Reader, Use
+from .base import Evaluation, LossTerm, Primary, Signal, SignalSpec, Task, TaskInfo
+from .base import check_free_weights, setting, worst_rows
 from .batching import Batch, Ragged, TokenCounts
-from .documents import CORPORA
-from .lm_scores import Hidden, Sampled, hidden_scores, masked_batch, sampled_scores
-from .lm_scores import score_metrics, score_tables, scored_batch, text_set, unigram_scores
-from .lm_settings import MaskedLMSettings, blocks_of, check, check_length, check_tokens, usual
-from .sources import Corpus
-from .text_blocks import block_ends, mask_blocks, n_masked, rare_token_weights, token_stream
+from .documents import CORPORA, MORE_SETS
+from kdnotes.tasks.lm_scores import (
+    MaskedScores,
+    SampledScores,
+    single_mask_nll,
+    masked_scores,
+    masked_batch,
+    sample_positions,
+    scored_batch,
+    text_scores,
+    text_set,
+    unigram_scores,
+)
+from .sources import Corpus, CorpusError
+from kdnotes.tasks.text_blocks import (
+    Masking,
+    Rows,
+    TextError,
+    TokenStream,
+    block_ends,
+    cut_blocks,
+    mask_blocks,
+    n_masked,
+    rare_token_weights,
+    token_stream,
+)
 
 # %% auto #0
-__all__ = ['USE', 'DEFAULTS', 'TASK', 'MaskedLM', 'worst', 'filled']
+__all__ = ['RECIPES', 'COSINE_WEIGHTS', 'USE', 'TASK', 'MaskedLMSettings', 'usual', 'check', 'blocks_of', 'check_tokens',
+           'MaskedLM', 'show_block', 'fill_masks']
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #588323dd
 if TYPE_CHECKING:
     from torch import Tensor
-    from kdnotes.losses.vocabulary import OpenLogits, TopK
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #3d0f9934
+RECIPES = {
+    'distilbert': dict(soft_weight=5.0, hard_weight=2.0, soft_on='all'),
+    'distilbert_equal': dict(soft_weight=0.33, hard_weight=0.33, soft_on='all'),
+}
+COSINE_WEIGHTS = {'distilbert': 1.0, 'distilbert_equal': 0.33}
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #b6168ea1
+class MaskedLMSettings(TaskSettings):
+    "What masked language modelling reads besides the settings of every task."
+
+    # evaluation texts in addition to `dev`: test, wikitext2, imdb; the first one gives the primary metric
+    score_on: tuple[str, ...] = parameter(('test',), group='data')
+    # maximum number of blocks of each evaluation set, sampled once for all runs; None: all
+    score_blocks: int | None = parameter(1000, ge=2, group='data')
+    # number of positions of each of these texts for which pseudo-perplexity is computed, sampled once for all
+    # runs; 0: none
+    pseudo_sample: int = parameter(500, ge=0, le=10**7, group='data')
+    # train on this number of tokens from the start of the training text; None: all
+    train_tokens: int | None = parameter(None, ge=8, group='data')
+    # share of a block's tokens that are masked
+    mask_share: float = parameter(0.15, gt=0, lt=1, group='data')
+    # mask whole words instead of word pieces
+    whole_words: bool = parameter(False, group='data')
+    # mask rare pieces more often, in proportion to count^-rare_power; DistilBERT uses .7
+    rare_power: float = parameter(0.0, ge=0, le=2, group='data')
+    # dynamic: new masks in every epoch; static: the same masks in all epochs
+    masks: Literal['dynamic', 'static'] = parameter('dynamic', group='data')
+    # default weights of the distillation losses
+    recipe: Literal[tuple(RECIPES)] = parameter('distilbert', group='loss')
+    # weight of the soft targets; None: as in the recipe
+    soft_weight: float | None = parameter(None, ge=0, le=1000, group='loss')
+    # weight of the hard targets; None: as in the recipe
+    hard_weight: float | None = parameter(None, ge=0, le=1000, group='loss')
+    # tokens with soft targets: the masked ones, or all; None: as in the recipe
+    soft_on: Literal['masked', 'all'] | None = parameter(None, group='loss')
+
+    @model_validator(mode='before')
+    @classmethod
+    def _typed(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        values = read_texts(values, cls.model_fields)
+        given = {name: value for name, value in values.items() if value is not None}
+        return values | RECIPES.get(values.get('recipe', 'distilbert'), {}) | given
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #fe9b377e
+def usual(
+    given: dict,  # values of a `RunConfig`
+) -> dict:
+    "What a run takes by itself: an online teacher, AdamW as RoBERTa has it, the recipe's cosine."
+    mode = MODES.get(given.get('mode', Where.model_fields['mode'].default))
+    values: dict[str, Any] = dict(signal='online')
+    if mode is None:
+        return values  # refused elsewhere, with the modes that there are
+    if not (given.get('teacher_mode') == 'given' and mode.network == 'teacher'):
+        values |= dict(adam_beta2=0.98, adam_epsilon=1e-6)
+    hidden = str(given.get('hidden_loss', 'cosine')).lower() != 'none'
+    if mode.kd and hidden and given.get('signal') != 'cached':  # a stored signal holds no hidden states
+        recipe = getattr(given.get('task_settings'), 'recipe', 'distilbert')
+        values |= dict(hidden_loss='cosine', hidden_layers=(-1,), hidden_weight=COSINE_WEIGHTS[recipe])
+    return values
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #970f46c4
+def check(config: RunConfig) -> None:
+    "Refuse settings that cannot be meant."
+    settings, data, loss = config.task_settings, config.data, config.loss
+    known = ('test', *MORE_SETS)
+    unknown = [name for name in settings.score_on if name not in known]
+    if unknown or not settings.score_on:
+        what = f'names {unknown[0]!r}, which is no text to score on' if unknown else 'names no text'
+        raise ValueError(
+            f'score_on {what}; the texts are {", ".join(known)} (dev is scored always), and `kdnotes score` '
+            'scores any other'
+        )
+    if len(set(settings.score_on)) < len(settings.score_on):
+        raise ValueError(f'score_on={",".join(settings.score_on)} names a text twice; name each once')
+    if data.max_length - 2 <= n_masked(data.max_length, settings.mask_share):
+        raise ValueError(
+            f'mask_share={settings.mask_share:g} hides all {data.max_length - 2} tokens of a block; use a '
+            'smaller one'
+        )
+    check_free_weights(config)
+    if loss is None or loss.signal != 'cached':
+        return
+    if loss.top_k is None or settings.soft_on != 'masked':
+        raise ValueError(
+            "signal='cached' keeps the likeliest pieces of hidden tokens, since the whole vocabulary for "
+            'each token is too much; add top_k=8 soft_on=masked masks=static, or use signal=online'
+        )
+    if loss.min_probability is not None:
+        raise ValueError(
+            f"min_probability={loss.min_probability:g} asks how likely a piece is among all, and "
+            "signal='cached' keeps the top_k likeliest alone; leave it out, or use signal=online"
+        )
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #4c7cd654
+def blocks_of(
+    split: str,
+    stream: TokenStream,  # its text
+    tokenizer,  # of transformers, the one that cut the text
+    length: int,  # tokens of a block
+    masked: int,  # tokens that each block must have room to hide
+) -> Rows:
+    "The blocks of a split, or a refusal that names it."
+    try:
+        return cut_blocks(stream, tokenizer, length, masked)
+    except TextError as e:
+        raise TextError(f'{split}: {e}') from None
+
+# %% ../../nbs/tasks/20_masked_lm.ipynb #8c403a62
+# characters of a text that has a block of max_length tokens, times max_length; shorter ones are tokenised
+_ENOUGH = 100
+
+
+def check_tokens(
+    corpus: Corpus,
+    config: RunConfig,  # resolved
+    tokenizer: Callable[[], Any],  # loads it
+) -> None:
+    "Refuse short texts without a block, and more likeliest pieces than there are."
+    masked = n_masked(config.data.max_length, config.task_settings.mask_share)
+    for split, rows in corpus.splits.items():
+        if sum(map(len, rows['text'])) < _ENOUGH * config.data.max_length:
+            pieces = tokenizer()
+            blocks_of(
+                split, token_stream(pieces, rows['text'].tolist()), pieces, config.data.max_length, masked
+            )
+    top_k = value_of(config, 'top_k')
+    if top_k is not None and top_k > (n := len(tokenizer())):
+        raise CorpusError(f'top_k={top_k} is more than the {n} pieces of the tokenizer; use fewer')
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #1e5cd1ee
 class MaskedLM(Task):
@@ -45,10 +200,10 @@ class MaskedLM(Task):
     @classmethod
     def from_corpus(cls, corpus: Corpus, config: RunConfig) -> Self:
         "The task a configuration names; masks are sampled with its seed."
-        settings, soft = config.task_settings, base.soft_targets(config)
-        if config.loss is None:  # none are learnt, and the output layer is not needed elsewhere
-            settings, soft = settings.model_copy(update=dict(soft_on='masked')), SoftTargets()
-        task = cls(corpus, config.data.max_length, settings, soft, config.data.smoke)
+        if config.loss is None:  # no soft targets: the output layer is not needed elsewhere
+            settings = config.task_settings.model_copy(update=dict(soft_on='masked'))
+            config = config.model_copy(update=dict(task_settings=settings))
+        task = super().from_corpus(corpus, config)
         task.seed = config.seed
         return task
 
@@ -59,26 +214,17 @@ def take(self: MaskedLM, corpus: Corpus) -> None:
     settings = self.settings
     self.masked = n_masked(self.max_length, settings.mask_share)
     self.evaluation_sets = ('dev', *settings.score_on)
-    self.primary = base.Primary(settings.score_on[0], 'nll', False)
+    self.primary = Primary(settings.score_on[0], 'nll', False)
     self.rows = {split: corpus.splits[split] for split in ('train', *self.evaluation_sets)}
     self.signal_spec = {}
-    if self.likeliest_alone:
-        shape = (self.masked if settings.soft_on == 'masked' else self.max_length, self.soft.top_k)
+    # the largest logits are enough, unless it is asked how likely they are among all
+    if self.loss.top_k is not None and self.loss.min_probability is None:
+        shape = (self.masked if settings.soft_on == 'masked' else self.max_length, self.loss.top_k)
         self.signal_spec = dict(index=SignalSpec(shape, integer=True), logits=SignalSpec(shape))
-
-# %% ../../nbs/tasks/20_masked_lm.ipynb #839b05f4
-@patch(as_prop=True)
-def likeliest_alone(self: MaskedLM) -> bool:
-    "Are the teacher's `top_k` logits all that is needed? How likely a piece is depends on all of them."
-    return self.soft.top_k is not None and self.soft.min_probability is None
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #629ae4a1
 @patch
-def encode(
-    self: MaskedLM,
-    tokenizer,  # a fast one of transformers
-    cache_dir: Path | None = None,
-) -> None:
+def encode(self: MaskedLM, tokenizer: Any, cache_dir: Path | None = None) -> None:
     "Tokenise every document once, and cut the tokens into blocks."
     self.mask_id = tokenizer.mask_token_id
     streams = {
@@ -88,14 +234,21 @@ def encode(
         split: blocks_of(split, stream, tokenizer, self.max_length, self.masked)
         for split, stream in streams.items()
     }
-    self.trained = np.arange(self._n_trained())
+    train = self.blocks['train']
+    n = len(train)
+    if self.settings.train_tokens is not None:
+        n = min(n, max(1, self.settings.train_tokens // (self.max_length - 2)))
+    self.trained = np.arange(min(n, 64) if self.smoke else n)
     most = 16 if self.smoke else self.settings.score_blocks
     self.texts = {
         name: text_set(name, self.blocks[name], self.rows[name]['cluster'].tolist(), most)
         for name in self.evaluation_sets
     }
     ids = sorted(tokenizer.get_vocab().values())
-    counts = self._counts(ids[-1] + 1)
+    counts = np.zeros(ids[-1] + 1, dtype=np.int64)  # of each piece in the blocks that are trained on
+    for start in range(0, len(self.trained), 4096):
+        tokens = train.ids(self.trained[start : start + 4096])[:, 1:-1]
+        counts += np.bincount(tokens.ravel(), minlength=len(counts))
     # one more of each: a piece that does not occur has no logarithm
     self.label_prior = (counts + 1) / (counts + 1).sum()
     special = set(tokenizer.all_special_ids)
@@ -125,25 +278,6 @@ def token_rows(self: MaskedLM, split: str) -> Ragged:
     text = self.blocks[split].stream
     return Ragged(text.tokens, np.concatenate([[0], text.ends]))
 
-# %% ../../nbs/tasks/20_masked_lm.ipynb #bea0cdae
-@patch
-def _n_trained(self: MaskedLM) -> int:
-    "How many blocks are trained on."
-    n = len(self.blocks['train'])
-    if self.settings.train_tokens is not None:
-        n = min(n, max(1, self.settings.train_tokens // (self.max_length - 2)))
-    return min(n, 64) if self.smoke else n
-
-# %% ../../nbs/tasks/20_masked_lm.ipynb #6b2bbdf4
-@patch
-def _counts(self: MaskedLM, vocabulary: int) -> np.ndarray:  # (vocabulary,)
-    "How often each piece occurs in the blocks that are trained on."
-    counts = np.zeros(vocabulary, dtype=np.int64)
-    for start in range(0, len(self.trained), 4096):
-        ids = self.blocks['train'].ids(self.trained[start : start + 4096])
-        counts += np.bincount(ids[:, 1:-1].ravel(), minlength=vocabulary)
-    return counts
-
 # %% ../../nbs/tasks/20_masked_lm.ipynb #3a664f25
 @patch
 def lengths(self: MaskedLM, split: str) -> np.ndarray:
@@ -156,47 +290,32 @@ def lengths(self: MaskedLM, split: str) -> np.ndarray:
 def batch(self: MaskedLM, split: str, index: np.ndarray, epoch: int = 0) -> Batch:
     "Blocks with their hidden tokens, which change with the epoch in training and never in a score."
     index = np.asarray(index, dtype=np.int64)
-    if split == 'train':
-        return masked_batch(index, *self._masked(index, epoch))
-    return scored_batch(self.texts[split], index, self.settings.mask_share, self.mask_id)
+    settings = self.settings
+    if split != 'train':
+        return scored_batch(self.texts[split], index, settings.mask_share, self.mask_id)
+    masking = Masking(settings.mask_share, settings.whole_words, settings.rare_power)
+    epoch = epoch if settings.masks == 'dynamic' else 0
+    where = self.blocks['train'], self.trained[index], masking, self.seed, epoch
+    return masked_batch(index, *mask_blocks(*where, self.mask_id, self.vocabulary, self.weights))
 
 
 @patch
 def token_ids(self: MaskedLM, split: str) -> None:
     "None: which tokens a batch holds is known from its masks alone."
 
-# %% ../../nbs/tasks/20_masked_lm.ipynb #7904f719
-@patch
-def _masked(self: MaskedLM, index: np.ndarray, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    "Training blocks with their masks."
-    return mask_blocks(
-        self.blocks['train'],
-        self.trained[index],
-        self.settings.masking,
-        self.seed,
-        epoch if self.settings.masks == 'dynamic' else 0,
-        self.mask_id,
-        self.vocabulary,
-        self.weights,
-    )
-
 # %% ../../nbs/tasks/20_masked_lm.ipynb #1256b826
 @patch
-def signal(
-    self: MaskedLM,
-    outputs,  # of a language model's head, its output layer maybe still open
-    batch: Batch,
-) -> dict[str, Tensor]:
+def signal(self: MaskedLM, outputs: Any, batch: Batch) -> Signal:
     """The teacher's signal for the tokens whose soft targets are learnt:
     its likeliest pieces where they are enough, else the two sides of its output layer.
     """
     from torch import Tensor
     from kdnotes.losses.vocabulary import TopK, rows_of
 
-    logits = rows_of(outputs.logits, self._soft_rows(batch))
+    logits = rows_of(outputs.logits, self._rows(batch, self.settings.soft_on))
     n = len(batch.labels)
-    if self.likeliest_alone:
-        k = self.soft.top_k
+    if self.signal_spec:
+        k = self.loss.top_k
         likeliest = TopK.from_logits(logits, k)
         return dict(index=likeliest.index.view(n, -1, k), logits=likeliest.logits.view(n, -1, k))
     if isinstance(logits, Tensor):
@@ -205,33 +324,17 @@ def signal(
     bias = {} if open_.bias is None else dict(bias=open_.bias)
     return dict(features=open_.features, weight=open_.weight) | bias
 
-# %% ../../nbs/tasks/20_masked_lm.ipynb #d4eabeff
-@patch
-def _teacher(self: MaskedLM, signal: dict[str, Tensor]) -> Tensor | OpenLogits | TopK:
-    "The teacher's logits of the rows of `_soft_rows`."
-    from kdnotes.losses.vocabulary import OpenLogits, TopK
-
-    if 'index' in signal:
-        return TopK(signal['index'].flatten(0, -2), signal['logits'].float().flatten(0, -2))
-    if 'features' in signal:
-        return OpenLogits(signal['features'], signal['weight'], signal.get('bias'))
-    return signal['logits']
-
 # %% ../../nbs/tasks/20_masked_lm.ipynb #ee5ece93
 @patch
-def _masked_rows(self: MaskedLM, batch: Batch) -> Tensor:  # (n * masked,) int64
-    "Where the hidden tokens are, counted through the batch."
+def _rows(self: MaskedLM, batch: Batch, on: str) -> Tensor | slice:  # (n,) int64
+    "The tokens of a loss, counted through the batch: all, or those that are masked."
     import torch
 
+    if on == 'all':
+        return slice(None)
     length = batch.inputs['input_ids'].shape[1]
     first = torch.arange(len(batch.labels), device=batch.positions.device)[:, None] * length
     return (first + batch.positions).flatten()
-
-
-@patch
-def _soft_rows(self: MaskedLM, batch: Batch) -> Tensor | slice:
-    "The tokens whose soft targets are learnt, counted through the batch."
-    return self._masked_rows(batch) if self.settings.soft_on == 'masked' else slice(None)
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #8e74c101
 @patch
@@ -244,38 +347,34 @@ def signal_key(self: MaskedLM) -> str:
         settings.whole_words,
         settings.rare_power,
         self.seed,
-        self.soft.top_k,
+        self.loss.top_k,
     ]
     return '-'.join(['smoke' if self.smoke else 'all', *map(str, parts)])
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #cb52fb90
 @patch
-def hard_loss(
-    self: MaskedLM,
-    outputs,  # of a language model's head, its output layer maybe still open
-    batch: Batch,
-    signal: dict[str, Tensor] | None,
-) -> tuple[Tensor, int]:
+def hard_loss(self: MaskedLM, outputs: Any, batch: Batch, signal: Signal | None) -> LossTerm:
     "Cross-entropy of the hidden tokens."
     from kdnotes.losses.vocabulary import rows_of, vocabulary_ce
 
-    hidden = rows_of(outputs.logits, self._masked_rows(batch))
+    hidden = rows_of(outputs.logits, self._rows(batch, 'masked'))
     return vocabulary_ce(hidden, batch.labels.flatten()), len(batch.index) * self.masked
 
 
 @patch
-def soft_loss(
-    self: MaskedLM,
-    outputs,  # the student's
-    batch: Batch,
-    signal: dict[str, Tensor],
-) -> tuple[Tensor, int]:
+def soft_loss(self: MaskedLM, outputs: Any, batch: Batch, signal: Signal) -> LossTerm:
     "Soft targets of the tokens of `soft_on`."
-    from kdnotes.losses.vocabulary import rows_of, vocabulary_kl
+    from kdnotes.losses.vocabulary import OpenLogits, TopK, rows_of, vocabulary_kl
 
-    t = self.soft
-    student, teacher = rows_of(outputs.logits, self._soft_rows(batch)), self._teacher(signal)
-    total = vocabulary_kl(student, teacher, t.temperature, t.min_probability, t.top_k)
+    if 'index' in signal:
+        teacher = TopK(signal['index'].flatten(0, -2), signal['logits'].float().flatten(0, -2))
+    elif 'features' in signal:
+        teacher = OpenLogits(signal['features'], signal['weight'], signal.get('bias'))
+    else:
+        teacher = signal['logits']
+    student = rows_of(outputs.logits, self._rows(batch, self.settings.soft_on))
+    loss = self.loss
+    total = vocabulary_kl(student, teacher, loss.temperature, loss.min_probability, loss.top_k)
     return total, self.loss_counts('train', batch.index)['soft']
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #c41fd6de
@@ -285,22 +384,20 @@ def loss_counts(self: MaskedLM, split: str, index: np.ndarray, epoch: int = 0) -
     soft = self.masked if self.settings.soft_on == 'masked' else self.max_length
     return {'hard': len(index) * self.masked, 'soft': len(index) * soft}
 
-
-@patch
-def loss_weights(self: MaskedLM, kd: bool) -> dict[str, float]:
-    "Weights of `hard` and `soft`."
-    return base.free_weights(self.settings, kd)
-
 # %% ../../nbs/tasks/20_masked_lm.ipynb #2d3b42fa
 @patch
 def evaluate_model(self: MaskedLM, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
     "Scores of the texts given."
 
-    def scored(name: str) -> tuple[Hidden, Sampled | None]:
+    def scored(name: str) -> tuple[MaskedScores, SampledScores | None]:
         text = self.texts[name]
-        hidden = hidden_scores(forward, text, lambda index: self.batch(name, index))
+        hidden = masked_scores(forward, text, lambda index: self.batch(name, index))
         n = self._sampled(name)
-        return hidden, sampled_scores(forward, text, n, self.mask_id) if n else None
+        if not n:
+            return hidden, None
+        targets = sample_positions(text, n)
+        nll = single_mask_nll(forward, text.blocks, targets, self.mask_id, what=f'scoring tokens of {name}')
+        return hidden, SampledScores(targets, nll)
 
     return self._evaluation({name: scored(name) for name in sets})
 
@@ -327,21 +424,14 @@ def _sampled(self: MaskedLM, name: str) -> int:
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #650d9a18
 @patch
-def _evaluation(self: MaskedLM, scored: dict[str, tuple[Hidden, Sampled | None]]) -> Evaluation:
+def _evaluation(self: MaskedLM, scored: dict[str, tuple[MaskedScores, SampledScores | None]]) -> Evaluation:
     "Scores of texts as metrics, units and predictions."
-    sets = {}
-    for name, scores in scored.items():
-        text = self.texts[name]
-        sets[name] = score_metrics(text, *scores, self.unigram), *score_tables(text, *scores)
+    sets = {name: text_scores(self.texts[name], *scores, self.unigram) for name, scores in scored.items()}
     return Evaluation.from_sets(sets)
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #bed1659e
 @patch
-def head_flops(
-    self: MaskedLM,
-    config,  # the model's
-    lengths: np.ndarray,  # (n,) tokens
-) -> float:
+def head_flops(self: MaskedLM, config: Any, lengths: np.ndarray) -> float:
     "One dense layer on every token, and the output layer on those that are predicted."
     width = config.hidden_size
     narrow = getattr(config, 'embedding_size', width)
@@ -354,38 +444,17 @@ def head_flops(
     return float(2 * width * narrow * tokens + 2 * narrow * config.vocab_size * predicted)
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #d1f5e7b3
-# characters of a text that are shown, and tokens of a block
-_SHOWN = 400
-_TOKENS = 5
-
-
-def worst(
+def show_block(
     record: dict,
-    units: pd.DataFrame,  # of the run
-    predictions: pd.DataFrame,  # of the run
-    # the one the run was evaluated on; None: not available; names of documents are shown in place of texts
-    corpus: Corpus | None,
-    n: int = 10,
-) -> pd.DataFrame:  # text, block, positions, nll; worst first
-    "The blocks a run knew least of."
-    texts: dict[str, str] = {}
-    for row in corpus.splits[record['primary']['set']] if corpus else ():
-        texts.setdefault(row['cluster'], row['text'])
-
-    def shown(unit: Any, predicted: pd.DataFrame) -> dict[str, Any]:
-        least = predicted.sort_values(['score', 'item']).head(_TOKENS)
-        at = [f'{position} ({-score:.1f} nats)' for position, score in zip(least['item'], least['score'])]
-        return {
-            'text': textwrap.shorten(texts.get(unit.cluster, unit.cluster), _SHOWN, placeholder=' …'),
-            'block': unit.unit,
-            'least likely at': ', '.join(at),
-            'nll': round(unit.value, 3),
-        }
-
-    blocks = base.worst_units(record, units, predictions, n, 'nll')
-    return pd.DataFrame(
-        [shown(*block) for block in blocks], columns=['text', 'block', 'least likely at', 'nll']
-    )
+    unit: Any,  # a row of `units`
+    predicted: pd.DataFrame,  # its tokens: item, score
+    rows: list[dict[str, Any]],  # rows of its cluster in the corpus; []: not available
+) -> dict[str, Any]:
+    "A block, the beginning of its document, and the tokens that the model held least likely."
+    least = predicted.sort_values(['score', 'item']).head(5)
+    at = [f'{position} ({-score:.1f} nats)' for position, score in zip(least['item'], least['score'])]
+    text = textwrap.shorten(rows[0]['text'] if rows else unit.cluster, 400, placeholder=' …')
+    return {'text': text, 'block': unit.unit, 'least likely at': ', '.join(at)}
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #bfcda6e0
 _GAP = '[MASK]'
@@ -393,7 +462,7 @@ _LIKELIEST = 5  # pieces of each gap
 _LOGITS_AT_ONCE = 1024  # tokens whose logits of the whole vocabulary are in memory
 
 
-def filled(
+def fill_masks(
     reader: Reader,
     inputs: Sequence[dict[str, Any]],  # text
 ) -> list[Answer]:
@@ -402,54 +471,43 @@ def filled(
     from kdnotes.losses.vocabulary import as_tensor, rows_of
 
     tokenizer = reader.tokenizer
-    rows = [_with_gaps(reader, given['text'], i) for i, given in enumerate(inputs)]
+    gap = tokenizer.mask_token_id
+    (first, last), _ = block_ends(tokenizer)
+    rows = []
+    for at, given in enumerate(inputs):
+        *before, end = given['text'].replace(tokenizer.mask_token, _GAP).split(_GAP)
+        if not before:
+            raise InferenceError(f'the text has no gap; write {_GAP} where a piece is to be guessed', at=at)
+        row = [first]
+        for part in map(str.rstrip, before):  # a space before a gap is the gap's own
+            row += [*_ids(tokenizer, part), gap]
+        row += [*_ids(tokenizer, end), last]
+        if len(row) > reader.max_length:
+            raise InferenceError(
+                f'the text has {len(row)} tokens and the model takes {reader.max_length} at once; shorten '
+                'it, for a gap near its end might be cut off',
+                at=at,
+            )
+        rows.append(row)
     ids = Ragged.from_rows(rows)
     answers: list[Answer | None] = [None] * len(rows)
     for batch, outputs in reader.outputs(ids, ids.lengths, most=_LOGITS_AT_ONCE):
         for place, i in enumerate(batch.index.tolist()):
-            gaps = np.flatnonzero(ids[i] == tokenizer.mask_token_id)
+            gaps = np.flatnonzero(ids[i] == gap)
             places = torch.from_numpy(place * batch.inputs['input_ids'].shape[1] + gaps)
             logits = as_tensor(rows_of(outputs.logits, places.to(reader.device)))
-            probabilities = logits.double().cpu().softmax(dim=-1)
-            answers[i] = Answer(dict(gaps=[_pieces(tokenizer, of_gap) for of_gap in probabilities]))
+            likeliest = logits.double().cpu().softmax(dim=-1).topk(min(_LIKELIEST, logits.shape[1]))
+            of_gaps = []
+            for tokens, shares in zip(likeliest.indices.tolist(), likeliest.values.tolist()):
+                pieces = zip(tokenizer.convert_ids_to_tokens(tokens), shares)
+                of_gaps.append([dict(piece=piece, probability=p) for piece, p in pieces])
+            answers[i] = Answer(dict(gaps=of_gaps))
     return answers
 
-# %% ../../nbs/tasks/20_masked_lm.ipynb #7740ffab
-def _with_gaps(
-    reader: Reader,
-    text: str,
-    index: int,  # which of several
-) -> list[int]:  # token ids
-    "A text as the model reads it."
-    tokenizer = reader.tokenizer
-    parts = text.replace(tokenizer.mask_token, _GAP).split(_GAP)
-    if len(parts) == 1:
-        raise InferenceError(f'the text has no gap; write {_GAP} where a piece is to be guessed', at=index)
-    inside: list[int] = []
-    for i, part in enumerate(parts):
-        # a space before a gap is the gap's own
-        part = part if i == len(parts) - 1 else part.rstrip()
-        encoded = tokenizer(part, add_special_tokens=False, split_special_tokens=True, verbose=False)
-        inside += [tokenizer.mask_token_id] * (i > 0) + list(encoded['input_ids'])
-    (first, last), _ = block_ends(tokenizer)
-    row = [first, *inside, last]
-    if len(row) > reader.max_length:
-        raise InferenceError(
-            f'the text has {len(row)} tokens and the model takes {reader.max_length} at once; shorten it, '
-            'for a gap near its end might be cut off',
-            at=index,
-        )
-    return row
 
-# %% ../../nbs/tasks/20_masked_lm.ipynb #5b6e215e
-def _pieces(
-    tokenizer,
-    probabilities: Tensor,  # (vocabulary,)
-) -> list[dict]:
-    "The likeliest pieces."
-    top = probabilities.topk(min(_LIKELIEST, len(probabilities)))
-    names = tokenizer.convert_ids_to_tokens(top.indices.tolist())
-    return [dict(piece=name, probability=p) for name, p in zip(names, top.values.tolist())]
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    "The tokens of a part of a text, in which special tokens are letters."
+    return tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)['input_ids']
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #dbde2378
 _SNIPPET = """from transformers import pipeline
@@ -461,7 +519,7 @@ for guess in fill(f'Iron {{fill.tokenizer.mask_token}} in moist air.'):
 # %% ../../nbs/tasks/20_masked_lm.ipynb #869a550f
 USE = Use(
     takes=('text',),
-    answers=filled,
+    answers=fill_masks,
     keys=dict(text='text'),
     # the likeliest piece of each gap
     cells=lambda values: [
@@ -477,16 +535,13 @@ USE = Use(
     limits=('It predicts masked word pieces of a given text; it does not generate text.',),
 )
 
-# %% ../../nbs/tasks/20_masked_lm.ipynb #3f4d41ba
-DEFAULTS = {('*', '*'): setting(3, 5e-4), ('embedded', '*'): setting(3, 1e-3)}
-
 # %% ../../nbs/tasks/20_masked_lm.ipynb #d127ab38
-TASK = base.TaskInfo(
+TASK = TaskInfo(
     name='masked_lm',
     settings=MaskedLMSettings,
     make=MaskedLM.from_corpus,
     corpora=CORPORA,
-    defaults=DEFAULTS,
+    defaults={('*', '*'): setting(3, 5e-4), ('embedded', '*'): setting(3, 1e-3)},
     auto_class=MaskedLM.auto_class,
     special_tokens=('mask_token', 'sep_token', 'unk_token'),
     unit_name='blocks',
@@ -508,37 +563,19 @@ TASK = base.TaskInfo(
         'unigram_nll': 'nats per token of a unigram model',
     },
     exp_of={
-        'perplexity': 'nll',
-        'perplexity_word': 'nll_word',
-        'perplexity_all': 'nll_all',
-        'pseudo_perplexity': 'pseudo_nll',
-        'pseudo_perplexity_word': 'pseudo_nll_word',
-        'unigram_perplexity': 'unigram_nll',
+        nll.replace('nll', 'perplexity'): nll
+        for nll in ('nll', 'nll_word', 'nll_all', 'pseudo_nll', 'pseudo_nll_word', 'unigram_nll')
     },
-    of_every_set=(
-        'nll',
-        'perplexity',
-        'unigram_perplexity',
-        'perplexity_all',
-        'pseudo_nll',
-        'pseudo_perplexity',
-        'perplexity_word',
-        'pseudo_perplexity_word',
+    of_every_set=tuple(
+        'nll perplexity unigram_perplexity perplexity_all pseudo_nll pseudo_perplexity perplexity_word '
+        'pseudo_perplexity_word'.split()
     ),
     floors={'unigram': 'a unigram model'},
     # which pieces are hidden, and in what text they are counted; `rare_power` hides others in training
-    floor_settings=(
-        'max_length',
-        'score_on',
-        'score_blocks',
-        'pseudo_sample',
-        'mask_share',
-        'train_tokens',
-    ),
+    floor_settings=tuple('max_length score_on score_blocks pseudo_sample mask_share train_tokens'.split()),
     margins={'nll': (0.05, 0.02)},
-    examples=worst,
+    examples=partial(worst_rows, show=show_block, key='cluster'),
     check=check,
-    check_corpus=check_length,
     check_tokens=check_tokens,
     batches_change=lambda config: config.task_settings.masks == 'dynamic',  # a later epoch hides others
     usual=usual,

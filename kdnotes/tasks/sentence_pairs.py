@@ -9,17 +9,16 @@ import numpy as np
 from ..core.config import truncate_repr
 from ..core.spec import RunConfig, TaskSettings, parameter
 from . import base, labelled_texts
-from .inference import Use
+from .inference import CLASSIFICATION
 from .base import Evaluation, setting
 from .embedded import embedded_sentence_pairs
 from .labelled_texts import labels_of, number_of
 from .schema import Column
 from .sources import Corpora, Corpus, CorpusError, Published, Rows, place_of
-from .text_classification import TextRegression, classified, predicted_columns, worst
+from .text_classification import TextRegression
 
 # %% auto #0
-__all__ = ['SCHEMA', 'CORPORA', 'USE', 'TASK', 'SentencePairsSettings', 'check', 'check_scores', 'spearman_units',
-           'SentencePairs']
+__all__ = ['SCHEMA', 'CORPORA', 'TASK', 'SentencePairsSettings', 'check', 'check_scores', 'spearman_units', 'SentencePairs']
 
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #091c5e9c
 SCHEMA = replace(
@@ -45,16 +44,11 @@ class SentencePairsSettings(TaskSettings):
     score_high: float = parameter(5.0, group='data')
 
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #cf20f30d
-def check(
-    config: RunConfig,
-) -> None:
+def check(config: RunConfig) -> None:
     "Refuse a range that is none."
-    settings = config.task_settings
-    if not settings.score_low < settings.score_high:
-        raise ValueError(
-            f'score_high={settings.score_high:g} must be above score_low={settings.score_low:g}; give '
-            'both ends'
-        )
+    low, high = config.task_settings.score_low, config.task_settings.score_high
+    if not low < high:
+        raise ValueError(f'score_high={high:g} must be above score_low={low:g}; give both ends')
 
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #9bb02b26
 def check_scores(
@@ -138,20 +132,6 @@ with torch.no_grad():
     share = model(**pair).logits[0, 0].item()  # of the range
 print(share * model.config.target_deviation + model.config.target_mean)"""
 
-# %% ../../nbs/tasks/21_sentence_pairs.ipynb #54fdef4b
-USE = Use(
-    takes=('text', 'pair'),
-    answers=classified,
-    keys=dict(text='text', pair='second'),
-    cells=predicted_columns,
-    example=dict(text='Iron rusts in air.', pair='Iron rusts in moist air.'),
-    pipeline='sentence-similarity',
-    snippet=_SNIPPET,
-    limits=(
-        'It compares two sentences at a time; a search among many sentences needs one forward pass per pair.',
-    ),
-)
-
 # %% ../../nbs/tasks/21_sentence_pairs.ipynb #16bb3186
 TASK = base.TaskInfo(
     name='sentence_pairs',
@@ -181,10 +161,20 @@ TASK = base.TaskInfo(
     },
     floor_settings=('score_low', 'score_high', 'labels'),
     margins={'spearman': (0.05, 0.02)},
-    examples=worst,
     check=check,
     check_corpus=check_scores,
     unread=frozenset({'temperature', 'top_k', 'min_probability', 'dialect'}),
     score_kind=lambda settings: 'numbers',
-    use=USE,
+    use=replace(
+        CLASSIFICATION,
+        takes=('text', 'pair'),
+        may_take=(),
+        example=dict(text='Iron rusts in air.', pair='Iron rusts in moist air.'),
+        pipeline='sentence-similarity',
+        snippet=_SNIPPET,
+        limits=(
+            'It compares two sentences at a time; a search among many sentences needs one forward pass per '
+            'pair.',
+        ),
+    ),
 )

@@ -7,18 +7,16 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fastcore.basics import patch
 import numpy as np
 import pandas as pd
 from .base import Evaluation, unit_table, lower_words
 from .sources import Rows
 
 # %% auto #0
-__all__ = ['UNIT_METRICS', 'EVEN', 'normalised', 'word_f1', 'answer_scores', 'no_answer_probability', 'withdrawn',
-           'answer_threshold', 'best_threshold', 'span_scores', 'unit_scores', 'span_metrics', 'Predicted',
-           'answers_evaluated', 'near_phrase', 'near_phrases']
+__all__ = ['UNIT_METRICS', 'EVEN', 'normalised', 'answer_scores', 'no_answer_probability', 'answer_threshold', 'best_threshold',
+           'span_metrics', 'Predicted', 'evaluate_answers', 'near_phrase']
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #15d94d10
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
@@ -32,32 +30,21 @@ def normalised(
     bare = text.lower().translate(_PUNCTUATION)
     return ' '.join(_ARTICLES.sub(' ', bare).split())
 
-# %% ../../nbs/tasks/14_span_metrics.ipynb #09e1fb8f
-def word_f1(
-    answer: str,  # '': there is none
-    predicted: str,  # '': none is predicted
-) -> float:  # 0 to 1
-    "How many words two texts have in common."
-    right = normalised(answer).split()
-    given = normalised(predicted).split()
-    if not (right and given):
-        return float(right == given)
-    common = (Counter(right) & Counter(given)).total()
-    if not common:
-        return 0.0
-    precision = common / len(given)
-    recall = common / len(right)
-    return 2 * precision * recall / (precision + recall)
-
 # %% ../../nbs/tasks/14_span_metrics.ipynb #039371e4
 def answer_scores(
     answers: Sequence[str],  # that people gave; (): there is none
     predicted: str,  # '': none is predicted
 ) -> tuple[float, float]:  # exact, f1
     "The best agreement with any of the answers."
-    known = [answer for answer in answers if normalised(answer)] or ['']
-    exact = float(normalised(predicted) in map(normalised, known))
-    return exact, max(word_f1(answer, predicted) for answer in known)
+    known = [words for answer in answers if (words := normalised(answer).split())] or [[]]
+    given = normalised(predicted).split()
+    f1 = [float(right == given) for right in known]
+    for i, right in enumerate(known):
+        if common := (Counter(right) & Counter(given)).total():
+            precision = common / len(given)
+            recall = common / len(right)
+            f1[i] = 2 * precision * recall / (precision + recall)
+    return float(given in known), max(f1)
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #1288a855
 def no_answer_probability(
@@ -66,15 +53,6 @@ def no_answer_probability(
     "The probability that there is none."
     exact = np.asarray(log_odds, dtype=np.float32).astype(np.float64)
     return 1 / (1 + np.exp(np.clip(exact, -700, 700)))
-
-# %% ../../nbs/tasks/14_span_metrics.ipynb #bef0ebb2
-def withdrawn(
-    scores: np.ndarray,  # (n,) of the predicted texts
-    answered: np.ndarray,  # (n,) bool: has the question an answer?
-    none: np.ndarray,  # (n,) bool: is none predicted?
-) -> np.ndarray:  # (n,)
-    "The scores where texts are withdrawn."
-    return np.where(none, 1.0 - answered, scores)
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #134ea096
 def answer_threshold(
@@ -121,46 +99,30 @@ UNIT_METRICS = {
     'no_ans_f1': 'no_ans',
 }
 
-# %% ../../nbs/tasks/14_span_metrics.ipynb #42033bc4
-def span_scores(
-    answers: Iterable[Sequence[str]],  # that people gave, of each question
-    predicted: Iterable[str],  # '': none
-) -> np.ndarray:  # (n, 2): exact and f1 of each question
-    "The scores of predicted texts, before any is withdrawn."
-    return np.array(list(map(answer_scores, answers, predicted)), dtype=np.float64).reshape(-1, 2)
-
-# %% ../../nbs/tasks/14_span_metrics.ipynb #92016d33
-def unit_scores(
-    exact: np.ndarray,  # (n,)
-    f1: np.ndarray,  # (n,)
-    answered: np.ndarray,  # (n,) bool
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:  # metric -> which questions it is of, their scores
-    "The scores that each metric is the mean of."
-    members = dict(all=np.ones_like(answered), has_ans=answered, no_ans=~answered)
-    index = {name: np.flatnonzero(chosen) for name, chosen in members.items()}
-    return {
-        metric: (index[members_of], (exact if metric.endswith('exact') else f1)[index[members_of]])
-        for metric, members_of in UNIT_METRICS.items()
-    }
-
 # %% ../../nbs/tasks/14_span_metrics.ipynb #4163a691
 def span_metrics(
-    scores: np.ndarray,  # (n, 2) of `span_scores`
-    answered: np.ndarray,  # (n,) bool
+    scores: np.ndarray,  # (n, 2) exact and f1 of the predicted texts, before any is withdrawn
+    answered: np.ndarray,  # (n,) bool: has the question an answer?
     no_answer: np.ndarray,  # (n,) probability that there is no answer
     predicted: np.ndarray,  # (n,) bool: is a text predicted at all?
     none: np.ndarray,  # (n,) bool: which texts are withdrawn
-) -> dict[str, float | None]:  # None: there is no question of the kind
-    "All metrics of a set of questions."
-    final = [withdrawn(scores[:, i], answered, none) for i in range(2)]
-    metrics: dict[str, float | None] = {
-        name: float(np.mean(values)) if len(values) else None
-        for name, (_, values) in unit_scores(*final, answered).items()
-    }
+    # metrics, None where there is no question of the kind; of those that are means: of which questions, and
+    # their scores
+) -> tuple[dict[str, float | None], dict[str, tuple[np.ndarray, np.ndarray]]]:
+    "All metrics of a set of questions, and what they average over."
+    final = np.where(none[:, None], 1.0 - answered[:, None], scores)
+    members = dict(all=np.ones_like(answered), has_ans=answered, no_ans=~answered)
+    metrics: dict[str, float | None] = {}
+    units = {}
+    for metric, kind in UNIT_METRICS.items():
+        index = np.flatnonzero(members[kind])
+        values = final[index, int(metric.endswith('f1'))]
+        metrics[metric] = float(np.mean(values)) if len(values) else None
+        units[metric] = index, values
     for i, name in enumerate(('exact', 'f1')):
         best, best_at = best_threshold(scores[:, i], answered, no_answer, predicted)
         metrics |= {f'best_{name}': best, f'best_{name}_thresh': best_at}
-    return metrics | dict(always_unanswerable=float(np.mean(~answered)))
+    return metrics | dict(always_unanswerable=float(np.mean(~answered))), units
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #c4316474
 @dataclass(frozen=True)
@@ -173,83 +135,62 @@ class Predicted:
     scored: np.ndarray  # (n, 2) exact and f1 of the best spans, before any is withdrawn
     answered: np.ndarray  # (n,) bool: has the question an answer?
 
-# %% ../../nbs/tasks/14_span_metrics.ipynb #b2ca7bfe
-@patch(as_prop=True)
-def some(self: Predicted) -> np.ndarray:  # (n,) bool
-    "Is the best span a text? A token may have no character."
-    return self.spans[:, 1] > self.spans[:, 0]
+    @classmethod
+    def from_scores(
+        cls,
+        rows: Rows,
+        spans: np.ndarray,  # (n, 2) characters of each context
+        log_odds: np.ndarray,  # (n,) that there is an answer
+    ) -> Predicted:
+        "Spans and how sure they are, with their scores."
+        places = rows['answers'].tolist()
+        answers = ([text[low:high] for low, high in marked] for text, marked in zip(rows['context'], places))
+        texts = (text[low:high] for text, (low, high) in zip(rows['context'], spans.tolist()))
+        scored = np.array(list(map(answer_scores, answers, texts)), dtype=np.float64).reshape(-1, 2)
+        return cls(spans, log_odds.astype(np.float32), scored, np.array(list(map(bool, places))))
 
+    @property
+    def nonempty(self) -> np.ndarray:  # (n,) bool
+        "Is the best span a text? A token may have no character."
+        return self.spans[:, 1] > self.spans[:, 0]
 
-@patch
-def threshold(self: Predicted) -> float | None:
-    "The log-odds from which on it is best for `exact` to answer; None: always."
-    return answer_threshold(self.scored[:, 0], self.answered, self.log_odds, self.some)
-
-# %% ../../nbs/tasks/14_span_metrics.ipynb #f25e58b4
-@patch
-def silent(self: Predicted, threshold: float | None) -> np.ndarray:  # (n,) bool
-    "Which answers are withdrawn; None: there is no threshold."
-    return self.log_odds < (-np.inf if threshold is None else threshold)
-
-
-@patch
-def metrics(self: Predicted, threshold: float | None) -> dict[str, float | None]:
-    "All metrics, with a threshold that was chosen on dev."
-    of_none = no_answer_probability(self.log_odds)
-    metrics = span_metrics(self.scored, self.answered, of_none, self.some, self.silent(threshold))
-    return metrics | dict(threshold=threshold)
-
-# %% ../../nbs/tasks/14_span_metrics.ipynb #980541b4
-@patch(cls_method=True)
-def from_scores(
-    cls: Predicted,
-    rows: Rows,
-    spans: np.ndarray,  # (n, 2) characters of each context
-    log_odds: np.ndarray,  # (n,) that there is an answer
-) -> Predicted:
-    "Spans and how sure they are, with their scores."
-    places = rows['answers'].tolist()
-    answers = ([text[low:high] for low, high in marked] for text, marked in zip(rows['context'], places))
-    texts = (text[low:high] for text, (low, high) in zip(rows['context'], spans.tolist()))
-    answered = np.array(list(map(bool, places)))
-    return cls(spans, log_odds.astype(np.float32), span_scores(answers, texts), answered)
+    def withdrawn(self, threshold: float | None) -> np.ndarray:  # (n,) bool
+        "Which answers are withdrawn; None: there is no threshold."
+        return self.log_odds < (-np.inf if threshold is None else threshold)
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #20a1c7f4
 EVEN = 0.0  # the log-odds from which on questions are answered where dev is not scored
 
 
-def answers_evaluated(
+def evaluate_answers(
     rows: Mapping[str, Rows],  # by evaluation set
     predicted: Mapping[str, Predicted],
 ) -> Evaluation:  # the threshold needs dev among the sets
-    "Metrics, units and predictions."
-    threshold = predicted['dev'].threshold() if 'dev' in predicted else EVEN
-    return Evaluation.from_sets(
-        {split: _evaluated(split, rows[split], of_split, threshold) for split, of_split in predicted.items()}
-    )
-
-# %% ../../nbs/tasks/14_span_metrics.ipynb #bce575a1
-def _evaluated(
-    split: str, rows: Rows, predicted: Predicted, threshold: float | None
-) -> tuple[dict[str, float | None], pd.DataFrame, pd.DataFrame]:
-    """Those of one set. A prediction is the best span as characters of the context, whether there is an
-    answer, and the log-odds that there is one.
+    """Metrics, units and predictions. A prediction is the best span as characters of the context, whether
+    there is an answer, and the log-odds that there is one.
     """
-    ids, clusters = (np.array(rows[key].tolist(), dtype=object) for key in ('id', 'cluster'))
-    none = predicted.silent(threshold)
-    exact, f1 = (withdrawn(predicted.scored[:, i], predicted.answered, none) for i in range(2))
-    units = [
-        unit_table(split, UNIT_METRICS[metric], ids[index], clusters[index], {metric: values})
-        for metric, (index, values) in unit_scores(exact, f1, predicted.answered).items()
-    ]
-    predictions = dict(
-        split=split,
-        unit=ids,
-        item=[f'{begin}:{end}' for begin, end in predicted.spans.tolist()],
-        label=predicted.answered.astype(int),
-        score=predicted.log_odds,
-    )
-    return predicted.metrics(threshold), pd.concat(units, ignore_index=True), pd.DataFrame(predictions)
+    threshold = EVEN
+    if dev := predicted.get('dev'):
+        threshold = answer_threshold(dev.scored[:, 0], dev.answered, dev.log_odds, dev.nonempty)
+    sets = {}
+    for split, p in predicted.items():
+        ids, clusters = (np.array(rows[split][key].tolist(), dtype=object) for key in ('id', 'cluster'))
+        of_none = no_answer_probability(p.log_odds)
+        metrics, scores = span_metrics(p.scored, p.answered, of_none, p.nonempty, p.withdrawn(threshold))
+        units = [
+            unit_table(split, UNIT_METRICS[metric], ids[index], clusters[index], {metric: values})
+            for metric, (index, values) in scores.items()
+        ]
+        predictions = dict(
+            split=split,
+            unit=ids,
+            item=[f'{begin}:{end}' for begin, end in p.spans.tolist()],
+            label=p.answered.astype(int),
+            score=p.log_odds,
+        )
+        metrics |= dict(threshold=threshold)
+        sets[split] = metrics, pd.concat(units, ignore_index=True), pd.DataFrame(predictions)
+    return Evaluation.from_sets(sets)
 
 # %% ../../nbs/tasks/14_span_metrics.ipynb #6c67e5c5
 _SENTENCE = re.compile(r'[^.!?]+(?:[.!?](?!\s)[^.!?]*)*')
@@ -273,11 +214,3 @@ def near_phrase(
             return phrase.start(), phrase.start() + len(phrase[0].rstrip('.,')), score
     inside = context[begin:end]
     return end - len(inside.lstrip()), begin + len(inside.rstrip()), score
-
-# %% ../../nbs/tasks/14_span_metrics.ipynb #848c0fe7
-def near_phrases(
-    rows: Rows,
-) -> tuple[np.ndarray, np.ndarray]:  # (n, 2) characters of each context; (n,) scores, 0 to 1
-    "The same of each question."
-    phrases = np.array(list(map(near_phrase, rows['question'], rows['context']))).reshape(-1, 3)
-    return phrases[:, :2].astype(np.int64), phrases[:, 2]

@@ -4,18 +4,15 @@
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #37b24f15
 from __future__ import annotations
-import textwrap
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, TYPE_CHECKING
 from fastcore.basics import patch
 import numpy as np
-import pandas as pd
 from ..core.spec import RunConfig, TaskSettings, parameter
-from ..core.render import Reason, reason
 from . import base
-from .inference import Answer, Reader, Use, cut_notes
-from .base import NO_LABEL, Evaluation, Task, setting
+from .base import NO_LABEL, Evaluation, LossTerm, Signal, Task, setting
 from .batching import Batch
 from ..core.columns import Strings
 from kdnotes.tasks.labelled_texts import (
@@ -29,16 +26,15 @@ from kdnotes.tasks.labelled_texts import (
     group_scores,
     shared_tenths,
 )
-from .probes import PROBED_ROWS, embedded, probe
 from .sources import Corpus, Rows
 
 # %% auto #0
-__all__ = ['DEFAULTS', 'ONLY_CLASSES', 'USE', 'TASK', 'TextClassificationSettings', 'LabelledTexts', 'TextClassification',
-           'TextRegression', 'worst', 'classified', 'predicted_columns']
+__all__ = ['PROBED_ROWS', 'TASK', 'TextClassificationSettings', 'pair_features', 'probe', 'LabelledTexts', 'TextClassification',
+           'TextRegression']
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #9504d243
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #00f0d806
 class TextClassificationSettings(TaskSettings):
@@ -48,34 +44,114 @@ class TextClassificationSettings(TaskSettings):
     target: Literal['classes', 'number'] = parameter('classes', group='data')
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #c336c200
-DEFAULTS = {('*', '*'): setting(3, 5e-5), ('embedded', '*'): setting(5, 3e-4)}
 # settings of soft targets, which a number has none of
-ONLY_CLASSES = dict(temperature=2.0, top_k=None, min_probability=None, dialect='canonical')
+_ONLY_CLASSES = dict(temperature=2.0, top_k=None, min_probability=None, dialect='canonical')
 
 
 def _check(config: RunConfig) -> None:
     "Refuse settings that a regression does not read."
     if config.task_settings.target == 'number':
-        for name, usual in ONLY_CLASSES.items():
+        for name, usual in _ONLY_CLASSES.items():
             if config.loss is not None and getattr(config.loss, name) != usual:
                 raise ValueError(
                     f'{name}={getattr(config.loss, name)!r} belongs to soft targets over classes, and '
                     'target=number has none; leave it out'
                 )
 
+# %% ../../nbs/tasks/19_text_classification.ipynb #77dbbd99
+PROBED_ROWS = 20_000  # of a training split, at most: more change a linear model little
+
+
+def pair_features(
+    embed: base.Embed,
+    first: Sequence[str],  # (n) texts
+    second: Sequence[str] | None = None,  # (n), of pairs
+) -> np.ndarray:  # (n, width), of pairs (n, 4 * width)
+    "The features of texts, or of pairs of them."
+    u = embed(first)
+    if second is None:
+        return u
+    v = embed(second)
+    return np.concatenate([u, v, np.abs(u - v), u * v], axis=1)
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #ebcb9edb
+# C of the logistic regression, the strongest penalty first: those of scikit-learn's LogisticRegressionCV
+# without the four largest, under which the penalty hardly counts
+_STRENGTHS = np.logspace(-4, 4, 10)[:6]
+_ALPHAS = 10.0 ** np.arange(-1, 6)  # of the ridge regression
+_FOLDS = 5
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #0030e5b8
+def probe(
+    trained: np.ndarray,  # (n, d) features of the training rows
+    labels: np.ndarray,  # (n,) of these: numbers of classes, or standardised numbers
+    sets: Mapping[str, np.ndarray],  # split -> (k, d)
+    classes: int | None,  # how many there are; None: labels are numbers
+) -> dict[str, np.ndarray]:  # split -> (k, classes) log-probabilities, or (k, 1) numbers
+    "Predictions of a linear model that is fitted to the training rows."
+    from sklearn.linear_model import RidgeCV
+
+    exact = trained.astype(np.float64)
+    mean = exact.mean(0)
+    deviation = exact.std(0)
+    # a feature that all but never differs would be noise alone
+    deviation[deviation <= 1e-6 * deviation.max(initial=0)] = 1
+
+    def standardised(features: np.ndarray) -> np.ndarray:
+        return (features - mean) / deviation
+
+    x = standardised(trained)
+    if classes is None:
+        ridge = RidgeCV(_ALPHAS).fit(x, labels)
+        return {split: ridge.predict(standardised(rows))[:, None] for split, rows in sets.items()}
+    strength = _chosen_strength(x, labels)
+    return {
+        split: _log_shares(x, labels, strength, standardised(rows), classes) for split, rows in sets.items()
+    }
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #858690a8
+def _chosen_strength(x: np.ndarray, labels: np.ndarray) -> float:
+    "The C that gives the labels of training rows that were left out the largest likelihood."
+    n = len(labels)
+    classes = int(labels.max()) + 1
+    order = np.random.default_rng(0).permutation(n)
+    fold = np.empty(n, dtype=np.int64)
+    fold[order[np.argsort(labels[order], kind='stable')]] = np.arange(n) % min(_FOLDS, n)
+    likelihood = np.zeros(len(_STRENGTHS))
+    for out in range(min(_FOLDS, n)):
+        fitted = fold != out
+        others = ~fitted
+        for i, strength in enumerate(_STRENGTHS):
+            log_p = _log_shares(x[fitted], labels[fitted], strength, x[others], classes)
+            likelihood[i] += log_p[np.arange(len(log_p)), labels[others]].sum()
+    return float(_STRENGTHS[likelihood.argmax()])
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #d04dfd21
+def _log_shares(x, labels, strength: float, others: np.ndarray, classes: int) -> np.ndarray:
+    "Log-probabilities by a logistic regression; a class without a row here is as rare as one row."
+    from sklearn.linear_model import LogisticRegression
+
+    known = np.unique(labels)
+    log_p = np.full((len(others), classes), -np.log(len(labels) + classes))
+    log_p[:, known] = 0.0
+    if len(known) > 1:
+        with warnings.catch_warnings(action='ignore'):  # where it stops, it is as good as it needs to be
+            model = LogisticRegression(C=strength, max_iter=300).fit(x, labels)
+        # a probability that is too small to be written is no certainty
+        shares = np.maximum(model.predict_proba(others), np.finfo(np.float64).tiny)
+        log_p[:, known] = np.log(shares)
+    return log_p
+
 # %% ../../nbs/tasks/19_text_classification.ipynb #f25e0b2d
 class LabelledTexts(Task):
     "Texts, or pairs of them, that have a label each: what classes and numbers have in common."
 
-    outputs: int  # of the model
     floor: str  # what knowing the training labels alone is called
 
     def take(self, corpus: Corpus) -> None:
         "Rows and their labels."
         self.take_rows(corpus)
         self.take_labels(corpus.splits['train'])  # all of them, also in a smoke run
-        self.model_kwargs = {'num_labels': self.outputs}
-        self.signal_spec = {'logits': base.SignalSpec(shape=(self.outputs,))}
         self.add_unlabelled(corpus)
 
     def texts_of(self, rows: Rows) -> tuple[Strings, Strings | None]:
@@ -86,39 +162,33 @@ class LabelledTexts(Task):
 @patch
 def floors(self: LabelledTexts) -> dict[str, Evaluation]:
     "The training labels without a look at the texts; of pairs also those of pairs that share as much."
+
+    def by_group(group: np.ndarray, labels: np.ndarray, groups: dict[str, np.ndarray]) -> Evaluation:
+        "Each example gets what the training labels of its group are."
+        classes = len(self.head_labels) or None
+        return self.evaluate({s: group_scores(group, labels, g, classes) for s, g in groups.items()})
+
     n = len(self.labels['train']) - self.unlabelled
     train = self.labels['train'][:n]
     alike = {split: np.zeros(len(self.rows[split]), dtype=np.int64) for split in self.evaluation_sets}
-    baselines = {self.floor: self._by_group(np.zeros(n, dtype=np.int64), train, alike)}
+    baselines = {self.floor: by_group(np.zeros(n, dtype=np.int64), train, alike)}
     if self.rows['train']['second'][0]:
-        rows, index = base.some_rows(self.rows['train'][:n])
+        rows, index = base.subsample(self.rows['train'][:n])
         shared = {split: shared_tenths(self.rows[split]) for split in self.evaluation_sets}
-        baselines['shared_words'] = self._by_group(shared_tenths(rows), train[index], shared)
+        baselines['shared_words'] = by_group(shared_tenths(rows), train[index], shared)
     return baselines
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #8fb97b47
 @patch
 def encoder_floor(self: LabelledTexts, embed: base.Embed) -> Evaluation:
     "A linear model of the embeddings, fitted to the training rows that have a label."
-    rows, index = base.some_rows(
-        self.rows['train'][: len(self.labels['train']) - self.unlabelled], PROBED_ROWS
-    )
+    labelled = self.rows['train'][: len(self.labels['train']) - self.unlabelled]
+    rows, index = base.subsample(labelled, PROBED_ROWS)
     # evaluation sets first: their embeddings are the same whatever rows are trained on
-    sets = {split: embedded(embed, *self.texts_of(self.rows[split])) for split in self.evaluation_sets}
-    trained = embedded(embed, *self.texts_of(rows))
+    sets = {split: pair_features(embed, *self.texts_of(self.rows[split])) for split in self.evaluation_sets}
+    trained = pair_features(embed, *self.texts_of(rows))
     classes = len(self.head_labels) or None
     return self.evaluate(probe(trained, self.labels['train'][index], sets, classes))
-
-# %% ../../nbs/tasks/19_text_classification.ipynb #d45beb7c
-@patch
-def _by_group(
-    self: LabelledTexts, group: np.ndarray, labels: np.ndarray, groups: dict[str, np.ndarray]
-) -> Evaluation:
-    "Each example gets what the training labels of its group are."
-    classes = len(self.head_labels) or None
-    return self.evaluate(
-        {split: group_scores(group, labels, of_split, classes) for split, of_split in groups.items()}
-    )
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #6c55161e
 class TextClassification(LabelledTexts):
@@ -131,9 +201,7 @@ class TextClassification(LabelledTexts):
 
     def take_labels(self, train: Rows) -> None:
         "Labels as numbers of classes, and their share in the training split."
-        classes = class_names(train)
-        self.outputs = len(classes)
-        self.take_classes(classes)
+        self.take_classes(class_names(train))
 
     def measure(self, scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:
         "Metrics, and the values of the examples for those that are means."
@@ -148,7 +216,8 @@ class TextRegression(LabelledTexts):
     primary = base.Primary('test', 'mse', False)
     floor = 'mean'
     head_labels = ()
-    outputs = 1
+    model_kwargs = {'num_labels': 1}
+    signal_spec = {'logits': base.SignalSpec(shape=(1,))}
 
     def scale(self, values: np.ndarray) -> tuple[float, float]:
         "What is taken from a number, and by what that is divided: mean and deviation of the training split."
@@ -168,12 +237,7 @@ class TextRegression(LabelledTexts):
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #d8c07aa8
 @patch
-def hard_loss(
-    self: TextRegression,
-    outputs,  # of a head with one logit, (n, 1)
-    batch: Batch,
-    signal: dict[str, Tensor] | None,
-) -> tuple[Tensor, int]:
+def hard_loss(self: TextRegression, outputs: Any, batch: Batch, signal: Signal | None) -> LossTerm:
     "Squared errors of the labels."
     error = (outputs.logits.float()[:, 0] - batch.labels.float()).square()
     total = (error.masked_fill(batch.labels == NO_LABEL, 0) if self.unlabelled else error).sum()
@@ -181,30 +245,16 @@ def hard_loss(
 
 
 @patch
-def soft_loss(
-    self: TextRegression,
-    outputs,  # the student's
-    batch: Batch,
-    signal: dict[str, Tensor],
-) -> tuple[Tensor, int]:
+def soft_loss(self: TextRegression, outputs: Any, batch: Batch, signal: Signal) -> LossTerm:
     "Squared errors of the teacher's numbers."
     error = outputs.logits.float()[:, 0] - signal['logits'].float()[:, 0]
     return error.square().sum(), len(batch.index)
 
-
-@patch
-def loss_weights(self: TextRegression, kd: bool) -> dict[str, float]:
-    "Weights of `hard` and `soft`."
-    return {'hard': 1 - self.soft.alpha, 'soft': self.soft.alpha} if kd else {'hard': 1.0}
-
 # %% ../../nbs/tasks/19_text_classification.ipynb #ef1a709d
 @patch
 def loss_terms(
-    self: TextRegression,
-    outputs,  # of a head with one logit, (n, 1)
-    batch: Batch,
-    signal: dict[str, Tensor] | None,
-) -> dict[str, tuple[Tensor, int]]:
+    self: TextRegression, outputs: Any, batch: Batch, signal: Signal | None
+) -> dict[str, LossTerm]:
     "The sum and the count of each loss term."
     return Task.loss_terms(self, SimpleNamespace(logits=outputs.logits.float()), batch, signal)
 
@@ -221,136 +271,15 @@ def predicted(self: TextRegression, split: str, ids: list[str], scores: np.ndarr
     score = scores[:, 0].astype(np.float64) * self.deviation + self.mean
     return dict(unit=ids, item='value', label=label_numbers(self.rows[split]), score=score)
 
-# %% ../../nbs/tasks/19_text_classification.ipynb #1adfd894
-# characters of a text that are shown
-_SHOWN = 400
-
-
-def worst(
-    record: dict,
-    units: pd.DataFrame,  # of the run
-    predictions: pd.DataFrame,  # of the run
-    # the one the run was evaluated on; None: not available; ids are shown in place of texts
-    corpus: Corpus | None,
-    n: int = 10,
-) -> pd.DataFrame:  # text, label, predicted, and how wrong that is; worst first
-    "The examples a run got most wrong: by a number's squared error, by a class' log-likelihood."
-    where = record['primary']['set']
-    metric = 'nll' if record['primary']['metric'] == 'accuracy' else 'mse'
-    rows = zip(*(corpus.splits[where][key] for key in ('id', 'text', 'second'))) if corpus else ()
-    texts = {id: ' | '.join(filter(None, pair)) for id, *pair in rows}
-
-    def row(unit: Any, classes: pd.DataFrame) -> dict[str, Any]:
-        if list(classes['item']) == ['value']:
-            label, predicted = f"{classes['label'].iloc[0]:g}", f"{classes['score'].iloc[0]:.3g}"
-        else:
-            label = classes['item'][classes['label'].astype(float) > 0].iloc[0]
-            predicted = classes['item'].iloc[int(classes['score'].to_numpy().argmax())]
-        return {
-            'text': textwrap.shorten(texts.get(unit.unit, unit.unit), _SHOWN, placeholder=' …'),
-            'label': label,
-            'predicted': predicted,
-            metric: round(unit.value, 3),
-        }
-
-    examples = base.worst_units(record, units, predictions, n, metric)
-    return pd.DataFrame(
-        [row(*example) for example in examples], columns=['text', 'label', 'predicted', metric]
-    )
-
-# %% ../../nbs/tasks/19_text_classification.ipynb #8407740c
-def classified(
-    reader: Reader,
-    inputs: Sequence[
-        dict[str, Any]
-    ],  # text, and pair where there is a second one: in all of them, or in none
-) -> list[Answer]:
-    "The classes of each text, likeliest first, or its number."
-    import torch
-
-    pairs = [given['pair'] for given in inputs] if 'pair' in inputs[0] else None
-    ids, second, lengths = reader.encode([given['text'] for given in inputs], pairs)
-    logits = np.zeros((len(inputs), reader.config.num_labels))
-    for batch, outputs in reader.outputs(ids, second):
-        logits[batch.index] = outputs.logits.double().cpu().numpy()
-    notes = [cut_notes(length, reader.max_length, 'text') for length in lengths[:, None]]
-    return [_answer(reader.config, *row) for row in zip(torch.from_numpy(logits), notes)]
-
-# %% ../../nbs/tasks/19_text_classification.ipynb #80a488a8
-def _answer(
-    config: Any,  # the model's
-    logits: Tensor,  # (classes,), or (1,) of a number
-    notes: tuple[Reason, ...],
-) -> Answer:
-    "What the logits of a text say."
-    if len(logits) == 1:
-        mean = getattr(config, 'target_mean', 0.0)
-        value = float(logits[0]) * getattr(config, 'target_deviation', 1.0) + mean
-        return Answer(dict(value=value), notes)
-    several = config.problem_type == 'multi_label_classification'
-    probabilities = logits.sigmoid() if several else logits.softmax(dim=0)
-    if several:
-        notes += (reason('independent_labels'),)
-    rows = [
-        dict(label=config.id2label[i], probability=float(probabilities[i]))
-        for i in probabilities.argsort(descending=True, stable=True).tolist()
-    ]
-    return Answer(dict(labels=rows), notes)
-
-# %% ../../nbs/tasks/19_text_classification.ipynb #5536b09b
-def predicted_columns(
-    values: dict[str, Any],  # of an answer of `classified`
-) -> list[dict[str, Any]]:
-    "The class of a text and the probabilities of all, by name; or its number."
-    if 'value' in values:
-        return [dict(predicted=values['value'])]
-    first = values['labels'][0]
-    of_each = {f'probability_{row["label"]}': row['probability'] for row in values['labels']}
-    return [dict(predicted=first['label'], probability=first['probability']) | dict(sorted(of_each.items()))]
-
-# %% ../../nbs/tasks/19_text_classification.ipynb #604c71aa
-_SNIPPET = """import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained('{folder}')
-model = AutoModelForSequenceClassification.from_pretrained('{folder}').eval()
-texts = tokenizer(['Iron rusts in moist air.'], padding=True, truncation=True, return_tensors='pt')
-with torch.no_grad():
-    logits = model(**texts).logits[0]
-if len(logits) > 1:
-    print({{model.config.id2label[i]: p for i, p in enumerate(logits.softmax(-1).tolist())}})
-else:  # a number, in units of the training labels' deviation from their mean
-    print(logits[0].item() * model.config.target_deviation + model.config.target_mean)"""
-
-# %% ../../nbs/tasks/19_text_classification.ipynb #9953236a
-USE = Use(
-    takes=('text',),
-    may_take=('pair',),
-    answers=classified,
-    keys=dict(text='text', pair='second'),
-    cells=predicted_columns,
-    example=dict(text='Mercury is a metal that is liquid at room temperature.'),
-    pipeline='text-classification',
-    snippet=_SNIPPET,
-    limits=('Every text gets one of the training labels, even if none of them fits.',),
-)
-
-# %% ../../nbs/tasks/19_text_classification.ipynb #bd325532
-def _make(
-    corpus: Corpus,
-    config: RunConfig,  # resolved
-) -> LabelledTexts:  # not yet encoded
-    "The task for the target of the run: classes or numbers."
-    kind = TextRegression if config.task_settings.target == 'number' else TextClassification
-    return kind.from_corpus(corpus, config)
-
 # %% ../../nbs/tasks/19_text_classification.ipynb #a9c8f4ad
 TASK = base.TaskInfo(
     name='text_classification',
     settings=TextClassificationSettings,
-    make=_make,
+    make=lambda corpus, config: (
+        TextRegression if config.task_settings.target == 'number' else TextClassification
+    ).from_corpus(corpus, config),
     corpora=CORPORA,
-    defaults=DEFAULTS,
+    defaults={('*', '*'): setting(3, 5e-5), ('embedded', '*'): setting(5, 3e-4)},
     unit_name='examples',
     cluster_name='clusters',
     texts=('text', 'second'),
@@ -370,10 +299,8 @@ TASK = base.TaskInfo(
     probes=True,
     margins={'accuracy': (0.02, 0.01), 'mse': (0.05, 0.02)},
     reach={'accuracy': 1.0},
-    examples=worst,
     check=_check,
     check_corpus=check_labels,
     label_facts=label_facts,
     score_kind=lambda settings: 'numbers' if settings.get('target') == 'number' else 'logits',
-    use=USE,
 )

@@ -67,7 +67,7 @@ def predict(
 
 # %% ../../nbs/train/09_evaluation.ipynb #386bbdc3
 class ModelForward:
-    "A `tasks.base.Forward`, for tasks that evaluate a model themselves."
+    "A `tasks.inference.Forward`, for tasks that evaluate a model themselves."
 
     def __init__(
         self,
