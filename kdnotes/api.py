@@ -371,7 +371,7 @@ def _given(data: Data, parameters: dict) -> dict:
     return given_data | parameters | models
 
 
-def _planned(data: Data, mode: str, parameters: dict):  # an `experiment.describe.Plan`
+def _planned(data: Data, mode: str, parameters: dict):  # an `experiment.plan.Plan`
     from kdnotes.experiment.plan import plan
 
     _check_data(data)

@@ -17,7 +17,8 @@ from kdnotes.core.parse import make_config
 from kdnotes.core.notebook_parameters import NamesBefore, parameters_from
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.launch import execute
-from kdnotes.experiment.plan import plan, plan_study
+from kdnotes.experiment.plan import plan
+from kdnotes.experiment.study_plan import plan_study
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import MINILM, MINILM_WHEEL, find_model
 from handmade import make_record, write_run

@@ -50,7 +50,7 @@ def doctor(
     """Check configurations before a long run, in about a minute.
 
     Checks heads, ranks, teacher, stored outputs, resuming, memory and time. Without --mode, it
-    checks every mode that accepts the parameters."""
+    checks every mode, each with the parameters that it has."""
     configs, skipped = configurations(mode, given)
     from kdnotes.checks.doctor import doctor as examine
 
@@ -209,7 +209,7 @@ def _recorded_timings(
 ) -> tuple[list, dict, list]:  # of the run, left out, of all runs
     "How long the steps of finished runs took, and what cannot be used of them."
     from kdnotes.stats import hardware as h
-    from kdnotes.experiment.forecast import finished_runs
+    from kdnotes.experiment.study_plan import finished_runs
 
     wanted, left = h.timings(h.named_records(run, arm))
     if not wanted:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from ..core.arms import MODES
 from ..core.config import TASKS, ConfigError, truncate_repr, task_info
 from ..core.spec import FLAT_NAMES, GROUPS, RunConfig, Where, parameters
-from ..core.parse import flat_name, make_config, no_parameter
+from ..core.parse import flat_name, make_config, no_parameter, of_arm
 
 # %% auto #0
 __all__ = ['HEADINGS', 'parse_parameters', 'configurations', 'comments', 'as_typed', 'Described', 'of_all_tasks', 'usual_of',
@@ -37,7 +37,7 @@ def parse_parameters(
 
 # %% ../../nbs/commands/01_parameters.ipynb #9e491480
 def configurations(
-    modes: Sequence[str],  # empty: all that accept the parameters
+    modes: Sequence[str],  # empty: all, each with the parameters that it has
     values: dict,  # of `parse_parameters`
 ) -> tuple[list[RunConfig], list[str]]:  # the configurations; why modes are skipped
     "A configuration for each mode."
@@ -50,7 +50,7 @@ def configurations(
     errors = []
     for mode in MODES:
         try:
-            configs.append(make_config(mode=mode, **values))
+            configs.append(make_config(mode=mode, **of_arm(mode, values)))
         except ConfigError as e:
             errors.append(e)
     if not configs:

@@ -36,7 +36,7 @@ from kdnotes.experiment.onnx_files import (
     quantise,
     write_onnx,
 )
-from .plan import make_task
+from .compatibility import make_task
 from .score import Source, find_source, load_source
 from ..results.runs import RunFolder
 from ..results.store import find_record, find_run_model

@@ -16,17 +16,8 @@ from pathlib import Path
 import pandas as pd
 from .. import __version__
 from ..core.config import KdnotesError, plugin_id, task_info
-from kdnotes.core.spec import (
-    RunConfig,
-    flat,
-    is_given,
-    is_student,
-    reads_scores,
-    several_teachers,
-    starts_from,
-    value_of,
-    with_values,
-)
+from ..core.spec import RunConfig, flat, is_given, is_student, reads_scores, several_teachers
+from ..core.spec import starts_from, value_of, with_values
 from ..core.parse import stored_config
 from ..core.files import cache_path, file_errors, read_json
 from ..core.tables import reason
@@ -35,9 +26,8 @@ from ..core.progress import ReportFile, reporting_to, silent
 from ..core.resolve import settings
 from ..core.streams import torch_seed
 from ..core.user_code import PLUGIN_FILE, load_loss
-from .attempt import RunError, stage_file, wait_for_file
-from .compatibility import teachers_sha256
-from .plan import make_task, source_of
+from .compatibility import make_task, source_of, teachers_sha256
+from .launch import RunError, stage_file, wait_for_file
 from .record import Outcome, Rank, record_of
 from ..results.runs import RunFolder
 from ..results.starts import profile_start, start_names, start_text
@@ -122,8 +112,14 @@ def worker(
         _write(rank, task, model, Outcome(start_sha256, teacher_s, result, evaluation, summaries, begin))
     runtime.barrier()
     rt.stop(runtime)
-    if runtime.main:  # no other rank waits for it
-        _score_baselines(rank)
+    if not runtime.main:
+        return
+    try:  # no other rank waits for the trivial baselines
+        left_out = have_floors(rank.config, rank.corpus.sha256, runtime.device.type)
+    except Exception as e:  # the record is written: nothing that happens here makes the run a failed one
+        left_out = [f'the trivial baselines were not scored: {reason(e)}']
+    for line in left_out:
+        print(line, flush=True)  # into the run's log
 
 # %% ../../nbs/experiment/07_worker.ipynb #0ce39b40
 def encoded_task(
@@ -245,16 +241,25 @@ def _model_of_run(task, run_id: str):
 def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its caches took or None)
     "The teacher's signal, for a KD mode; of several teachers one is loaded at a time where it is stored."
     from kdnotes.distill.intermediate import online_teacher
-    from kdnotes.distill.scores import Teachers
+    from kdnotes.distill.models import load_given
+    from kdnotes.distill.scores import Teachers, read_scores
 
     config = rank.config
     if config.loss is None:
         return None, None
     if reads_scores(config):
-        return _scores(rank, task), None
+        scores = read_scores(task, rank.corpus, config)
+        _check_unchanged(f'the scores in {rank.corpus.where}', scores.sha256, rank.job['teachers']['sha256'])
+        return scores, None
+    if several_teachers(config):
+        _check_unchanged('a model of teachers', teachers_sha256(config), rank.job['teachers']['sha256'])
+        sources = config.teacher.sources  # loaded one after the other: two never share the memory
+        models = (load_given(source, task.auto_class, task.head_labels) for source in sources)
+    else:
+        models = [_model_of_run(task, rank.job['teacher_run_id'])]
     as_read = task_of_teacher(config, rank.corpus, rank.runtime, task)
     signals = []
-    for model in _teachers(rank, task):
+    for model in models:
         model = model.to(rank.runtime.device)
         if config.loss.signal == 'online':
             signals.append(online_teacher(as_read, model, config, as_read is not task))
@@ -262,28 +267,6 @@ def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its ca
             signals.append(_cached_signal(rank, as_read, model))
     seconds = None if config.loss.signal == 'online' else sum(signal.meta['teacher_s'] for signal in signals)
     return Teachers(tuple(signals), config) if several_teachers(config) else signals[0], seconds
-
-# %% ../../nbs/experiment/07_worker.ipynb #b6f3d568
-def _teachers(rank: Rank, task) -> Iterator:  # models
-    "The teachers of a run, loaded as they are asked for."
-    from kdnotes.distill.models import load_given
-
-    config = rank.config
-    if not several_teachers(config):
-        yield _model_of_run(task, rank.job['teacher_run_id'])
-        return
-    _check_unchanged('a model of teachers', teachers_sha256(config), rank.job['teachers']['sha256'])
-    for source in config.teacher.sources:
-        yield load_given(source, task.auto_class, task.head_labels)
-
-
-def _scores(rank: Rank, task):
-    "What the corpus says that a teacher said."
-    from kdnotes.distill.scores import read_scores
-
-    scores = read_scores(task, rank.corpus, rank.config)
-    _check_unchanged(f'the scores in {rank.corpus.where}', scores.sha256, rank.job['teachers']['sha256'])
-    return scores
 
 # %% ../../nbs/experiment/07_worker.ipynb #fda0316a
 def _cached_signal(rank: Rank, task, teacher):
@@ -338,11 +321,15 @@ def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)
 def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (TrainResult, Evaluation)
     "Train and evaluate; `student` is the phase of the network in training, whichever it is."
     from kdnotes.train.evaluation import evaluate
-    from kdnotes.train.loop import train
+    from kdnotes.train.loop import TrainResult, train
     from kdnotes.train.user_loss import with_loss
 
     if is_given(rank.config):
-        result = _untrained(rank, task, on_row)
+        runtime = rank.runtime
+        given = dict(ranks=runtime.ranks, threads_per_rank=runtime.threads, device=str(runtime.device))
+        given |= dict(steps=0, examples=len(task.lengths('train')), precision=runtime.dtype)
+        on_row('start', **given)
+        result = TrainResult()  # no step, no second and no example
     else:
         loss = load_loss(rank.config, rank.folder.path)
         with telemetry.phase('student'):
@@ -368,23 +355,6 @@ def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (Tr
     return result, evaluation
 
 # %% ../../nbs/experiment/07_worker.ipynb #ff4c2a74
-def _untrained(rank: Rank, task, on_row: Callable):  # a TrainResult
-    "What a given model has of a training: no step, no second and no example."
-    from kdnotes.train.loop import TrainResult
-
-    runtime = rank.runtime
-    on_row(
-        'start',
-        ranks=runtime.ranks,
-        threads_per_rank=runtime.threads,
-        steps=0,
-        examples=len(task.lengths('train')),
-        precision=runtime.dtype,
-        device=str(runtime.device),
-    )
-    return TrainResult()
-
-
 def _add_evaluation(config, task, result, evaluation, on_row: Callable) -> None:
     "The final evaluation as rows, and the last points of the curves."
     from kdnotes.train.state import evaluation_point
@@ -535,16 +505,6 @@ def _mean_table(tables: list):  # DataFrames of `floor_table`
     return pd.concat(tables).groupby(names, sort=False, dropna=False)['value'].mean().reset_index()
 
 # %% ../../nbs/experiment/07_worker.ipynb #3a4b5b2e
-def _score_baselines(rank: Rank) -> None:
-    "The trivial baselines of a run that is done, whatever becomes of them."
-    try:
-        left_out = have_floors(rank.config, rank.corpus.sha256, rank.runtime.device.type)
-    except Exception as e:  # the record is written: nothing that happens here makes the run a failed one
-        left_out = [f'the trivial baselines were not scored: {reason(e)}']
-    for line in left_out:
-        print(line, flush=True)  # into the run's log
-
-
 def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     "Write model, units, predictions, and last the record."
     from kdnotes.distill.heads import is_pruned, whole_model
@@ -569,25 +529,19 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
 def main() -> None:
     "Entry of a rank: `python -m kdnotes.experiment.worker <run folder>/config.json`."
     folder = _folder_of(sys.argv[1])
-
-    def stopped(why: str):
-        folder.write_state('interrupted', reason=why)
-
-    def fail(why: str, cause: str = ''):
-        folder.write_state('failed', reason=why, cause=cause)
-        print(f'kdnotes: {why}', file=sys.stderr, flush=True)
-        raise SystemExit(EXIT_FAILED)
-
-    STOP.install(last_words=lambda: stopped('a signal before or after the training'))
+    before_or_after = 'a signal before or after the training'
+    STOP.install(last_words=lambda: folder.write_state('interrupted', reason=before_or_after))
     sink = ReportFile(stage_file(folder)) if os.environ.get('RANK', '0') == '0' else silent
     try:
         with file_errors(), reporting_to(sink):
             worker(sys.argv[1])
     except Stopped as e:
-        stopped(str(e))
+        folder.write_state('interrupted', reason=str(e))
         raise SystemExit(EXIT_STOPPED) from None
     except KdnotesError as e:
-        fail(str(e), e.cause)
+        folder.write_state('failed', reason=str(e), cause=e.cause)
+        print(f'kdnotes: {e}', file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_FAILED) from None
 
 
 if __name__ == '__main__' and '__file__' in globals():
