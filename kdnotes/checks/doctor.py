@@ -77,37 +77,28 @@ def _time(planned: Plan) -> Finding:
         return Finding('time', 'skipped', 'no_finished_run')
     return Finding('time', 'ok', 'time', dict(seconds=estimated.seconds, runs=estimated.n_finished))
 
-# %% ../../nbs/checks/02_doctor.ipynb #60607b8a
+# %% ../../nbs/checks/02_doctor.ipynb #5f2a7c31
 def _follow(
     ranks: Ranks, out: Path, on_finding: Callable[[Finding], None], deadline: float
-) -> tuple[list[Finding], int]:  # and the exit code of the ranks
+) -> tuple[dict[tuple[str, str], Finding], int]:  # (mode, check) -> the first finding; exit code of the ranks
     "Hand findings on as they come, until the ranks end."
-    findings = []
+    findings: dict[tuple[str, str], Finding] = {}
     code = None
     while code is None:
         code = ranks.poll()
-        lines = out.read_text().split('\n')[:-1] if out.exists() else []
-        written = [Finding(**json.loads(line)) for line in lines]
-        # of several ranks that fail in one check, the first
-        first = list({(f.mode, f.check): f for f in reversed(written)}.values())[::-1]
-        new = first[len(findings) :]
-        findings += new
-        for finding in new:
-            on_finding(finding)
+        for line in out.read_text().split('\n')[:-1] if out.exists() else []:
+            finding = Finding(**json.loads(line))
+            if findings.setdefault((finding.mode, finding.check), finding) is finding:
+                on_finding(finding)
         if code is None and time.monotonic() > deadline:
-            last = (
-                f'the last one was {findings[-1].check!r} of {findings[-1].mode!r}'
-                if findings
-                else 'none ended'
-            )
+            last = 'the last one was {1!r} of {0!r}'.format(*list(findings)[-1]) if findings else 'none ended'
             raise DoctorError(
                 f'the checks did not end in time; {last}: raise the time, or try a smaller model'
             )
-        if code is None:
-            time.sleep(0.2)
+        time.sleep(0.2 if code is None else 0)
     return findings, code
 
-# %% ../../nbs/checks/02_doctor.ipynb #5f2a7c31
+
 def _launch(
     jobs: list[dict], folder: Path, on_finding: Callable[[Finding], None], deadline: float
 ) -> list[Finding]:
@@ -126,18 +117,19 @@ def _launch(
         ranks.wait()
         raise
     if not code:
-        return findings
+        return list(findings.values())
     lines = [line.strip() for line in log.read_text(errors='replace').splitlines() if line.strip()]
     why = why_ended(lines, code)
     if not findings:
         raise DoctorError(f'a rank {how_ended(code)} before the first check: {why}')
-    known = {(f.mode, f.check) for f in findings}
+    # the check during which they ended has failed; the later ones were never started
     every = [(job['label'], check) for job in jobs for check in CHECKS if check != 'time']
-    failed = any(f.result == 'fail' for f in findings)
-    return findings + [
-        Finding(check, 'skipped' if i or failed else 'fail', 'ended', dict(why=why), mode=mode)
-        for i, (mode, check) in enumerate(pair for pair in every if pair not in known)
-    ]
+    failed = any(f.result == 'fail' for f in findings.values())
+    for mode, check in [pair for pair in every if pair not in findings]:
+        result = 'skipped' if failed else 'fail'
+        findings[mode, check] = Finding(check, result, 'ended', dict(why=why), mode=mode)
+        failed = True
+    return list(findings.values())
 
 # %% ../../nbs/checks/02_doctor.ipynb #e5a408ac
 def doctor(

@@ -41,7 +41,7 @@ from ..train.user_loss import with_loss
 
 # %% auto #0
 __all__ = ['CHECKS', 'RESULTS', 'TEMPLATE', 'TOLERANCE', 'NO_LIMIT', 'Finding', 'judged', 'Diagnosis', 'Case', 'make_case',
-           'tolerance', 'distance', 'without_dropout', 'Witness', 'some_examples', 'DoctorError', 'failed', 'examine']
+           'tolerance', 'distance', 'without_dropout', 'some_examples', 'DoctorError', 'failed', 'examine']
 
 # %% ../../nbs/checks/01_examination.ipynb #55ae6014
 CHECKS = (
@@ -325,19 +325,6 @@ def _check_one_rank(case: Case) -> Finding:
     advice = 'sum_over_examples' if case.loss else 'divide_by_whole_step'
     return judged('one rank', ok, code, numbers, advice)
 
-# %% ../../nbs/checks/01_examination.ipynb #30cc046b
-class Witness:
-    "A signal for a trainer that remembers what it returned."
-
-    def __init__(self, signal: Callable[[Batch], dict[str, Tensor]]):
-        self.signal = signal
-        self.shape = getattr(signal, 'shape', None)  # of an `IntermediateSignal`
-        self.calls = []
-
-    def __call__(self, batch: Batch) -> dict[str, Tensor]:
-        self.calls.append((batch, self.signal(batch)))
-        return self.calls[-1][1]
-
 # %% ../../nbs/checks/01_examination.ipynb #973f6aa1
 def _check_teacher(case: Case) -> Finding:
     "The teacher in the trainer against the teacher alone."
@@ -345,20 +332,27 @@ def _check_teacher(case: Case) -> Finding:
         return Finding('teacher', 'skipped', 'no_distillation')
     alone = copy.deepcopy(case.teacher).eval().requires_grad_(False)
     case.teacher.train()  # as its own training leaves it
-    witness = Witness(case.signal())
+    signal = case.signal()
+    seen = []
+
+    def witness(batch: Batch) -> dict[str, Tensor]:
+        seen.append((batch, signal(batch)))
+        return seen[-1][1]
+
+    witness.shape = getattr(signal, 'shape', None)  # of an `IntermediateSignal`
     _train(case, copy.deepcopy(case.model), case.short(1), case.runtime, witness)
     task = case.teacher_task
     read = te.with_tokens_of(task) if task is not case.task else lambda batch: batch
     takes = model_inputs(alone)
-    worst = 0.0 if witness.calls else float('inf')
+    worst = 0.0 if seen else float('inf')
     largest = 1e-12
-    for batch, signal in witness.calls:
+    for batch, outputs_seen in seen:
         batch = read(batch)
         with te.fp32_matmul(), torch.no_grad():
             outputs = alone(**{k: v for k, v in batch.inputs.items() if k in takes})
             expected = task.signal(outputs, batch)
         for name, value in expected.items():
-            gap = (signal[name].float() - value.float()).abs().max().item()
+            gap = (outputs_seen[name].float() - value.float()).abs().max().item()
             worst = max(worst, gap if gap == gap else float('inf'))
             largest = max(largest, value.abs().max().item())
     error = max(case.runtime.gather(worst / largest))

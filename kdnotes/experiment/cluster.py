@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from threading import RLock
 from types import ModuleType
 from typing import Any
@@ -28,7 +27,7 @@ from ..core.spec import with_values
 from ..core.files import PrivateFolder, at_home, file_errors, private_folder, root, sha256_text
 from ..core.processes import STOP_TIMEOUT_S, Stopped, StopTraining, stoppable
 from ..core.render import phrase
-from ..core.resolve import settings
+from ..core.resolve import machine, settings
 from ..core.user_code import PLUGIN_FILE, remember_plugin
 from .launch import NO_LIMITS, Limits, RunError, guarded, missing, stopped_by_user, with_run
 from .launch import execute as execute_here
@@ -77,25 +76,6 @@ def _init(address: str, **options: Any) -> None:
         ) from None
 
 # %% ../../nbs/experiment/10_cluster.ipynb #fe9cdbd1
-def _start_here(
-    folder: Path,  # of its files
-    machines: int,  # like this one, that it simulates
-) -> None:
-    "Start a Ray cluster on this machine."
-    from kdnotes.core.resolve import machine
-
-    os.environ.setdefault('RAY_AUTH_TOKEN', secrets.token_hex(32))
-    cpus = machine().cores * machines
-    options = dict(num_cpus=cpus, include_dashboard=False, object_store_memory=_STORE_BYTES)
-    for attempt in range(_START_ATTEMPTS):
-        try:
-            return _init('local', _temp_dir=str(folder), **options)
-        except ConfigError:
-            if attempt == _START_ATTEMPTS - 1:
-                raise
-            load_ray().shutdown()
-
-
 def _connect(address: str) -> None:
     "Join a cluster that runs."
     if address != 'auto':
@@ -105,7 +85,7 @@ def _connect(address: str) -> None:
                 f'{truncate_repr(address)} is no address of a Ray cluster; give local, auto, host:port '
                 'or ray://host:port'
             )
-        try:  # Ray would try for minutes
+        try:
             socket.create_connection((match[2], int(match[3])), timeout=_CONNECT_S).close()
         except OSError as e:
             raise ConfigError(
@@ -164,12 +144,12 @@ def _fitting(
     "How many such runs, or parts of a run on several machines, fit on each machine."
     needs = _needs(plan)
 
-    def fits(machine: dict[str, float]) -> int:
-        cpus = machine.get('CPU', 0) // needs['num_cpus']
-        gpus = machine.get('GPU', 0) // needs['num_gpus'] if needs['num_gpus'] else math.inf
+    def fits(has: dict[str, float]) -> int:
+        cpus = has.get('CPU', 0) // needs['num_cpus']
+        gpus = has.get('GPU', 0) // needs['num_gpus'] if needs['num_gpus'] else math.inf
         return int(min(cpus, gpus))
 
-    return [fits(machine) for machine in machines]
+    return [fits(has) for has in machines]
 
 
 def _placed(plan: Plan, nodes: int = 1, launcher: str = 'local', rendezvous: str | None = None) -> Plan:
@@ -289,12 +269,25 @@ class Cluster:
         elif address == 'local':
             self._folder = private_folder('ray')
             try:
-                _start_here(self._folder.path, machines)
+                self._start(machines)
             except BaseException:
                 self.close()
                 raise
         else:
             _connect(address)
+
+    def _start(self, machines: int) -> None:
+        "Start a Ray cluster on this machine; that may fail on a busy one, so it is tried again."
+        os.environ.setdefault('RAY_AUTH_TOKEN', secrets.token_hex(32))
+        options = dict(include_dashboard=False, object_store_memory=_STORE_BYTES)
+        options |= dict(num_cpus=machine().cores * machines, _temp_dir=str(self._folder.path))
+        for attempts_left in reversed(range(_START_ATTEMPTS)):
+            try:
+                return _init('local', **options)
+            except ConfigError:
+                if not attempts_left:
+                    raise
+                load_ray().shutdown()
 
     def close(self) -> None:
         "Leave the cluster; one that was started here ends with all its processes."

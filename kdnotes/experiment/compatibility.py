@@ -25,17 +25,12 @@ __all__ = ['make_task', 'source_of', 'teachers_of', 'teachers_sha256', 'label_or
            'teacher_depth', 'depth_of', 'check_student', 'checked_models']
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #fd07477b
-def make_task(
-    config: RunConfig,  # resolved
-    corpus: Corpus,
-):  # a `tasks.base.Task`, not yet encoded
+def make_task(config: RunConfig, corpus: Corpus):  # resolved -> a `tasks.base.Task`, not yet encoded
     "The task a configuration names."
     return task_info(config.task).make(corpus, config)
 
-# %% ../../nbs/experiment/01_compatibility.ipynb #a46725f6
-def source_of(
-    config: RunConfig,  # resolved
-) -> str:  # a folder or a hub id
+
+def source_of(config: RunConfig) -> str:  # resolved -> a folder or a hub id
     "The model whose files a run's network is made of, directly or through the runs it depends on."
     from_hub = starts_from(config, 'hub')
     return config.model.student.source if from_hub else config.model.pretrained

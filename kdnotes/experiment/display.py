@@ -51,29 +51,29 @@ class Box:
     def _repr_html_(self) -> str:
         return render('box.html', box=self)
 
-# %% ../../nbs/experiment/15_display.ipynb #e41a7f90
+# %% ../../nbs/experiment/15_display.ipynb #adc322f6
 MOST_NAMED = 4  # settings that a sentence names
 
-# %% ../../nbs/experiment/15_display.ipynb #adc322f6
+
 def _nearest(
-    record: dict,  # of a finished run
-) -> dict | None:  # a record; None: the study has no other run of this arm, corpus and seed
+    record: dict,
+) -> dict | None:  # a record; None: there is no other run of this arm, corpus and seed
     "Of the study's other runs of the same arm, corpus and seed, the one with the fewest other settings."
     alike = ('arm', 'seed', 'task', 'corpus_sha256', 'smoke')
+    metric = metric_on(record['primary'], record['task'])
     try:
-        runs = records(record['study'])
+        others = [
+            other
+            for other in records(record['study'])
+            if other['run_id'] != record['run_id']
+            and other['primary']['value'] is not None
+            and all(other.get(name) == record.get(name) for name in alike)
+            and metric_on(other['primary'], other['task']) == metric
+        ]
     except RecordError:
         return None
-    others = [
-        r
-        for r in runs
-        if r['run_id'] != record['run_id']
-        and r['primary']['value'] is not None
-        and metric_on(r['primary'], r['task']) == metric_on(record['primary'], record['task'])
-        and all(r.get(name) == record.get(name) for name in alike)
-    ]
 
-    def distance(other: dict) -> tuple[int, float]:
+    def distance(other: dict) -> tuple[int, float]:  # of several that are as near the newest
         path = RunFolder(other['study'], other['run_id']).path / 'record.json'
         return len(differences(other, record)), -path.stat().st_mtime if path.is_file() else 0.0
 

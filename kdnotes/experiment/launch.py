@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 import psutil
 from ..core.config import KdnotesError, pluralize, score_name
@@ -33,10 +33,10 @@ from ..tasks.sources import UNLABELLED
 from ..train.checkpoint import checkpoints
 
 # %% auto #0
-__all__ = ['NO_LIMITS', 'RESTARTS', 'Follow', 'RunError', 'LimitExceeded', 'Limits', 'run', 'execute', 'lock_or_wait',
-           'rendezvous_of', 'wait_for_file', 'follow_ranks', 'stage_file', 'saved_step', 'resume_note', 'why_ended',
-           'with_run', 'guarded', 'stopped_by_user', 'milestones', 'outcome', 'failures', 'missing', 'make_runs',
-           'stop_futures', 'stages']
+__all__ = ['NO_LIMITS', 'RESTARTS', 'Follow', 'RunError', 'LimitExceeded', 'Limits', 'run', 'execute', 'rendezvous_of',
+           'wait_for_file', 'follow_ranks', 'stage_file', 'saved_step', 'resume_note', 'why_ended', 'with_run',
+           'guarded', 'stopped_by_user', 'milestones', 'outcome', 'failures', 'missing', 'make_runs', 'stop_futures',
+           'stages']
 
 # %% ../../nbs/experiment/06_launch.ipynb #e2fd4a90
 class RunError(KdnotesError):
@@ -125,7 +125,7 @@ def _make_run(
     folder = RunFolder(plan.config.where.study, plan.run_id).create()
     with ExitStack() as stack:
         try:
-            held = lock_or_wait(stack, folder, say, wait_s)
+            held = _lock_or_wait(stack, folder, say, wait_s)
         except BusyError:
             if rendezvous is None or rendezvous.nodes == 1:
                 raise
@@ -155,33 +155,21 @@ def _make_run(
         )
         folder.write_state('done')
 
-# %% ../../nbs/experiment/06_launch.ipynb #68926ad6
-def lock_or_wait(
-    stack: ExitStack,
-    folder: RunFolder,
-    say: Callable[[str], None],
-    wait_s: float = 0.0,  # for another process that makes the run, before BusyError is raised
-) -> int:  # of `lock_run`
+# %% ../../nbs/experiment/06_launch.ipynb #b7958a16
+def _lock_or_wait(stack: ExitStack, folder: RunFolder, say: Callable[[str], None], wait_s: float) -> int:
     "Lock a run; ranks that outlive their launcher, to save their state, are waited for."
     with contextlib.suppress(BusyError):
         return stack.enter_context(lock_run(folder))
-    if _launcher_is_gone(folder):
+    state = folder.state() or {}
+    is_gone = state.get('status') == 'running'  # the launcher that wrote this, unless it is found
+    with contextlib.suppress(psutil.NoSuchProcess):
+        is_gone = is_gone and psutil.Process(state['pid']).status() == psutil.STATUS_ZOMBIE
+    if is_gone:
         say(f'{folder.run_id}: its launcher is gone; ranks that still save their state are waited for')
         wait_s = STOP_TIMEOUT_S  # a rank that hangs would be waited for without end
     elif wait_s:
         say(f'{folder.run_id} is made by another process, which is waited for')
     return stack.enter_context(lock_run(folder, wait_s))
-
-
-def _launcher_is_gone(folder: RunFolder) -> bool:
-    "Has the process that wrote that it trains this run ended, so that it can write nothing else?"
-    state = folder.state() or {}
-    if state.get('status') != 'running':
-        return False
-    try:
-        return psutil.Process(state['pid']).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 # %% ../../nbs/experiment/06_launch.ipynb #8d8bd42f
 def rendezvous_of(config: RunConfig) -> Rendezvous | None:  # None: kdnotes starts all ranks, here
@@ -508,29 +496,26 @@ def milestones(
 ) -> Callable[[dict], None]:  # give it every row
     "How far a run, and before it its teacher, has come: at most nine lines each."
     steps = 1
-    tenth = 0
+    tenth = 0  # of the training, at the last sentence
     at_s = 0.0
 
-    def on_row(row: dict):
+    def on_row(row: dict) -> None:
         nonlocal steps, tenth, at_s
         if row['kind'] == 'start':
-            steps = row['steps']
-            tenth = 0
-            at_s = 0.0
+            steps, tenth, at_s = row['steps'], 0, 0.0
         if row['kind'] != 'step':
             return
-        now = 10 * row['step'] // steps
-        if tenth < now < 10 and row['elapsed_s'] >= at_s + every_s:
-            tenth = now
+        percent = 100 * row['step'] // steps
+        if tenth < percent // 10 < 10 and row['elapsed_s'] >= at_s + every_s:
+            tenth = percent // 10
             at_s = row['elapsed_s']
-            share = 100 * row['step'] // steps
-            rate = row['examples'] / at_s
             loss = 'unknown' if row['loss'] is None else f'{row["loss"]:.3f}'
-            say(f'   {share} %: step {row["step"]} of {steps}, loss {loss}, {rate:.0f} examples/s')
+            rate = row['examples'] / at_s
+            say(f'   {percent} %: step {row["step"]} of {steps}, loss {loss}, {rate:.0f} examples/s')
 
     return on_row
 
-# %% ../../nbs/experiment/06_launch.ipynb #20377978
+# %% ../../nbs/experiment/06_launch.ipynb #ad28ef87
 def outcome(
     record: dict,
 ) -> str:
@@ -566,54 +551,62 @@ def make_runs(
     "Make the runs that have no record yet, each after its dependencies; a `RunError` if all of them fail."
     if not isinstance(jobs, int) or jobs < 1:
         raise RunError(f'jobs={jobs!r} must be a number of runs, at least 1')
-    run_ids = [p.run_id for p in plans]
     done = {r['run_id'] for r in records(plans[0].config.where.study)}
-    left = []
     for p in plans:
         if p.run_id in done:
             _bind(RunFolder(p.config.where.study, p.run_id))
-        else:
-            left.append(p)
-    tried: set[str] = set()
-    failed: dict[str, str] = {}
+    left = [p for p in plans if p.run_id not in done]
+    maker = _Maker([p.run_id for p in plans], make, say, summarize)
+    if jobs == 1:
+        for p in left:
+            maker.make_one(p)  # in this thread, which is the one that an interrupt reaches
+    else:
+        for stage in stages(left):
+            _make_stage(stage, maker.make_one, jobs)
+    failed = {p.run_id: maker.failed[p.run_id] for p in plans if p.run_id in maker.failed}
+    if len(failed) == len(plans):
+        raise RunError(failures(failed, len(plans)))
+    return failed
 
-    def make_one(p: Plan, concurrent: int = 1) -> None:
-        if p.run_id in tried:
+
+@dataclass
+class _Maker:
+    "Makes runs one by one, each after its dependencies, and says how each of them ended."
+
+    run_ids: Sequence[str]  # of the study
+    make: Callable[[Plan, int], object]  # as of `make_runs`
+    say: Callable[[str], None]
+    summarize: Callable[[dict], str]  # as of `make_runs`
+    tried: set[str] = field(default_factory=set)  # run_ids
+    failed: dict[str, str] = field(default_factory=dict)  # run_id -> why
+
+    def make_one(self, p: Plan, concurrent: int = 1) -> None:
+        if p.run_id in self.tried:
             return
-        tried.add(p.run_id)
-        if p.run_id in run_ids:
-            say(f'{run_ids.index(p.run_id) + 1} of {len(run_ids)}: {p.run_id}')
+        self.tried.add(p.run_id)
+        if p.run_id in self.run_ids:
+            self.say(f'{self.run_ids.index(p.run_id) + 1} of {len(self.run_ids)}: {p.run_id}')
         for first in missing(p):
-            make_one(first, concurrent)
-            if first.run_id in failed:  # it would fail again for each of its students
-                failed[p.run_id] = f'its dependency {first.run_id} failed: {failed[first.run_id]}'
-                say(f'   {p.run_id} is not made: its dependency {first.run_id} failed')
+            self.make_one(first, concurrent)
+            if first.run_id in self.failed:  # it would fail again for each of its students
+                why = self.failed[first.run_id]
+                self.failed[p.run_id] = f'its dependency {first.run_id} failed: {why}'
+                self.say(f'   {p.run_id} is not made: its dependency {first.run_id} failed')
                 return
         try:
-            make(p, concurrent)
+            self.make(p, concurrent)
             record = find_record(p.run_id)
             if not record:
                 raise RunError(
                     'no record of this name was left, as when a corpus or a model changes meanwhile; '
                     'start the study again'
                 )
-            say(f'   {p.run_id}: {summarize(record[0])}')
+            self.say(f'   {p.run_id}: {self.summarize(record[0])}')
         except Stopped:
             raise  # the study stops with it
         except KdnotesError as e:
-            failed[p.run_id] = str(e)
-            say(f'   {p.run_id} failed: {e}')
-
-    if jobs == 1:
-        for p in left:
-            make_one(p)  # in this thread, which is the one that an interrupt reaches
-    else:
-        for stage in stages(left):
-            _make_stage(stage, make_one, jobs)
-    of_study = {run_id: failed[run_id] for run_id in run_ids if run_id in failed}
-    if len(of_study) == len(plans):
-        raise RunError(failures(of_study, len(plans)))
-    return of_study
+            self.failed[p.run_id] = str(e)
+            self.say(f'   {p.run_id} failed: {e}')
 
 # %% ../../nbs/experiment/06_launch.ipynb #1cd3c3ee
 def _make_stage(stage: Sequence[Plan], make_one: Callable[[Plan, int], None], jobs: int) -> None:

@@ -159,7 +159,7 @@ def unconverged_teachers_of(plans: Sequence[Plan]) -> list:  # of `stats.converg
 
     return unconverged_teachers(records)
 
-# %% ../../nbs/experiment/02_plan.ipynb #42ade913
+# %% ../../nbs/experiment/02_plan.ipynb #9728256b
 # intervals over fewer clusters cover about 91 % instead of 95 (LOG.md)
 _FEW_CLUSTERS = 11
 
@@ -377,8 +377,12 @@ def _plan(config: RunConfig, on: Machine, corpora: dict[str, Corpus], check: boo
     from kdnotes.distill.tokenizers import reads_as
     from kdnotes.distill.weights import config_sha256, reading_sha256, vocabulary_sha256
 
-    precision = config.compute.precision or MODES[config.where.mode].precision
-    dtype, code = resolve_precision(precision, config.compute.amp_dtype, on.device, on.bf16)
+    dtype, code = resolve_precision(
+        config.compute.precision or MODES[config.where.mode].precision,
+        config.compute.amp_dtype,
+        on.device,
+        on.bf16,
+    )
     requested = _as_read(config)
     config, corpus = _resolve_on_corpus(requested, on, corpora)
     config, user_code = _with_code(requested, config, check)
@@ -403,8 +407,6 @@ def _plan(config: RunConfig, on: Machine, corpora: dict[str, Corpus], check: boo
     if teacher and teacher.head:
         notes['head'] = tuple(dict.fromkeys((*notes['head'], *teacher.head)))
     source, tokenizer_source = source_of(config), reads_as(config)
-    if tokenizer_source != config.model.pretrained:
-        notes['tokens'] = reason('own_tokens', student=tokenizer_source, teacher=config.model.pretrained)
     if info.cluster_name:
         where = make_task(config, corpus).primary.set
         notes['clusters'] = where, len(set(corpus.splits[where]['cluster']))
@@ -418,6 +420,8 @@ def _plan(config: RunConfig, on: Machine, corpora: dict[str, Corpus], check: boo
         teacher=teacher,
         transfer=first,
         teachers=teachers,
+        tokens=tokenizer_source != config.model.pretrained
+        and reason('own_tokens', student=tokenizer_source, teacher=config.model.pretrained),
         config_sha256=config_sha256(source) if 'weights_sha256' in initial else None,
         vocabulary_sha256=vocabulary_sha256(tokenizer_source),
         reading_sha256=reading_sha256(source, tokenizer_source),

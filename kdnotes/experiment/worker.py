@@ -11,8 +11,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 import pandas as pd
 from .. import __version__
 from ..core.config import KdnotesError, plugin_id, task_info
@@ -391,26 +392,32 @@ def have_floors(
     info = task_info(config.task)
     known = set(floors(config.where.study)['key'])
     few = value_of(config, 'labels') is not None and 'labels' in info.floor_settings
-    key = floors_key(info, corpus_sha256, settings(config))
-    if info.floors and key not in known:
-        tables = [floor_table(task.floors()) for task in _floor_tasks(config, corpus_sha256, few)]
-        if any(map(len, tables)):
-            keep_floors(config.where.study, key, _mean_table(tables))
+
+    def score(key: str, few: bool, evaluations: Callable[[Any], dict]) -> None:
+        if key in known:
+            return
+        tables = [floor_table(evaluations(task)) for task in _floor_tasks(config, corpus_sha256, few)]
+        if not any(map(len, tables)):
+            return
+        table = tables[0]
+        if len(tables) > 1:  # what they score on average over several draws
+            names = list(table.columns.drop('value'))
+            table = pd.concat(tables).groupby(names, sort=False, dropna=False)['value'].mean().reset_index()
+        keep_floors(config.where.study, key, table)
+
+    def encoder_floor(name: str, start: str, task) -> dict:
+        encoder = _encoder(name, start, config.data.max_length, device, cache_path() / 'embeddings')
+        return dict(frozen_encoder=task.encoder_floor(encoder))
+
+    if info.floors:
+        score(floors_key(info, corpus_sha256, settings(config)), few, lambda task: task.floors())
     left_out = []
     for name, start in _starts(config, left_out):
         key = encoder_key(info, corpus_sha256, settings(config), start)
-        if key in known:
-            continue
-        tables = []
         try:
-            for task in _floor_tasks(config, corpus_sha256, few and info.probes):
-                encoder = _encoder(name, start, config.data.max_length, device, cache_path() / 'embeddings')
-                tables.append(floor_table(dict(frozen_encoder=task.encoder_floor(encoder))))
+            score(key, few and info.probes, partial(encoder_floor, name, start))
         except (KdnotesError, RuntimeError) as e:  # of weights that cannot be loaded, or have no room
             left_out.append(str(e))
-            continue
-        if tables:
-            keep_floors(config.where.study, key, _mean_table(tables))
     return [f'the frozen encoder was not scored: {why}' for why in left_out]
 
 # %% ../../nbs/experiment/07_worker.ipynb #7e8954e1
@@ -495,14 +502,6 @@ def _floor_tasks(
             task.encode(load_tokenizer(config.model.pretrained), cache_path() / 'tokens')
         tasks.append(task)
     return tasks
-
-
-def _mean_table(tables: list):  # DataFrames of `floor_table`
-    "What baselines score on average over several draws."
-    if len(tables) == 1:
-        return tables[0]
-    names = list(tables[0].columns.drop('value'))
-    return pd.concat(tables).groupby(names, sort=False, dropna=False)['value'].mean().reset_index()
 
 # %% ../../nbs/experiment/07_worker.ipynb #3a4b5b2e
 def _write(rank: Rank, task, model, outcome: Outcome) -> None:
