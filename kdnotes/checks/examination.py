@@ -40,8 +40,8 @@ from ..train import distributed as rt, loop as tr
 from ..train.user_loss import with_loss
 
 # %% auto #0
-__all__ = ['CHECKS', 'RESULTS', 'TEMPLATE', 'TOLERANCE', 'NO_LIMIT', 'Finding', 'judged', 'Diagnosis', 'Case', 'make_case',
-           'tolerance', 'distance', 'without_dropout', 'some_examples', 'DoctorError', 'failed', 'examine']
+__all__ = ['CHECKS', 'RESULTS', 'TEMPLATE', 'TOLERANCE', 'NO_LIMIT', 'Finding', 'Diagnosis', 'Case', 'make_case', 'tolerance',
+           'distance', 'without_dropout', 'some_examples', 'DoctorError', 'failed', 'examine']
 
 # %% ../../nbs/checks/01_examination.ipynb #55ae6014
 CHECKS = (
@@ -65,7 +65,7 @@ class Finding:
     result: str  # one of RESULTS
     code: str  # a macro of the template
     numbers: dict[str, Any] = field(default_factory=dict)  # JSON-able: the argument of its macros
-    advice: str = ''  # a macro that says what to change; '': nothing
+    advice: str = ''  # a macro that says what to change where the check fails; '': nothing
     mode: str = ''  # the configuration's
 
     @property
@@ -76,18 +76,7 @@ class Finding:
     @property
     def change(self) -> str:  # '': nothing
         "What to change, as a sentence."
-        return phrase(TEMPLATE, self.advice, self.numbers) if self.advice else ''
-
-# %% ../../nbs/checks/01_examination.ipynb #e35317b3
-def judged(
-    check: str,
-    ok: bool,
-    code: str,
-    numbers: dict,
-    advice: str,  # what to do if it is not ok
-) -> Finding:
-    "A finding that advises a change unless it is ok."
-    return Finding(check, 'ok' if ok else 'fail', code, numbers, '' if ok else advice)
+        return phrase(TEMPLATE, self.advice, self.numbers) if self.advice and self.result == 'fail' else ''
 
 # %% ../../nbs/checks/01_examination.ipynb #df944996
 @dataclass(frozen=True)
@@ -105,9 +94,8 @@ class Diagnosis:
 
     def table(self) -> pd.DataFrame:
         "One row per finding."
-        columns = dict(mode='mode', check='check', result='result', found='sentence', change='change')
-        rows = [{column: getattr(f, name) for column, name in columns.items()} for f in self.findings]
-        return pd.DataFrame(rows, columns=list(columns))
+        rows = [(f.mode, f.check, f.result, f.sentence, f.change) for f in self.findings]
+        return pd.DataFrame(rows, columns=['mode', 'check', 'result', 'found', 'change'])
 
     def __str__(self) -> str:
         cells = pd.Series({(f.mode, f.check): phrase(TEMPLATE, 'cell', f) for f in self.findings})
@@ -323,7 +311,7 @@ def _check_one_rank(case: Case) -> Finding:
     ok = far <= allowed and loss <= allowed
     code = 'one_rank_equal' if ok else 'one_rank_differs'
     advice = 'sum_over_examples' if case.loss else 'divide_by_whole_step'
-    return judged('one rank', ok, code, numbers, advice)
+    return Finding('one rank', 'ok' if ok else 'fail', code, numbers, advice)
 
 # %% ../../nbs/checks/01_examination.ipynb #973f6aa1
 def _check_teacher(case: Case) -> Finding:
@@ -357,7 +345,7 @@ def _check_teacher(case: Case) -> Finding:
             largest = max(largest, value.abs().max().item())
     error = max(case.runtime.gather(worst / largest))
     ok = error <= tolerance(value_of(case.config, 'forward_dtype'))
-    return judged('teacher', ok, 'teacher', dict(error=error), 'freeze_teacher')
+    return Finding('teacher', 'ok' if ok else 'fail', 'teacher', dict(error=error), 'freeze_teacher')
 
 # %% ../../nbs/checks/01_examination.ipynb #fed2d7be
 def some_examples(
@@ -398,7 +386,7 @@ def _check_cache(case: Case) -> Finding:
     numbers = (
         dict(far=max(gap.max().item() for gap in gaps.values()), dtype=config.loss.signal_dtype) | allowed
     )
-    return judged('cache', ok, 'cache', numbers, 'delete_cache')
+    return Finding('cache', 'ok' if ok else 'fail', 'cache', numbers, 'delete_cache')
 
 # %% ../../nbs/checks/01_examination.ipynb #5b0c1d2e
 _ATOMICS = 0.1  # distance of two updates on a GPU; another mask of dropout gives about 1
@@ -424,7 +412,13 @@ def _check_resume(case: Case) -> Finding:
     if resumed.draws != whole.draws[2:]:
         return Finding('resume', 'fail', 'other_random_numbers', {}, 'restore_all')
     ok = far <= (0.0 if runtime.device.type == 'cpu' else _ATOMICS)
-    return judged('resume', ok, 'resume' if ok else 'resume_differs', dict(distance=far), 'restore_all')
+    return Finding(
+        'resume',
+        'ok' if ok else 'fail',
+        'resume' if ok else 'resume_differs',
+        dict(distance=far),
+        'restore_all',
+    )
 
 # %% ../../nbs/checks/01_examination.ipynb #81fcb68d
 def _check_memory(case: Case) -> Finding:

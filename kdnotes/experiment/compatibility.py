@@ -14,7 +14,15 @@ from ..core.spec import RunConfig, is_given, is_student, needs_teacher, reads_sc
 from ..core.spec import starts_from, value_of, with_values
 from ..core.files import sha256_text
 from ..core.render import Reason, reason
-from ..distill.weights import stated_depth
+from kdnotes.distill.tokenizers import (
+    check_batches,
+    load_tokenizer,
+    reads_as,
+    same_tokenizer,
+    same_vocabulary,
+    unknown_shares,
+)
+from ..distill.weights import ModelError, content_of, stated_depth
 from ..results.store import find_run_model
 from ..tasks.base import SEQUENCE_HEAD
 from ..tasks.schema import score_columns
@@ -61,8 +69,6 @@ def teachers_sha256(
     config: RunConfig,  # with the folders of several teachers
 ) -> str:  # 64 hex digits
     "The identity of several teachers: the content of each, and the tokenizer that makes their token ids."
-    from kdnotes.distill.weights import content_of
-
     named = [content_of(source, config.model.pretrained) for source in config.teacher.sources]
     return sha256_text(*(json.dumps(content, sort_keys=True) for content in named))
 
@@ -113,8 +119,6 @@ def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: no
 # %% ../../nbs/experiment/01_compatibility.ipynb #2a9b1dbe
 def check_reading(config: RunConfig) -> None:
     "Refuse a model that cannot read the texts; a student reads what its teacher does, whose plan asks."
-    from kdnotes.distill.tokenizers import check_batches, same_vocabulary
-
     info = task_info(config.task)
     from_hub = starts_from(config, 'hub')
     if is_student(config) and needs_teacher(config) and not from_hub:
@@ -174,9 +178,6 @@ def unknown_tokens(
     from_file: bool = False,  # as of `unknown_shares`
 ) -> tuple[Reason, ...]:  # (): they are few
     "How many tokens a tokenizer does not know; refused where it knows less than half of a split."
-    from kdnotes.distill.tokenizers import reads_as, unknown_shares
-    from kdnotes.distill.weights import ModelError
-
     samples = _sampled_texts(corpus, config.task)
     source = reads_as(config)  # given teachers read the same tokens
     shares = unknown_shares(source, tuple(texts for texts, _ in samples.values()), from_file)
@@ -267,7 +268,6 @@ def checked_models(
     from kdnotes.distill.architectures import load_config
     from kdnotes.distill.models import check_given, new_head
     from kdnotes.distill.needed_positions import why_trained_whole
-    from kdnotes.distill.tokenizers import load_tokenizer, reads_as, same_tokenizer, same_vocabulary
 
     info = task_info(config.task)
     student = is_student(config)

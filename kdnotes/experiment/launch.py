@@ -155,7 +155,7 @@ def _make_run(
         )
         folder.write_state('done')
 
-# %% ../../nbs/experiment/06_launch.ipynb #b7958a16
+# %% ../../nbs/experiment/06_launch.ipynb #cd405977
 def _lock_or_wait(stack: ExitStack, folder: RunFolder, say: Callable[[str], None], wait_s: float) -> int:
     "Lock a run; ranks that outlive their launcher, to save their state, are waited for."
     with contextlib.suppress(BusyError):
@@ -515,7 +515,7 @@ def milestones(
 
     return on_row
 
-# %% ../../nbs/experiment/06_launch.ipynb #ad28ef87
+# %% ../../nbs/experiment/06_launch.ipynb #c661b61f
 def outcome(
     record: dict,
 ) -> str:
@@ -562,7 +562,7 @@ def make_runs(
             maker.make_one(p)  # in this thread, which is the one that an interrupt reaches
     else:
         for stage in stages(left):
-            _make_stage(stage, maker.make_one, jobs)
+            _make_together(stage, maker.make_one, jobs)
     failed = {p.run_id: maker.failed[p.run_id] for p in plans if p.run_id in maker.failed}
     if len(failed) == len(plans):
         raise RunError(failures(failed, len(plans)))
@@ -609,7 +609,7 @@ class _Maker:
             self.say(f'   {p.run_id} failed: {e}')
 
 # %% ../../nbs/experiment/06_launch.ipynb #1cd3c3ee
-def _make_stage(stage: Sequence[Plan], make_one: Callable[[Plan, int], None], jobs: int) -> None:
+def _make_together(stage: Sequence[Plan], make_one: Callable[[Plan, int], None], jobs: int) -> None:
     "Make several runs at the same time, none of which depends on another."
     concurrent = min(jobs, len(stage))
     with ThreadPoolExecutor(jobs) as pool:

@@ -22,6 +22,8 @@ from ..core.resolve import resolved_dtype, run_id, settings
 from ..core.spec import RunConfig, Where, flat, group_of, is_given, is_student, needs_teacher
 from ..core.spec import parameters, starts_from, teacher_names, teachers_mode, value_of, with_values
 from ..core.user_code import LOSS_FILE, PLUGIN_FILE, load_code, planned_loss, remember_plugin
+from ..distill.tokenizers import longest_text, reads_as
+from ..distill.weights import config_sha256, content_of, reading_sha256, vocabulary_sha256
 from .compatibility import check_reading, checked_models, depth_of, make_task, source_of
 from .compatibility import teacher_depth, teachers_of, unknown_tokens
 from ..results.schema import SCHEMA
@@ -159,7 +161,7 @@ def unconverged_teachers_of(plans: Sequence[Plan]) -> list:  # of `stats.converg
 
     return unconverged_teachers(records)
 
-# %% ../../nbs/experiment/02_plan.ipynb #9728256b
+# %% ../../nbs/experiment/02_plan.ipynb #d4563337
 # intervals over fewer clusters cover about 91 % instead of 95 (LOG.md)
 _FEW_CLUSTERS = 11
 
@@ -272,8 +274,6 @@ def transfer_config(
 # %% ../../nbs/experiment/02_plan.ipynb #7731f5a6
 def _as_read(requested: RunConfig) -> RunConfig:
     "The same; texts no longer than its model reads, where that is less than usual and nothing else is given."
-    from kdnotes.distill.tokenizers import longest_text
-
     of_task = task_info(requested.task).usual(dict(mode=requested.where.mode)).get('max_length')
     given = 'max_length' in requested.data.model_fields_set and requested.data.max_length != of_task
     if given or requested.model.pretrained is None:
@@ -341,9 +341,6 @@ def _with_code(
 # %% ../../nbs/experiment/02_plan.ipynb #36ded0c6
 def _initial(config: RunConfig, teacher: Plan | None, transfer: Plan | None) -> dict:
     "What the weights start from."
-    from kdnotes.distill.tokenizers import reads_as
-    from kdnotes.distill.weights import content_of
-
     student = config.model.student
     init = student.init if student else None
     if init == 'transferred':
@@ -374,9 +371,6 @@ def plan(
 
 def _plan(config: RunConfig, on: Machine, corpora: dict[str, Corpus], check: bool) -> Plan:
     "The same, where its files are."
-    from kdnotes.distill.tokenizers import reads_as
-    from kdnotes.distill.weights import config_sha256, reading_sha256, vocabulary_sha256
-
     dtype, code = resolve_precision(
         config.compute.precision or MODES[config.where.mode].precision,
         config.compute.amp_dtype,

@@ -27,6 +27,8 @@ from ..core.progress import ReportFile, reporting_to, silent
 from ..core.resolve import settings
 from ..core.streams import torch_seed
 from ..core.user_code import PLUGIN_FILE, load_loss
+from ..distill.tokenizers import load_tokenizer, reads_as
+from ..distill.weights import config_sha256, is_pinned, reading_sha256, source_sha256, vocabulary_sha256
 from .compatibility import make_task, source_of, teachers_sha256
 from .launch import RunError, stage_file, wait_for_file
 from .record import Outcome, Rank, record_of
@@ -130,8 +132,6 @@ def encoded_task(
     reader: str | None = None,  # the model whose tokenizer makes them; None: that of the run's network
 ):  # a `tasks.base.Task`
     "The task with its tokens; one rank of each machine fills its cache, the others read it."
-    from kdnotes.distill.tokenizers import load_tokenizer, reads_as
-
     task = make_task(config, corpus)
     tokenizer = load_tokenizer(reader or reads_as(config))
     if runtime.local_main:
@@ -149,8 +149,6 @@ def task_of_teacher(
     task,  # of `encoded_task`
 ):  # a `tasks.base.Task`: the same one where both read the same tokens, or there is no teacher to ask
     "The same examples as the teacher of a run reads them."
-    from kdnotes.distill.tokenizers import reads_as
-
     asks = config.loss is not None and not reads_scores(config)
     alike = not asks or reads_as(config) == config.model.pretrained
     return task if alike else encoded_task(config, corpus, runtime, config.model.pretrained)
@@ -162,12 +160,9 @@ def starting_model(
     job: dict,  # `initial` and `teacher_run_id` of the run
 ):  # (model, sha256 of the weights it starts from)
     "The network of a run, with its starting weights."
-    from kdnotes.distill.architectures import model_settings
-    from kdnotes.distill.architectures import load_config, weights_sha256
+    from kdnotes.distill.architectures import load_config, model_settings, weights_sha256
     from kdnotes.distill.models import fresh_model, load_given
     from kdnotes.distill.students import choose_layers
-    from kdnotes.distill.tokenizers import reads_as
-    from kdnotes.distill.weights import config_sha256, source_sha256, vocabulary_sha256
 
     initial = job['initial']
     seed = torch_seed(config.seed, 'init')
@@ -273,7 +268,6 @@ def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its ca
 def _cached_signal(rank: Rank, task, teacher):
     "The teacher's stored outputs, made now if nobody has made them."
     from kdnotes.distill import teacher_cache as te
-    from kdnotes.distill.tokenizers import load_tokenizer
 
     config = rank.config
     runtime = rank.runtime
@@ -439,9 +433,6 @@ def _starts(
     left_out: list[str],  # why a start cannot be had; those found here are added
 ) -> Iterator[tuple[str, str]]:  # the name of pretrained weights, and of `start_text`
     "The pretrained weights of a run whose task has a baseline of them."
-    from kdnotes.distill.tokenizers import reads_as
-    from kdnotes.distill.weights import is_pinned, reading_sha256, source_sha256
-
     if 'frozen_encoder' not in task_info(config.task).floors:
         return
     for role, name in start_names(flat(config)).items():
@@ -480,8 +471,6 @@ def _floor_tasks(
     few: bool,  # with as many labels as the run has, drawn several times?
 ) -> list:  # of `tasks.base.Task`; [] where the corpus is another one today
     "The task as baselines see it: without texts for a teacher."
-    from kdnotes.distill.tokenizers import load_tokenizer
-
     info = task_info(config.task)
     alone = dict(unlabelled='none', labels=value_of(config, 'labels') if few else None, labels_seed=None)
     known = {}
@@ -508,7 +497,6 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     "Write model, units, predictions, and last the record."
     from kdnotes.distill.heads import is_pruned, whole_model
     from kdnotes.distill.models import save_model
-    from kdnotes.distill.tokenizers import load_tokenizer, reads_as
 
     folder = rank.folder
     model.config.update(task.head_config)
