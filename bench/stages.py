@@ -27,7 +27,7 @@ from kdnotes.core.progress import followed
 from kdnotes.core.resolve import machine, resolve
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.teacher_cache import key_parts, make_signal, open_signal
-from kdnotes.experiment.plan import make_task
+from kdnotes.experiment.compatibility import make_task
 from kdnotes.tasks.base import Task, TaskView
 from kdnotes.tasks.sources import corpus_of
 from kdnotes.train.cpu_fast_path import rows_in_use

@@ -34,7 +34,7 @@ from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.needed_positions import left_out_flops, why_trained_whole
 from kdnotes.distill.teacher_cache import key_parts, make_signal, online_signal, open_signal, signal_key
 from kdnotes.experiment.launch import run
-from kdnotes.experiment.plan import make_task
+from kdnotes.experiment.compatibility import make_task
 from kdnotes.experiment.predict import load_reader
 from kdnotes.experiment.saved_models import find_source
 from kdnotes.tasks.inference import Reader

@@ -347,7 +347,7 @@ def _given(data: Data, parameters: dict) -> dict:
     return given
 
 
-def _planned(data: Data, mode: str, parameters: dict):  # an `experiment.describe.Plan`
+def _planned(data: Data, mode: str, parameters: dict):  # an `experiment.plan.Plan`
     from kdnotes.experiment.plan import plan
 
     given = _given(data, parameters)

@@ -35,7 +35,8 @@ from kdnotes.distill.architectures import call, weights_sha256
 from kdnotes.distill.models import load_model, save_model
 from kdnotes.distill.students import check_student, choose_layers
 from kdnotes.distill.tokenizers import load_tokenizer
-from kdnotes.experiment.plan import make_task, plan
+from kdnotes.experiment.compatibility import make_task
+from kdnotes.experiment.plan import plan
 from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import find_run_model
 from kdnotes.train.cpu_fast_path import DropoutRng, FastPath, fast_path

@@ -17,7 +17,8 @@ from kdnotes.core.parse import make_config
 from kdnotes.core.notebook_parameters import NamesBefore, parameters_from
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.launch import execute
-from kdnotes.experiment.plan import plan, plan_study
+from kdnotes.experiment.plan import plan
+from kdnotes.experiment.study_plan import plan_study
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import MINILM, MINILM_WHEEL, find_model
 from handmade import make_record, write_run
@@ -153,7 +154,7 @@ def test_a_long_value_of_a_study_or_a_command_is_not_repeated_in_full(home):
         (dict(seeds=0), ['seeds=0', 'from 1 to 1000']),
         (dict(seeds='three'), ["seeds='three'", 'from 1 to 1000']),
         (dict(seeds=10**6), ['seeds=1000000', 'from 1 to 1000']),
-        (dict(arms=None), ['arms=None', "'usual', 'procedures', 'all' or modes with commas"]),
+        (dict(arms=None), ['arms=None', "'usual', 'procedures', 'all' or some of"]),
         (dict(student='somewhere'), ["student='somewhere' would not be read", 'student_init=hub']),
         (dict(mode='full_kd'), ['mode cannot be given', 'arms']),
         (dict(arm='mine'), ['arm cannot be given']),

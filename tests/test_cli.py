@@ -22,7 +22,7 @@ from kdnotes.cli import EXIT_CODES
 from kdnotes.core import processes
 from kdnotes.core.arms import USUAL
 from kdnotes.core.cached import cached
-from kdnotes.experiment.forecast import finished_runs
+from kdnotes.experiment.study_plan import finished_runs
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.spec import parameters
 from kdnotes.core.notebook_parameters import NamesBefore, parameters_from

@@ -389,7 +389,7 @@ def command(
     home: Path, teacher: Path, *more: str, place: dict | None = None, smoke: bool = True, **variables: str
 ) -> subprocess.Popen:
     "A study with a Ray of its own; `place`: where its ranks are."
-    given = dict(task=TASK, teacher=teacher, max_length=32, ranks=1, threads_per_rank=1, student_layers=1)
+    given = dict(task=TASK, teacher=teacher, max_length=32, ranks=1, threads_per_rank=1)
     given |= place or {}
     asked = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]
     return subprocess.Popen(

@@ -21,10 +21,10 @@ from kdnotes.core.processes import Stopped
 from kdnotes.core.render import phrase
 from kdnotes.core.resolve import resolve
 from kdnotes.experiment.launch import guarded
-from kdnotes.experiment.plan import plan_study
-from kdnotes.experiment.kernels import Kernels
+from kdnotes.experiment.study_plan import plan_study
+from kdnotes.experiment.display import Kernels
 from kdnotes.experiment.display import make_here, run_box
-from kdnotes.experiment.forecast import plan_table, time_left, pending_runs
+from kdnotes.experiment.study_plan import plan_table, time_left, pending_runs
 from kdnotes.telemetry.summary import environment
 
 

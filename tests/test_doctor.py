@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from kdnotes.checks import doctor as D, examination as E
-from kdnotes.checks.findings import CHECKS, RESULTS, Finding
+from kdnotes.checks.examination import CHECKS, RESULTS, Finding
 from kdnotes.cli import main
 from kdnotes.core.arms import MODES
 from kdnotes.core.parse import make_config, of_arm
@@ -137,7 +137,7 @@ def test_two_ranks_and_the_command(given, home, capsys):
 
 @pytest.mark.exhaustive
 def test_the_command_with_every_mode(given, capsys):
-    words = [x for k, v in settings(given).items() if k != 'ranks' for x in ('-p', f'{k}={v}')]
+    words = [x for k, v in settings(given).items() for x in ('-p', f'{k}={v}')]
     assert main(['doctor', *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(check in lines[0] for check in CHECKS)

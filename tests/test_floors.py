@@ -15,7 +15,7 @@ from kdnotes.core.files import cache_path
 from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve, settings
 from kdnotes.distill.tokenizers import load_tokenizer, reads_as
-from kdnotes.experiment.plan import make_task
+from kdnotes.experiment.compatibility import make_task
 from kdnotes.stats.comparable import trivial_baselines
 from kdnotes.stats.evidence import known_baselines, unscored_starts
 from kdnotes.distill.encoder import FrozenEncoder

@@ -41,7 +41,7 @@ from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus, resolve_corp
 from kdnotes.tasks.batching import encode_pairs
 from kdnotes.report.plotting import bind_figures
 from kdnotes.core.tables import FORMATS, as_text, n_rows, number_text, read_table, size_of
-from kdnotes.experiment.plan import choose_arms
+from kdnotes.experiment.study_plan import choose_arms
 from kdnotes.experiment.predict import PredictError, as_file, read_file
 from kdnotes.core.files import read_json
 from kdnotes.distill.weights import ModelError, find_model

@@ -26,10 +26,12 @@ from kdnotes.distill import models, tokenizers, weights
 from kdnotes.distill.architectures import call, weights_sha256
 from kdnotes.distill.models import load_given, load_model, two_outputs
 from kdnotes.experiment.card import model_card
-from kdnotes.experiment.forecast import forecast
+from kdnotes.experiment.study_plan import forecast
 from kdnotes.experiment.launch import execute, run
 from kdnotes.experiment.predict import predict
-from kdnotes.experiment.plan import explain_study, make_task, plan, plan_study
+from kdnotes.experiment.study_plan import explain_study, plan_study
+from kdnotes.experiment.compatibility import make_task
+from kdnotes.experiment.plan import plan
 from kdnotes.experiment.study import _compared
 from kdnotes.results.runs import RunFolder, lock_run
 from kdnotes.results.store import find_record, find_run_model
@@ -180,6 +182,8 @@ def test_the_doctor_examines_a_given_cross_encoder_and_its_student(tmp_path):
     found = doctor([asked(folder, mode) for mode in ('baseline', 'full_kd')])
     times = {f.mode: f.code for f in found.findings if f.check == 'time'}
     assert times == {'baseline': 'never_trained', 'full_kd': 'no_finished_run'}
+    measured = {f.check: f.result for f in found.findings if f.mode == 'baseline'}
+    assert [check for check, result in measured.items() if result != 'skipped'] == ['heads']
     assert not [f for f in found.findings if f.result == 'fail']
     assert not [note for note in found.notes if 'does not exist yet' in note], (
         'the given model is the teacher'
@@ -218,12 +222,12 @@ def test_the_baseline_of_a_study_is_the_given_model(tmp_path):
     assert f'teacher: {folder}, fine-tuned already' in told and 'taught by' not in told
     assert 'not trained, texts of up to 128 tokens (baseline)' in told
     alone = forecast([found['full_kd']])
-    assert [(line.state, line.planned, line.is_given) for line in alone] == [
+    assert [(line['state'], line['planned'], line['is_given']) for line in alone] == [
         ('pending', False, True),
         ('pending', True, False),
     ]
     assert [phrase('plan.txt.jinja', 'state', line) for line in alone] == ['measured first', 'to train']
-    [baseline] = [line for line in forecast(list(found.values())) if line.mode == 'baseline']
+    [baseline] = [line for line in forecast(list(found.values())) if line['mode'] == 'baseline']
     assert phrase('plan.txt.jinja', 'state', baseline) == 'to measure'
     for arms in ('all', 'baseline,parallel_baseline', 'mixed_baseline'):
         with pytest.raises(KdnotesError, match="mode='(parallel|mixed)_baseline' would train it"):

@@ -2,7 +2,7 @@
 
 import pytest
 from kdnotes.core.config import ConfigError
-from kdnotes.experiment.plan import plan_study
+from kdnotes.experiment.study_plan import plan_study
 from kdnotes.experiment.study import run_study
 from small_runs import small_model, train_here
 

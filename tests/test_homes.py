@@ -12,7 +12,7 @@ import pytest
 from handmade import make_record, write_run
 from kinds import one_of_each
 from notebooks import contents
-from kdnotes.experiment.plan import plan_study
+from kdnotes.experiment.study_plan import plan_study
 from kdnotes.results.runs import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,7 +19,8 @@ from kdnotes.distill.models import load_given
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.teacher_cache import key_parts, signal_key
 from kdnotes.experiment.launch import run
-from kdnotes.experiment.plan import make_task, plan
+from kdnotes.experiment.compatibility import make_task
+from kdnotes.experiment.plan import plan
 from kdnotes.results.store import find_record
 from kdnotes.tasks.sources import load_corpus
 from kinds import one_of_each

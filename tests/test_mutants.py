@@ -502,7 +502,7 @@ MUTANTS = [
     ),
     Mutant(
         'a kernel that remembers the notebook before',
-        'experiment.kernels',
+        'experiment.display',
         'get_ipython().reset(new_session=True)\n',
         '',
         'test_display.py::test_a_kernel_is_used_again_and_knows_nothing_of_before',

@@ -31,7 +31,8 @@ from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment import display
 from kdnotes.experiment.launch import execute
-from kdnotes.experiment.plan import named, plan, plan_study
+from kdnotes.experiment.study_plan import named, plan_study
+from kdnotes.experiment.plan import plan
 from kdnotes.distill.architectures import weights_sha256
 from kdnotes.results.runs import read_csv
 from papermill.cli import _resolve_type

@@ -7,8 +7,8 @@ import sys
 import pytest
 from rich.console import Console
 from kdnotes.core import progress as P
-from kdnotes.experiment import attempt
-from kdnotes.experiment.attempt import stage_file
+from kdnotes.experiment import launch
+from kdnotes.experiment.launch import stage_file
 from kdnotes.results.runs import RunFolder
 from kdnotes.core.progress import Lines, Report, ReportFile, ReportFollower, reporting_to, stage
 
@@ -136,14 +136,14 @@ class ReportingRanks:
 @pytest.mark.parametrize('alone', [True, False])
 def test_a_launcher_shows_the_stages_of_its_ranks(tmp_path, monkeypatch, ends, alone):
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
-    monkeypatch.setattr(attempt.time, 'sleep', lambda seconds: None)
+    monkeypatch.setattr(launch.time, 'sleep', lambda seconds: None)
     folder = RunFolder('default', 'full_kd-s0-0123')
     folder.create()
     stage_file(folder).write_text('{"of": "yesterday"}')
     heard = []
     rows = []
     with reporting_to(heard.append):
-        assert attempt.follow_ranks(ReportingRanks(folder, ends), folder, rows.append, alone) == ends
+        assert launch.follow_ranks(ReportingRanks(folder, ends), folder, rows.append, alone) == ends
     assert rows == [], 'a stage is no row'
     expected = [(1, False), (2, False), (3, False), (3, True)] if alone else []
     assert [(r.done, r.over) for r in heard] == expected

@@ -19,9 +19,11 @@ from kdnotes.distill.models import load_model
 from kdnotes.distill.scores import read_scores
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.experiment.card import model_card
-from kdnotes.experiment.forecast import forecast
+from kdnotes.experiment.study_plan import forecast
 from kdnotes.experiment.launch import run
-from kdnotes.experiment.plan import explain_study, make_task, plan, plan_study
+from kdnotes.experiment.study_plan import explain_study, plan_study
+from kdnotes.experiment.compatibility import make_task
+from kdnotes.experiment.plan import plan
 from kdnotes.experiment.study import run_study
 from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import records as study_records
@@ -643,7 +645,7 @@ def test_a_study_of_scores_says_whose_they_are_and_shares_nothing_with_its_basel
     assert not any(p.teacher for p in plans)
     sha256 = next(p.teachers['sha256'][:12] for p in plans if p.config.where.mode == 'full_kd')
     assert f'score of the corpus (logits; sha256 {sha256})' in explain_study(plans)
-    assert [line.state for line in forecast(plans)] == ['pending'] * 4
+    assert [line['state'] for line in forecast(plans)] == ['pending'] * 4
     made = run_study(1, 'full_student,full_kd', study='scored', say=lambda text: None, **given)
     records = {r['arm']: r for r in study_records('scored')}
     effect = attribute((records['full_student'], records['full_kd']))

@@ -24,7 +24,8 @@ from kdnotes.core.spec import (
     value_of,
     with_values,
 )
-from kdnotes.experiment.plan import plan, plan_study
+from kdnotes.experiment.plan import plan
+from kdnotes.experiment.study_plan import plan_study
 
 ON = Machine('cpu', 2)
 ROOT = Path(__file__).resolve().parents[1]

@@ -46,7 +46,8 @@ from kdnotes.distill.students import (
     shape_student,
 )
 from kdnotes.experiment.launch import execute
-from kdnotes.experiment.plan import plan, plan_study, transfer_config
+from kdnotes.experiment.plan import plan, transfer_config
+from kdnotes.experiment.study_plan import plan_study
 from kdnotes.experiment.worker import _model_of_run, starting_model
 from kdnotes.results.schema import RecordError, check_read, check_record
 from kdnotes.results.runs import RunFolder

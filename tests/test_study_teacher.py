@@ -11,7 +11,8 @@ from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine
 from kdnotes.experiment.study import notebook_parameters
-from kdnotes.experiment.plan import explain_study, plan, plan_study
+from kdnotes.experiment.study_plan import explain_study, plan_study
+from kdnotes.experiment.plan import plan
 from kdnotes.search.tuning import plan_trials
 from kdnotes.core.spec import with_values
 
@@ -144,7 +145,8 @@ def test_a_teacher_takes_what_it_can():
 
 
 def test_both_kd_arms_have_one_mixed_teacher_on_a_gpu(monkeypatch):
-    monkeypatch.setattr('kdnotes.experiment.plan.machine', lambda: GPU)
+    for module in ('plan', 'study_plan'):
+        monkeypatch.setattr(f'kdnotes.experiment.{module}.machine', lambda: GPU)
     found = by_mode(study(amp_dtype='bf16', **MIXED_TEACHER))
     assert found['mixed_baseline'].config.compute.amp_dtype == 'bf16'
     assert {p.teacher.run_id for p in found.values() if p.teacher} == {found['mixed_baseline'].run_id}

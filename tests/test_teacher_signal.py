@@ -27,7 +27,7 @@ from transformers import (
 )
 from kdnotes.distill import teacher_cache as T
 from kdnotes.tasks.sources import load_corpus
-from kdnotes.experiment.plan import make_task
+from kdnotes.experiment.compatibility import make_task
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
 from kdnotes.core import files
 from kdnotes.core.cached import Writer

@@ -17,7 +17,8 @@ from kdnotes.core.parse import make_config
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import MINILM, ModelError
 from kdnotes.experiment.compatibility import make_task
-from kdnotes.experiment.plan import explain_study, plan, plan_study
+from kdnotes.experiment.study_plan import explain_study, plan_study
+from kdnotes.experiment.plan import plan
 from kdnotes.experiment.record import _tokenisation
 from kdnotes.report.report import report_of
 from kdnotes.results.schema import RecordError, check_record

@@ -11,7 +11,8 @@ from kdnotes.core.resolve import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.tasks.candidates import SCHEMA, SQUAD_FILES
 from kdnotes.experiment.launch import execute
-from kdnotes.experiment.plan import plan, plan_study
+from kdnotes.experiment.plan import plan
+from kdnotes.experiment.study_plan import plan_study
 from kdnotes.results.runs import RunFolder
 from kdnotes.tasks.passages import from_hub, read_squad
 from handmade import make_record

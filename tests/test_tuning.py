@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import ttest_rel
 from kdnotes.tasks.answer_selection import DEFAULTS
 from kdnotes.core.files import evidence_path
-from kdnotes.experiment.plan import explain_study
+from kdnotes.experiment.study_plan import explain_study
 from kdnotes.search.tuning import SPACES, TUNING_SEED, as_judged, from_the_best, judge, plan_trials
 from notebooks import command, papermill
 

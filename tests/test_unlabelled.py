@@ -14,7 +14,8 @@ from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.teacher_cache import online_signal
 from kdnotes.experiment.export import export_model
 from kdnotes.experiment.launch import run
-from kdnotes.experiment.plan import make_task, plan
+from kdnotes.experiment.compatibility import make_task
+from kdnotes.experiment.plan import plan
 from kdnotes.results.runs import RunFolder
 from kdnotes.tasks import sources
 from kdnotes.tasks.base import NO_LABEL

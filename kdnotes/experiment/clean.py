@@ -31,58 +31,28 @@ class Leftover:
 _TEXT_CACHES = ('tokens', 'embeddings', 'corpora')
 
 
-def _size(path: Path) -> int:
-    return sum(p.stat().st_size for p in path.rglob('*') if p.is_file())
+def _leftover(kind: str, path: Path) -> Leftover:
+    return Leftover(kind, path, sum(p.stat().st_size for p in path.rglob('*') if p.is_file()))
 
 
 def _is_real_folder(path: Path) -> bool:
     "A folder itself: what a link leads to lies elsewhere on purpose, and stays."
     return path.is_dir() and not path.is_symlink()
 
-# %% ../../nbs/experiment/16_clean.ipynb #acc8714b
-def _unfinished_corpora(
-    folders: Sequence[RunFolder],
-) -> set[str] | None:  # None: it is unknown which corpora they read
-    "The sha256 of the corpora of unfinished runs."
-    corpora = set()
-    for folder in folders:
-        if folder.done or not (folder.path / 'config.json').exists():
-            continue
-        try:
-            corpora.add(folder.config()['corpus_sha256'])
-        except (KdnotesError, KeyError):
-            return None
-    return corpora
-
-# %% ../../nbs/experiment/16_clean.ipynb #af97fe21
-def _unused_signals(unfinished: set[str]) -> Iterator[Path]:
-    "The stored outputs of teachers that no unfinished run needs."
-    for folder in filter(_is_real_folder, sorted((cache_path() / 'signals').glob('*'))):
-        try:
-            corpus = read_json(folder / 'meta.json')['key_parts']['corpus_sha256']
-        except (FileError, KeyError, TypeError):
-            corpus = None  # for any run that is begun
-        if corpus not in unfinished if corpus else not unfinished:
-            yield folder
-
 # %% ../../nbs/experiment/16_clean.ipynb #a6ff4dd9
 def stale() -> list[Leftover]:
     "Columns of files that have changed since, to which no name leads any more."
     corpora = sorted((cache_path() / 'corpora').glob('*.corpus'))
-    return [Leftover('corpora', path, _size(path)) for path in corpora if _has_changed(path)]
+    return [_leftover('corpora', path) for path in corpora if _has_changed(path)]
 
-# %% ../../nbs/experiment/16_clean.ipynb #5a7a6ceb
+
 def _has_changed(corpus: Path) -> bool:
     "Were columns read from files that have changed since?"
-    if not (
-        corpus / MANIFEST
-    ).exists():  # incomplete, or columns of an earlier version, which no key leads to
+    if not (corpus / MANIFEST).exists():  # incomplete, or of an earlier version, which no key leads to
         return (corpus / 'meta.json').exists()
     try:
         read = read_json(corpus / MANIFEST)['state']['read']
-        return any(
-            not Path(path).is_file() or sha256_big_file(path) != sha256 for path, sha256 in read.values()
-        )
+        return any(not Path(path).is_file() or sha256_big_file(path) != sum_ for path, sum_ in read.values())
     except FileError:
         return False  # incomplete
     except (OSError, KeyError, TypeError, ValueError):
@@ -91,22 +61,33 @@ def _has_changed(corpus: Path) -> bool:
 # %% ../../nbs/experiment/16_clean.ipynb #d5c7c723
 def leftovers() -> list[Leftover]:
     "What finished runs no longer need."
-    folders = run_folders('*.json')
     removable = stale()
     known = {leftover.path for leftover in removable}
-    for folder in folders:
+    unfinished: set[str] | None = set()  # sha256 of the corpora of unfinished runs; None: one is not known
+    for folder in run_folders('*.json'):
         saved = folder.path / 'checkpoints'
         with contextlib.suppress(KdnotesError):  # a run whose record is damaged keeps all it has
             if _is_real_folder(saved) and folder.record() is not None:
-                removable.append(Leftover('checkpoints', saved, _size(saved)))
-    unfinished = _unfinished_corpora(folders)
+                removable.append(_leftover('checkpoints', saved))
+        if unfinished is None or folder.done or not (folder.path / 'config.json').exists():
+            continue
+        try:
+            unfinished.add(folder.config()['corpus_sha256'])
+        except (KdnotesError, KeyError):
+            unfinished = None
     if unfinished is None:
         return removable
-    removable += [Leftover("teacher's outputs", path, _size(path)) for path in _unused_signals(unfinished)]
+    for folder in filter(_is_real_folder, sorted((cache_path() / 'signals').glob('*'))):
+        try:
+            corpus = read_json(folder / 'meta.json')['key_parts']['corpus_sha256']
+        except (FileError, KeyError, TypeError):
+            corpus = None  # for any run that is begun
+        if corpus not in unfinished if corpus else not unfinished:
+            removable.append(_leftover("teacher's outputs", folder))
     if not unfinished:
         for kind in _TEXT_CACHES:
             paths = filter(_is_real_folder, sorted((cache_path() / kind).glob('*')))
-            removable += [Leftover(kind, path, _size(path)) for path in paths if path not in known]
+            removable += [_leftover(kind, path) for path in paths if path not in known]
     return removable
 
 # %% ../../nbs/experiment/16_clean.ipynb #340fefcf
@@ -114,23 +95,18 @@ def clean(
     removable: Sequence[Leftover],  # of `leftovers`
 ) -> list[Leftover]:  # what was removed
     "Remove what no run needs, but what is in use by now."
-    return [leftover for leftover in removable if _remove(leftover)]
-
-# %% ../../nbs/experiment/16_clean.ipynb #5850fefd
-def _remove(leftover: Leftover) -> bool:
-    "Remove one, unless another process holds it."
-    path = leftover.path
-    if leftover.kind == 'checkpoints':
-        held = lock_run(RunFolder(path.parent.parent.name, path.parent.name))
-    else:
-        held = lock(path.with_suffix('.lock'), 0.0)
-    try:
-        with held:
+    removed = []
+    for leftover in removable:
+        path = leftover.path
+        if leftover.kind == 'checkpoints':
+            held = lock_run(RunFolder(path.parent.parent.name, path.parent.name))
+        else:
+            held = lock(path.with_suffix('.lock'), 0.0)
+        with contextlib.suppress(BusyError, OSError), held:  # what another process holds stays
             shutil.rmtree(path)
             path.with_suffix('.lock').unlink(missing_ok=True)
-    except (BusyError, OSError):  # it stays, and is not counted
-        return False
-    return True
+            removed.append(leftover)
+    return removed
 
 # %% ../../nbs/experiment/16_clean.ipynb #verify01
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from threading import RLock
 from types import ModuleType
 from typing import Any
@@ -28,11 +27,10 @@ from ..core.spec import with_values
 from ..core.files import PrivateFolder, at_home, file_errors, private_folder, root, sha256_text
 from ..core.processes import STOP_TIMEOUT_S, Stopped, StopTraining, stoppable
 from ..core.render import phrase
-from ..core.resolve import settings
+from ..core.resolve import machine, settings
 from ..core.user_code import PLUGIN_FILE, remember_plugin
-from .launch import NO_LIMITS, Limits, RunError, missing, guarded, with_run
+from .launch import NO_LIMITS, Limits, RunError, guarded, missing, stopped_by_user, with_run
 from .launch import execute as execute_here
-from .attempt import stopped_by_user
 from .plan import Plan
 from ..results.runs import RowFollower, RunFolder
 from ..results.store import find_run_model
@@ -78,25 +76,6 @@ def _init(address: str, **options: Any) -> None:
         ) from None
 
 # %% ../../nbs/experiment/10_cluster.ipynb #fe9cdbd1
-def _start_here(
-    folder: Path,  # of its files
-    machines: int,  # like this one, that it simulates
-) -> None:
-    "Start a Ray cluster on this machine."
-    from kdnotes.core.resolve import machine
-
-    os.environ.setdefault('RAY_AUTH_TOKEN', secrets.token_hex(32))
-    cpus = machine().cores * machines
-    options = dict(num_cpus=cpus, include_dashboard=False, object_store_memory=_STORE_BYTES)
-    for attempt in range(_START_ATTEMPTS):
-        try:
-            return _init('local', _temp_dir=str(folder), **options)
-        except ConfigError:
-            if attempt == _START_ATTEMPTS - 1:
-                raise
-            load_ray().shutdown()
-
-
 def _connect(address: str) -> None:
     "Join a cluster that runs."
     if address != 'auto':
@@ -106,7 +85,7 @@ def _connect(address: str) -> None:
                 f'{truncate_repr(address)} is no address of a Ray cluster; give local, auto, host:port '
                 'or ray://host:port'
             )
-        try:  # Ray would try for minutes
+        try:
             socket.create_connection((match[2], int(match[3])), timeout=_CONNECT_S).close()
         except OSError as e:
             raise ConfigError(
@@ -159,20 +138,24 @@ def _needs(
 
 
 def _fitting(
-    machine: dict[str, float],  # what it has, by Ray's names
-    needs: dict[str, int],
-) -> int:
-    "How many such runs fit on a machine."
-    cpus = machine.get('CPU', 0) // needs['num_cpus']
-    gpus = machine.get('GPU', 0) // needs['num_gpus'] if needs['num_gpus'] else math.inf
-    return int(min(cpus, gpus))
+    machines: Sequence[dict[str, float]],  # what each has, by Ray's names
+    plan: Plan,
+) -> list[int]:
+    "How many such runs, or parts of a run on several machines, fit on each machine."
+    needs = _needs(plan)
+
+    def fits(has: dict[str, float]) -> int:
+        cpus = has.get('CPU', 0) // needs['num_cpus']
+        gpus = has.get('GPU', 0) // needs['num_gpus'] if needs['num_gpus'] else math.inf
+        return int(min(cpus, gpus))
+
+    return [fits(has) for has in machines]
 
 
 def _placed(plan: Plan, nodes: int = 1, launcher: str = 'local', rendezvous: str | None = None) -> Plan:
     "The same run with its ranks elsewhere: on one machine, where nothing else is given."
-    place = dict(
-        nodes=nodes, launcher=launcher, rendezvous=rendezvous, track='none'
-    )  # its rows are followed here
+    # its rows are followed here
+    place = dict(nodes=nodes, launcher=launcher, rendezvous=rendezvous, track='none')
     return replace(plan, config=with_values(plan.config, **place))
 
 # %% ../../nbs/experiment/10_cluster.ipynb #20179638
@@ -256,24 +239,6 @@ class _Tasks:
             return RunError(f'{self._run_id}: {why}; the same command resumes the run', cause=cause)
 
 # %% ../../nbs/experiment/10_cluster.ipynb #96431825
-@contextmanager
-def _reserved(
-    machines: int,
-    needs: dict[str, int],  # of each of them
-    strategy: str,  # Ray's: 'STRICT_SPREAD' over different machines, or 'PACK'
-) -> Iterator[list]:  # scheduling strategies of tasks, one per machine
-    "Reserve a place on several machines at the same time."
-    from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    bundle = dict(CPU=needs['num_cpus'], GPU=needs['num_gpus'])
-    group = placement_group([{k: v for k, v in bundle.items() if v}] * machines, strategy)
-    try:
-        yield [PlacementGroupSchedulingStrategy(group, i) for i in range(machines)]
-    finally:
-        remove_placement_group(group)
-
-
 def _own_address() -> str:
     "The address of the machine where this is called, with a free port."
     with socket.socket() as s:
@@ -304,12 +269,25 @@ class Cluster:
         elif address == 'local':
             self._folder = private_folder('ray')
             try:
-                _start_here(self._folder.path, machines)
+                self._start(machines)
             except BaseException:
                 self.close()
                 raise
         else:
             _connect(address)
+
+    def _start(self, machines: int) -> None:
+        "Start a Ray cluster on this machine; that may fail on a busy one, so it is tried again."
+        os.environ.setdefault('RAY_AUTH_TOKEN', secrets.token_hex(32))
+        options = dict(include_dashboard=False, object_store_memory=_STORE_BYTES)
+        options |= dict(num_cpus=machine().cores * machines, _temp_dir=str(self._folder.path))
+        for attempts_left in reversed(range(_START_ATTEMPTS)):
+            try:
+                return _init('local', **options)
+            except ConfigError:
+                if not attempts_left:
+                    raise
+                load_ray().shutdown()
 
     def close(self) -> None:
         "Leave the cluster; one that was started here ends with all its processes."
@@ -328,7 +306,7 @@ def room(
 ) -> int:  # at least 1
     "How many of these runs the cluster can execute at the same time."
     least = min(plans, key=lambda p: (p.config.where.nodes, *_needs(p).values()))
-    return max(1, sum(self._fitting(least)) // least.config.where.nodes)
+    return max(1, sum(_fitting(self._machines(), least)) // least.config.where.nodes)
 
 # %% ../../nbs/experiment/10_cluster.ipynb #9285cfd7
 @patch
@@ -385,7 +363,7 @@ def _started(self: Cluster, plan: Plan, jobs: int, limits: Limits) -> Iterator[l
     "The tasks of a run, one per machine, as Ray's references."
     needs = _needs(plan)
     nodes = plan.config.where.nodes
-    concurrent = max(1, min(jobs, max(self._fitting(plan))))
+    concurrent = max(1, min(jobs, max(_fitting(self._machines(), plan))))
     task = load_ray().remote(max_retries=int(nodes == 1))(_execute_there)
     others = (__version__, str(root()), os.getcwd(), concurrent, limits)
     start = partial(task.options, name=plan.run_id, **needs)
@@ -394,13 +372,22 @@ def _started(self: Cluster, plan: Plan, jobs: int, limits: Limits) -> Iterator[l
     if nodes == 1:
         yield [start().remote(sent(_placed(plan)), *others, plugin)]
         return
-    with _reserved(nodes, needs, 'PACK' if self.address == 'local' else 'STRICT_SPREAD') as places:
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    # a place on each of several machines, at the same time
+    bundle = {kind: n for kind, n in dict(CPU=needs['num_cpus'], GPU=needs['num_gpus']).items() if n}
+    group = placement_group([bundle] * nodes, 'PACK' if self.address == 'local' else 'STRICT_SPREAD')
+    try:
+        places = [PlacementGroupSchedulingStrategy(group, i) for i in range(nodes)]
         answer = load_ray().remote(num_cpus=0)(_own_address)
         [address] = _Tasks(plan.run_id, [answer.options(scheduling_strategy=places[0]).remote()]).wait()
         if self.address == 'local':  # no other machine needs to reach it
             address = f'127.0.0.1:{address.rsplit(":", 1)[1]}'
         part = sent(_placed(plan, nodes, 'torchrun', address))
         yield [start(scheduling_strategy=place).remote(part, *others, plugin) for place in places]
+    finally:
+        remove_placement_group(group)
 
 
 @patch
@@ -410,15 +397,9 @@ def _machines(self: Cluster) -> list[dict[str, float]]:
 
 
 @patch
-def _fitting(self: Cluster, plan: Plan) -> list[int]:
-    "How many such runs, or parts of a run on several machines, fit on each machine."
-    return [_fitting(machine, _needs(plan)) for machine in self._machines()]
-
-
-@patch
 def _check_room(self: Cluster, plan: Plan) -> None:
     "Refuse a run for which Ray would wait forever."
-    fitting = self._fitting(plan)
+    fitting = _fitting(self._machines(), plan)
     there = sum(fitting) if self.address == 'local' else sum(map(bool, fitting))
     if there < plan.config.where.nodes:
         needs = phrase('cluster.jinja', 'needs', _needs(plan))

@@ -10,20 +10,19 @@ from typing import Any
 import numpy as np
 from ..core.arms import PROFILES
 from ..core.config import ConfigError, truncate_repr, task_info
-from kdnotes.core.spec import (
-    RunConfig,
-    is_given,
-    is_student,
-    needs_teacher,
-    reads_scores,
-    several_teachers,
-    starts_from,
-    value_of,
-    with_values,
-)
+from ..core.spec import RunConfig, is_given, is_student, needs_teacher, reads_scores, several_teachers
+from ..core.spec import starts_from, value_of, with_values
 from ..core.files import sha256_text
 from ..core.render import Reason, reason
-from ..distill.weights import stated_depth
+from kdnotes.distill.tokenizers import (
+    check_batches,
+    load_tokenizer,
+    reads_as,
+    same_tokenizer,
+    same_vocabulary,
+    unknown_shares,
+)
+from ..distill.weights import ModelError, content_of, stated_depth
 from ..results.store import find_run_model
 from ..tasks.base import SEQUENCE_HEAD
 from ..tasks.schema import score_columns
@@ -34,91 +33,47 @@ __all__ = ['make_task', 'source_of', 'teachers_of', 'teachers_sha256', 'label_or
            'teacher_depth', 'depth_of', 'check_student', 'checked_models']
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #fd07477b
-def make_task(
-    config: RunConfig,  # resolved
-    corpus: Corpus,
-):  # a `tasks.base.Task`, not yet encoded
+def make_task(config: RunConfig, corpus: Corpus):  # resolved -> a `tasks.base.Task`, not yet encoded
     "The task a configuration names."
     return task_info(config.task).make(corpus, config)
 
-# %% ../../nbs/experiment/01_compatibility.ipynb #a46725f6
-def source_of(
-    config: RunConfig,  # resolved
-) -> str:  # a folder or a hub id
+
+def source_of(config: RunConfig) -> str:  # resolved -> a folder or a hub id
     "The model whose files a run's network is made of, directly or through the runs it depends on."
     from_hub = starts_from(config, 'hub')
     return config.model.student.source if from_hub else config.model.pretrained
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #a1012470
 def teachers_of(config: RunConfig, corpus: Corpus) -> tuple[RunConfig, dict]:  # as of a `Plan`
-    "The teachers of a run that are no runs; the configuration has their folders."
+    "The teachers of a run that are no runs, read and measured; the configuration has their folders."
     if reads_scores(config):
-        return config, _scores(config, corpus)
-    if not several_teachers(config):
+        from kdnotes.distill.scores import measured, read_scores
+
+        task = make_task(config, corpus)
+        scores = read_scores(task, corpus, config)
+        columns = [list(columns) for columns in score_columns(config.data.columns)]
+        several = len(columns) > 1
+        known = dict(columns=columns, are=config.teacher.are, mean=config.teacher.mean if several else None)
+        known |= dict(sha256=scores.sha256, metrics=measured(task, scores))
+    elif several_teachers(config):
+        folders = [str(find_run_model(name) or name) for name in config.teacher.sources]
+        known = dict(models=list(config.teacher.sources), mean=config.teacher.mean)
+        config = with_values(config, teachers=tuple(folders))
+        known |= dict(sha256=teachers_sha256(config))
+    else:
         return config, {}
-    folders = [str(find_run_model(name) or name) for name in config.teacher.sources]
-    changed = with_values(config, teachers=tuple(folders))
-    known = dict(
-        models=list(config.teacher.sources),
-        mean=config.teacher.mean,
-        weights=list(config.teacher.weights) if config.teacher.weights else None,
-        sha256=teachers_sha256(changed),
-    )
-    return changed, known
+    return config, known | dict(weights=list(config.teacher.weights) if config.teacher.weights else None)
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #5d2070a6
 def teachers_sha256(
     config: RunConfig,  # with the folders of several teachers
 ) -> str:  # 64 hex digits
     "The identity of several teachers: the content of each, and the tokenizer that makes their token ids."
-    from kdnotes.distill.weights import content_of
-
     named = [content_of(source, config.model.pretrained) for source in config.teacher.sources]
     return sha256_text(*(json.dumps(content, sort_keys=True) for content in named))
 
-# %% ../../nbs/experiment/01_compatibility.ipynb #8b9ca396
-def _check_tokens_of(source: str, config: RunConfig) -> None:
-    "Refuse one of several teachers whose token ids differ from those of the tokenizer in use."
-    from kdnotes.distill.tokenizers import same_tokenizer, same_vocabulary
-
-    if same_tokenizer(source, config.model.pretrained):
-        return
-    vocabularies = not same_vocabulary(source, config.model.pretrained)
-    has = 'has another vocabulary' if vocabularies else 'changes or cuts texts in another way'
-    raise ConfigError(
-        f'{source!r} of teachers {has} than teacher={config.model.pretrained!r}, whose tokenizer makes the '
-        f'token ids that all read; choose models of one {"vocabulary" if vocabularies else "tokenizer"}'
-    )
-
-# %% ../../nbs/experiment/01_compatibility.ipynb #f2f1096a
-def _scores(config: RunConfig, corpus: Corpus) -> dict:  # as of a `Plan`
-    "The scores that a run learns from, read and measured."
-    from kdnotes.distill.scores import measured, read_scores
-
-    task = make_task(config, corpus)
-    scores = read_scores(task, corpus, config)
-    several = len(score_columns(config.data.columns)) > 1
-    return dict(
-        columns=[list(columns) for columns in score_columns(config.data.columns)],
-        are=config.teacher.are,
-        mean=config.teacher.mean if several else None,
-        weights=list(config.teacher.weights) if config.teacher.weights else None,
-        sha256=scores.sha256,
-        metrics=measured(task, scores),
-    )
-
 # %% ../../nbs/experiment/01_compatibility.ipynb #1c6731c4
 _SCORED = 60  # rows, by which the order of a head's outputs is judged
-
-
-def _labelled_rows(corpus: Corpus, labels: list[str]) -> list[tuple[dict, int]]:  # and the index of its label
-    "The first rows of each label in the training split."
-    each = max(1, _SCORED // len(labels))
-    return [
-        (row, place)
-        for place, label in enumerate(labels)
-        for row in islice((r for r in corpus.splits['train'] if str(r['label']) == label), each)
-    ]
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #5589155b
 def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: nothing to report
@@ -134,7 +89,12 @@ def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: no
     names = class_names(network, labels, unnamed=True)
     if not names:
         return None
-    rows = _labelled_rows(corpus, labels)
+    each = max(1, _SCORED // len(labels))
+    rows = [  # the first of each label, and the label's index
+        (row, place)
+        for place, label in enumerate(labels)
+        for row in islice((r for r in corpus.splits['train'] if str(r['label']) == label), each)
+    ]
     texts = [[row[key] for key in info.texts if row[key]] for row, _ in rows]
     second = [text_pair[1] for text_pair in texts] if len(texts[0]) > 1 else None
     first = [text_pair[0] for text_pair in texts]
@@ -153,22 +113,27 @@ def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: no
         if all(label.isdigit() for label in labels) and not class_names(network, labels):
             return None
         other = ()
-    counted = dict(rows=len(rows), right=right, other=other, best=best)
-    return reason(
-        'label_order', model=config.model.pretrained, names=tuple(names), labels=tuple(labels), **counted
-    )
+    named = dict(model=config.model.pretrained, names=tuple(names), labels=tuple(labels))
+    return reason('label_order', **named, rows=len(rows), right=right, other=other, best=best)
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #2a9b1dbe
 def check_reading(config: RunConfig) -> None:
     "Refuse a model that cannot read the texts; a student reads what its teacher does, whose plan asks."
-    from kdnotes.distill.tokenizers import check_batches
-
-    needed = task_info(config.task).special_tokens
-    if not is_student(config) or not (needs_teacher(config) or config.model.student.init == 'hub'):
-        check_batches(config.model.pretrained, config.data.max_length, needed)
-    elif config.model.student.init == 'hub':
-        check_batches(config.model.student.source, config.data.max_length, needed)
-        _check_vocabularies(config)
+    info = task_info(config.task)
+    from_hub = starts_from(config, 'hub')
+    if is_student(config) and needs_teacher(config) and not from_hub:
+        return
+    check_batches(source_of(config), config.data.max_length, info.special_tokens)
+    if not from_hub:
+        return
+    losses = [name for name in ('hidden_loss', 'relation_loss') if value_of(config, name) != 'none']
+    by_token = [*losses, *[f'task={config.task}'] * (info.auto_class != SEQUENCE_HEAD)]
+    if by_token and not same_vocabulary(config.model.student.source, config.model.pretrained):
+        raise ConfigError(
+            f'student={config.model.student.source!r} has another vocabulary, or other special tokens, '
+            f'than teacher={config.model.pretrained!r}, and {" and ".join(by_token)} would compare them '
+            'token by token; choose two with one vocabulary, or what compares one output a text'
+        )
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #9462b503
 # rows and characters of a split by which a tokenizer is judged, and the fewest characters of a text
@@ -197,7 +162,7 @@ def _sampled_texts(
         samples[split] = tuple(_part(text, most, k / len(texts)) for k, text in enumerate(texts)), len(index)
     return samples
 
-# %% ../../nbs/experiment/01_compatibility.ipynb #935458c5
+
 def _part(text: str, most: int, place: float) -> str:
     "Whole words of a text, from some place in it."
     if len(text) <= most:
@@ -213,9 +178,6 @@ def unknown_tokens(
     from_file: bool = False,  # as of `unknown_shares`
 ) -> tuple[Reason, ...]:  # (): they are few
     "How many tokens a tokenizer does not know; refused where it knows less than half of a split."
-    from kdnotes.distill.tokenizers import reads_as, unknown_shares
-    from kdnotes.distill.weights import ModelError
-
     samples = _sampled_texts(corpus, config.task)
     source = reads_as(config)  # given teachers read the same tokens
     shares = unknown_shares(source, tuple(texts for texts, _ in samples.values()), from_file)
@@ -262,59 +224,40 @@ def check_student(config: RunConfig) -> tuple[str, ...]:  # weights of the teach
     """Refuse a student that does not fit its teacher or could not be saved,
     before a teacher is trained for it.
     """
-    from kdnotes.distill.architectures import load_config
+    from kdnotes.distill.architectures import build_model, check_hidden_states, depth, load_config
+    from kdnotes.distill.intermediate_losses import value_projections
     from kdnotes.distill.students import check_shape
 
-    student, left_out = check_shape(config, task_info(config.task).auto_class)
-    _check_intermediate(config, student.config, load_config(config.model.pretrained))
-    return tuple(left_out)
-
-# %% ../../nbs/experiment/01_compatibility.ipynb #56ed47d8
-def _check_vocabularies(config: RunConfig) -> None:
-    "Refuse a student with other tokens than its teacher where the two are compared token by token."
-    from kdnotes.distill.tokenizers import same_vocabulary
-
-    losses = [name for name in ('hidden_loss', 'relation_loss') if value_of(config, name) != 'none']
-    by_token = [*losses, *[f'task={config.task}'] * (task_info(config.task).auto_class != SEQUENCE_HEAD)]
-    if by_token and not same_vocabulary(config.model.student.source, config.model.pretrained):
-        raise ConfigError(
-            f'student={config.model.student.source!r} has another vocabulary, or other special tokens, '
-            f'than teacher={config.model.pretrained!r}, and {" and ".join(by_token)} would compare them '
-            'token by token; choose two with one vocabulary, or what compares one output a text'
-        )
-
-# %% ../../nbs/experiment/01_compatibility.ipynb #35b14a01
-def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transformers configs
-    "Refuse losses on intermediate layers that these architectures cannot have."
-    from kdnotes.distill.intermediate_losses import value_projections
-    from kdnotes.distill.architectures import build_model, check_hidden_states, depth
-
     auto_class = task_info(config.task).auto_class
-    n_layers = depth(teacher)
-    if config.loss is None:
-        return
-    layers = config.loss.hidden_layers
+    student, left_out = check_shape(config, auto_class)
+    loss = config.loss
+    if loss is None:
+        return tuple(left_out)
+    teacher = load_config(config.model.pretrained)
+    n_layers, n_student = depth(teacher), depth(student.config)
+    layers = loss.hidden_layers
     if layers and max(layers) >= n_layers:
         raise ConfigError(
             f'hidden_layers={truncate_repr(layers)} must be numbers from 0 to {n_layers - 1}, '
             f'since the teacher {config.model.pretrained!r} has {n_layers} layers'
         )
-    if layers and len(layers) not in (1, depth(student)):
+    if layers and len(layers) not in (1, n_student):
         raise ConfigError(
             f'hidden_layers={truncate_repr(layers)} must name a layer of the teacher for each of the '
-            f'{depth(student)} layers of the student, or one for its last'
+            f'{n_student} layers of the student, or one for its last'
         )
-    if config.loss.hidden_loss != 'none' and not layers:
+    if loss.hidden_loss != 'none' and not layers:
         raise ConfigError(
             f"layers={config.model.student.layers} gives the student new layers, and hidden_loss does not "
             "know which of the teacher's they learn from; name one for each in hidden_layers, or -1 for "
             "the last alone"
         )
-    for model in (student, teacher):
-        if config.loss.hidden_loss != 'none':
+    for model in (student.config, teacher):
+        if loss.hidden_loss != 'none':
             check_hidden_states(model, auto_class)
-        if config.loss.relation_loss != 'none':
+        if loss.relation_loss != 'none':
             value_projections(build_model(model, auto_class))
+    return tuple(left_out)
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #aaaa92ba
 def checked_models(
@@ -325,7 +268,6 @@ def checked_models(
     from kdnotes.distill.architectures import load_config
     from kdnotes.distill.models import check_given, new_head
     from kdnotes.distill.needed_positions import why_trained_whole
-    from kdnotes.distill.tokenizers import load_tokenizer, reads_as
 
     info = task_info(config.task)
     student = is_student(config)
@@ -335,7 +277,14 @@ def checked_models(
         check_given(config.model.pretrained, task.auto_class, task.head_labels, info.use.ranks_pairs)
     for source in several_teachers(config):
         check_given(source, task.auto_class, task.head_labels, info.use.ranks_pairs)
-        _check_tokens_of(source, config)
+        if not same_tokenizer(source, config.model.pretrained):  # it would read other words, without an error
+            vocabularies = not same_vocabulary(source, config.model.pretrained)
+            has = 'has another vocabulary' if vocabularies else 'changes or cuts texts in another way'
+            raise ConfigError(
+                f'{source!r} of teachers {has} than teacher={config.model.pretrained!r}, whose tokenizer '
+                'makes the token ids that all read; choose models of one '
+                f'{"vocabulary" if vocabularies else "tokenizer"}'
+            )
     left_out = check_student(config) if student else ()
     whole = why_trained_whole(config, load_config(source_of(config)), info.auto_class)
     head = None

@@ -4,17 +4,20 @@
 
 # %% ../../nbs/experiment/15_display.ipynb #c6344bdd
 from __future__ import annotations
+import contextlib
 import os
 from base64 import b64encode
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 import pandas as pd
 from ..stats.comparable import differences
-from ..stats.deployment import Deployment, deployment, summary
+from ..stats.deployment import deployment, summary
 from ..core.config import task_info, escape_control_chars
 from ..stats.evidence import run_evidence
 from ..core.render import metric_on, phrase, render, sentences, unit_of
+from ..core.files import private_folder, root
 from ..report.tables import corpus_of, use_table
 from ..core.processes import Stopped
 from .cluster import make_run
@@ -27,7 +30,7 @@ from ..results.store import records
 
 # %% auto #0
 __all__ = ['MOST_NAMED', 'NOTEBOOKS', 'OUTPUT', 'Box', 'run_box', 'make_here', 'example_of', 'notebook_link', 'show_table',
-           'show_figure']
+           'show_figure', 'Kernels']
 
 # %% ../../nbs/experiment/15_display.ipynb #b7b1cec2
 @dataclass(frozen=True)
@@ -48,50 +51,33 @@ class Box:
     def _repr_html_(self) -> str:
         return render('box.html', box=self)
 
-# %% ../../nbs/experiment/15_display.ipynb #e41a7f90
+# %% ../../nbs/experiment/15_display.ipynb #adc322f6
 MOST_NAMED = 4  # settings that a sentence names
 
-# %% ../../nbs/experiment/15_display.ipynb #adc322f6
+
 def _nearest(
-    record: dict,  # of a finished run
-) -> dict | None:  # a record; None: the study has no other run of this arm, corpus and seed
+    record: dict,
+) -> dict | None:  # a record; None: there is no other run of this arm, corpus and seed
     "Of the study's other runs of the same arm, corpus and seed, the one with the fewest other settings."
     alike = ('arm', 'seed', 'task', 'corpus_sha256', 'smoke')
+    metric = metric_on(record['primary'], record['task'])
     try:
-        runs = records(record['study'])
+        others = [
+            other
+            for other in records(record['study'])
+            if other['run_id'] != record['run_id']
+            and other['primary']['value'] is not None
+            and all(other.get(name) == record.get(name) for name in alike)
+            and metric_on(other['primary'], other['task']) == metric
+        ]
     except RecordError:
         return None
-    others = [
-        r
-        for r in runs
-        if r['run_id'] != record['run_id']
-        and r['primary']['value'] is not None
-        and metric_on(r['primary'], r['task']) == metric_on(record['primary'], record['task'])
-        and all(r.get(name) == record.get(name) for name in alike)
-    ]
 
-    def distance(other: dict) -> tuple[int, float]:
+    def distance(other: dict) -> tuple[int, float]:  # of several that are as near the newest
         path = RunFolder(other['study'], other['run_id']).path / 'record.json'
         return len(differences(other, record)), -path.stat().st_mtime if path.is_file() else 0.0
 
     return min(others, key=distance, default=None)
-
-# %% ../../nbs/experiment/15_display.ipynb #943b0364
-def _models(
-    use: Deployment,
-    names: dict[str, str],  # arm -> heading
-) -> pd.DataFrame:  # text, one column per model
-    "What models score, what they are for their user, and how long they were trained."
-    e = use.evidence
-    record = e.records[0]
-    unit = unit_of(record['task'], record['primary']['metric'])
-    metric = metric_on(record['primary'], record['task'])
-    scores = {arm: '-' if use.value(arm) is None else unit.value(use.value(arm)) for arm in names}
-    seconds = {arm: e.values[arm].get('train_s') for arm in names}
-    table = use_table(use).loc[list(names)]
-    table.insert(0, metric, [scores[arm] for arm in table.index])
-    table['training, s'] = ['-' if seconds[arm] is None else f'{seconds[arm]:.0f}' for arm in table.index]
-    return table.rename(names).T
 
 # %% ../../nbs/experiment/15_display.ipynb #e3573ab9
 def run_box(
@@ -118,8 +104,18 @@ def run_box(
     lines['model'] = str(RunFolder(record['study'], record['run_id']).path / 'model')
     smoke = [phrase('box.jinja', 'smoke')] if use.is_smoke else []
     warnings = [*smoke, *sentences('headline.jinja', 'cautions', use)]
+    # what each model scores, what it is for its user, and how long it was trained
     names = {arm: arm} | {other: f'{other} (teacher)' for other in e.arms if other != arm}
-    return Box(phrase('box.jinja', 'title', record, s), _models(use, names), lines, ' '.join(warnings))
+    unit = unit_of(record['task'], record['primary']['metric'])
+    scores = {model: '-' if use.value(model) is None else unit.value(use.value(model)) for model in names}
+    seconds = {model: e.values[model].get('train_s') for model in names}
+    table = use_table(use).loc[list(names)]
+    table.insert(0, metric_on(record['primary'], record['task']), [scores[model] for model in table.index])
+    table['training, s'] = [
+        '-' if seconds[model] is None else f'{seconds[model]:.0f}' for model in table.index
+    ]
+    title = phrase('box.jinja', 'title', record, s)
+    return Box(title, table.rename(names).T, lines, ' '.join(warnings))
 
 # %% ../../nbs/experiment/15_display.ipynb #5d0c8bd7
 def make_here(
@@ -193,3 +189,84 @@ def show_figure(
 
     drawn = b64encode(path.read_bytes()).decode()
     display(HTML(f'<img src="data:image/svg+xml;base64,{drawn}" alt="{name}" style="max-width: 100%">'))
+
+# %% ../../nbs/experiment/15_display.ipynb #96589396
+class _Kernel:
+    "A kernel that starts when it is first used."
+
+    def __init__(self) -> None:
+        from jupyter_client import AsyncKernelManager
+        from traitlets.config import Config
+
+        self.folder = private_folder('kernel')  # of its sockets
+        # absolute: a notebook may be executed from another folder
+        sockets = dict(transport='ipc', ip=str(self.folder.path / 'kernel'))
+        self.manager = AsyncKernelManager(kernel_name='python3', config=Config(KernelManager=sockets))
+        self.manager.client_class = 'jupyter_client.asynchronous.AsyncKernelClient'
+        self.clients: list[Any] = []
+        connect = self.manager.client
+
+        def client(**options: Any) -> Any:
+            self.clients.append(connect(**options))
+            return self.clients[-1]
+
+        self.manager.client = client
+
+    def disconnect(self) -> None:
+        "End the connections, which papermill leaves open."
+        while self.clients:
+            self.clients.pop().stop_channels()
+
+    def end(self) -> None:
+        "Shut it down, in whatever state it is."
+        from jupyter_core.utils import run_sync
+
+        with contextlib.suppress(RuntimeError, OSError):
+            self.disconnect()
+            run_sync(self.manager.shutdown_kernel)(now=True)
+        self.folder.remove()
+
+# %% ../../nbs/experiment/15_display.ipynb #ba5bc1e3
+_RESET = """
+get_ipython().reset(new_session=True)
+__import__('os').environ.update({environment!r})
+__import__('os').chdir({folder!r})
+"""
+
+
+class Kernels:
+    "Kernels that are used again, as many as there are notebooks at a time."
+
+    def __init__(self) -> None:
+        self.idle: list[_Kernel] = []
+
+    @contextlib.contextmanager
+    def one(
+        self,
+        **environment: str,  # variables besides those of this process
+    ) -> Iterator[Any]:  # a `jupyter_client.AsyncKernelManager`, as papermill takes it as `km`
+        "A kernel without names, in the project's folder; it is not used again after an error."
+        from nbclient import NotebookClient
+        from nbformat.v4 import new_code_cell, new_notebook
+
+        try:
+            kernel = self.idle.pop()
+        except IndexError:  # none is left
+            kernel = _Kernel()
+        folder = str(root())
+        cell = new_code_cell(_RESET.format(environment={**os.environ, **environment}, folder=folder))
+        try:
+            client = NotebookClient(new_notebook(cells=[cell]), km=kernel.manager)
+            with client.setup_kernel(cwd=folder):
+                client.execute_cell(cell, 0)
+            yield kernel.manager
+            kernel.disconnect()
+        except BaseException:
+            kernel.end()
+            raise
+        self.idle.append(kernel)
+
+    def close(self) -> None:
+        "End the idle kernels."
+        while self.idle:
+            self.idle.pop().end()

@@ -4,55 +4,60 @@
 
 # %% ../../nbs/experiment/06_launch.ipynb #0f8778b6
 from __future__ import annotations
+import contextlib
 import math
 import os
+import re
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from ..core.config import KdnotesError, pluralize
+import psutil
+from ..core.config import KdnotesError, pluralize, score_name
 from ..core.spec import RunConfig, flat, is_given
 from ..core.files import BusyError, atomic_write, file_errors, write_json
-from kdnotes.core.processes import (
-    EXIT_STOPPED,
-    Ranks,
-    Rendezvous,
-    Stopped,
-    StopTraining,
-    held_back,
-    how_ended,
-    kill_all,
-    stop_all,
-)
+from ..core.processes import EXIT_STOPPED, STOP_TIMEOUT_S, Ranks, Rendezvous, Stopped, StopTraining
+from ..core.processes import held_back, how_ended, kill_all, stop_all
+from ..core.progress import ReportFollower, report, silent
+from ..core.render import phrase
 from ..core.resolve import resolved_dtype, settings
-from kdnotes.experiment.attempt import (
-    NO_LIMITS,
-    LimitExceeded,
-    Limits,
-    RunError,
-    failures,
-    stopped_by_user,
-    follow_ranks,
-    resume_note,
-    lock_or_wait,
-    outcome,
-    rendezvous_of,
-    saved_step,
-    guarded,
-    wait_for_file,
-    why_ended,
-)
-from .plan import Plan, on_this_machine, plan, plan_study
-from ..tasks.sources import UNLABELLED
-from ..results.runs import RunFolder, lock_run
+from .plan import Plan, on_this_machine, plan
+from ..results.runs import RowFollower, RunFolder, lock_run
 from ..results.store import find_record, find_run_model, records
 from ..results.tracking import tracked
+from ..tasks.sources import UNLABELLED
+from ..train.checkpoint import checkpoints
 
 # %% auto #0
-__all__ = ['RESTARTS', 'Follow', 'run', 'execute', 'make_runs', 'missing', 'stop_futures', 'stages', 'with_run', 'milestones']
+__all__ = ['NO_LIMITS', 'RESTARTS', 'Follow', 'RunError', 'LimitExceeded', 'Limits', 'run', 'execute', 'rendezvous_of',
+           'wait_for_file', 'follow_ranks', 'stage_file', 'saved_step', 'resume_note', 'why_ended', 'with_run',
+           'guarded', 'stopped_by_user', 'milestones', 'outcome', 'failures', 'missing', 'make_runs', 'stop_futures',
+           'stages']
+
+# %% ../../nbs/experiment/06_launch.ipynb #e2fd4a90
+class RunError(KdnotesError):
+    "A training process that ended before its record was written."
+
+    exit_code = 1
+
+
+class LimitExceeded(RunError):
+    "A limit that a run has broken."
+
+
+@dataclass(frozen=True)
+class Limits:
+    "What a run may take; one that takes more is ended, and nothing of it is kept but its rows."
+
+    minutes: float | None = None  # from the start of its training to its end
+    memory_mib: float | None = None  # resident memory of its processes, all together
+
+
+NO_LIMITS = Limits()
 
 # %% ../../nbs/experiment/06_launch.ipynb #6f138b76
 def run(
@@ -120,7 +125,7 @@ def _make_run(
     folder = RunFolder(plan.config.where.study, plan.run_id).create()
     with ExitStack() as stack:
         try:
-            held = lock_or_wait(stack, folder, say, wait_s)
+            held = _lock_or_wait(stack, folder, say, wait_s)
         except BusyError:
             if rendezvous is None or rendezvous.nodes == 1:
                 raise
@@ -150,7 +155,41 @@ def _make_run(
         )
         folder.write_state('done')
 
+# %% ../../nbs/experiment/06_launch.ipynb #cd405977
+def _lock_or_wait(stack: ExitStack, folder: RunFolder, say: Callable[[str], None], wait_s: float) -> int:
+    "Lock a run; ranks that outlive their launcher, to save their state, are waited for."
+    with contextlib.suppress(BusyError):
+        return stack.enter_context(lock_run(folder))
+    state = folder.state() or {}
+    is_gone = state.get('status') == 'running'  # the launcher that wrote this, unless it is found
+    with contextlib.suppress(psutil.NoSuchProcess):
+        is_gone = is_gone and psutil.Process(state['pid']).status() == psutil.STATUS_ZOMBIE
+    if is_gone:
+        say(f'{folder.run_id}: its launcher is gone; ranks that still save their state are waited for')
+        wait_s = STOP_TIMEOUT_S  # a rank that hangs would be waited for without end
+    elif wait_s:
+        say(f'{folder.run_id} is made by another process, which is waited for')
+    return stack.enter_context(lock_run(folder, wait_s))
+
 # %% ../../nbs/experiment/06_launch.ipynb #8d8bd42f
+def rendezvous_of(config: RunConfig) -> Rendezvous | None:  # None: kdnotes starts all ranks, here
+    "Where the ranks of a resolved run connect."
+    if config.where.launcher == 'local':
+        return None
+    if config.where.launcher == 'ray':
+        raise RunError(
+            'launcher=ray starts ranks on the machines of a Ray cluster, and here they would be started on '
+            'this one; use kdnotes run, or launcher=torchrun on each machine'
+        )
+    return Rendezvous(
+        nodes=config.where.nodes,
+        ranks_here=config.compute.ranks // config.where.nodes,
+        address=config.where.rendezvous or 'localhost:0',
+        name=f'kdnotes-{config.where.study}',
+        rank=int(os.environ['RANK']) if config.where.launcher == 'inherit' else None,
+    )
+
+
 def _take_part(plan: Plan, rendezvous: Rendezvous, say: Callable[[str], None]) -> dict:  # the record
     "Start ranks here of a run that another process has locked."
     folder = RunFolder(plan.config.where.study, plan.run_id).create()
@@ -166,128 +205,15 @@ def _take_part(plan: Plan, rendezvous: Rendezvous, say: Callable[[str], None]) -
         )
     return folder.record()
 
-# %% ../../nbs/experiment/06_launch.ipynb #8077707a
-def make_runs(
-    plans: Sequence[Plan],  # of one study
-    # makes one run, of so many at the same time; a `KdnotesError` is the failure of that run and not of the
-    # study's
-    make: Callable[[Plan, int], object],
-    say: Callable[[str], None] = lambda text: None,
-    jobs: int = 1,  # runs at the same time, on the same device: sooner done, but their times are not compared
-    summarize: Callable[[dict], str] = outcome,  # of the record of a run that is done, in a line
-) -> dict[str, str]:  # run_id -> why it failed
-    "Make the runs that have no record yet; a `RunError` if all of them fail."
-    if not isinstance(jobs, int) or jobs < 1:
-        raise RunError(f'jobs={jobs!r} must be a number of runs, at least 1')
-    done = {r['run_id'] for r in records(plans[0].config.where.study)}
-    for p in plans:
-        if p.run_id in done:
-            _bind(RunFolder(p.config.where.study, p.run_id))
-    left = [p for p in plans if p.run_id not in done]
-    maker = _Maker([p.run_id for p in plans], make, say, summarize)
-    if jobs == 1:
-        for p in left:
-            maker.make_one(p)  # in this thread, which is the one that an interrupt reaches
-    else:
-        _make_in_stages(left, maker.make_one, jobs)
-    failed = {p.run_id: maker.failed[p.run_id] for p in plans if p.run_id in maker.failed}
-    if len(failed) == len(plans):
-        raise RunError(failures(failed, len(plans)))
-    return failed
 
-# %% ../../nbs/experiment/06_launch.ipynb #e72959ea
-@dataclass
-class _Maker:
-    "Makes runs one by one, each after its dependencies, and says how each of them ended."
-
-    run_ids: Sequence[str]  # of the study
-    make: Callable[[Plan, int], object]  # as of `make_runs`
-    say: Callable[[str], None]
-    summarize: Callable[[dict], str]  # as of `make_runs`
-    tried: set[str] = field(default_factory=set)  # run_ids
-    failed: dict[str, str] = field(default_factory=dict)  # run_id -> why
-
-    def make_one(self, p: Plan, concurrent: int = 1) -> None:
-        if p.run_id in self.tried:
-            return
-        self.tried.add(p.run_id)
-        if p.run_id in self.run_ids:
-            self.say(f'{self.run_ids.index(p.run_id) + 1} of {len(self.run_ids)}: {p.run_id}')
-        for first in missing(p):
-            self.make_one(first, concurrent)
-            if first.run_id in self.failed:  # it would fail again for each of its students
-                why = self.failed[first.run_id]
-                self.failed[p.run_id] = f'its dependency {first.run_id} failed: {why}'
-                self.say(f'   {p.run_id} is not made: its dependency {first.run_id} failed')
-                return
-        try:
-            self.make(p, concurrent)
-            record = find_record(p.run_id)
-            if not record:
-                raise RunError(
-                    'no record of this name was left, as when a corpus or a model changes meanwhile; '
-                    'start the study again'
-                )
-            self.say(f'   {p.run_id}: {self.summarize(record[0])}')
-        except Stopped:
-            raise  # the study stops with it
-        except KdnotesError as e:
-            self.failed[p.run_id] = str(e)
-            self.say(f'   {p.run_id} failed: {e}')
-
-# %% ../../nbs/experiment/06_launch.ipynb #ce9b8d67
-def missing(
-    p: Plan,
-) -> list[Plan]:
-    "The dependencies of a run that are not executed yet."
-    return [first for first in (p.teacher, p.transfer) if first and find_run_model(first.run_id) is None]
-
-# %% ../../nbs/experiment/06_launch.ipynb #1cd3c3ee
-def _make_in_stages(plans: Sequence[Plan], make_one: Callable[[Plan, int], None], jobs: int) -> None:
-    "Make several runs at the same time, after their dependencies."
-    for stage in stages(plans):
-        concurrent = min(jobs, len(stage))
-        with ThreadPoolExecutor(jobs) as pool:
-            futures: list[Future] = []
-            try:
-                with held_back():
-                    futures += [pool.submit(make_one, p, concurrent) for p in stage]
-                for future in as_completed(futures):
-                    future.result()
-            except BaseException:  # a stop: no other run begins, and those that run save their state
-                stop_futures(futures)
-                raise
-
-
-def stop_futures(
-    futures: Sequence[Future],  # of threads that make runs
-) -> None:
-    "Stop what other threads make, also what they are about to start; an interrupt kills what is left."
-    with held_back():
-        for future in futures:
-            future.cancel()
-    try:
-        while wait(futures, timeout=0.2).not_done:
-            stop_all()
-    except BaseException:
-        while wait(futures, timeout=0.2).not_done:
-            kill_all()
-        raise
-
-# %% ../../nbs/experiment/06_launch.ipynb #bb524459
-def stages(plans: Sequence[Plan]) -> list[list[Plan]]:
-    "These runs and their pending dependencies; those of a stage depend on earlier stages alone."
-    stage_of: dict[str, tuple[int, Plan]] = {}
-
-    def depth(p: Plan) -> int:  # 1: all its dependencies are there
-        if p.run_id not in stage_of:
-            stage_of[p.run_id] = (1 + max(map(depth, missing(p)), default=0), p)
-        return stage_of[p.run_id][0]
-
-    for p in plans:
-        depth(p)
-    numbers = sorted({number for number, _ in stage_of.values()})
-    return [[p for number, p in stage_of.values() if number == stage] for stage in numbers]
+def wait_for_file(
+    is_there: Callable[[], bool],
+) -> bool:  # is it there?
+    "Wait for what another machine has written: a network file system shows it late."
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while not is_there() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return is_there()
 
 # %% ../../nbs/experiment/06_launch.ipynb #9dfd2e76
 def _complete(folder: RunFolder) -> bool:
@@ -314,10 +240,10 @@ def _adopt(plan: Plan, folder: RunFolder, say: Callable[[str], None]) -> bool:
     say(f'{folder.run_id} was made in study {source.study!r} already')
     return True
 
-# %% ../../nbs/experiment/06_launch.ipynb #5daa3000
+# %% ../../nbs/experiment/06_launch.ipynb #8d44be7f
 RESTARTS = 2  # of all ranks after one died, from their newest checkpoint
 
-# %% ../../nbs/experiment/06_launch.ipynb #8d44be7f
+
 def _write_job(
     plan: Plan,
     folder: RunFolder,
@@ -358,6 +284,62 @@ def _write_job(
         ),
     )
 
+# %% ../../nbs/experiment/06_launch.ipynb #328609a1
+def follow_ranks(
+    ranks: Ranks,
+    folder: RunFolder,
+    on_row: Callable[[dict], None],
+    alone: bool,  # is no other run made meanwhile? Only then its stages are shown
+    limits: Limits = NO_LIMITS,
+) -> int:  # the exit code; a `LimitExceeded` where a limit is broken
+    "Start the ranks and hand over their rows, and how far their stages are, until they end."
+    stages = ReportFollower(stage_file(folder), report if alone else silent)
+    with RowFollower(folder.path / 'rows.jsonl') as follower, contextlib.closing(stages):
+        follower.new()  # what an earlier attempt wrote
+        ranks.start()
+        began = None  # the training
+        while True:
+            code = ranks.poll()
+            stages.look()
+            for row in follower.new():
+                on_row(row)
+                if row['kind'] == 'start':  # what is made once for all, as a teacher's signal, is not its own
+                    began = time.monotonic()
+            if code is not None:
+                return code
+            is_limited = began is not None and limits.minutes is not None
+            if is_limited and time.monotonic() - began > 60 * limits.minutes:
+                raise LimitExceeded(
+                    f'it was ended after the {limits.minutes:g} minutes that it may take', cause='time'
+                )
+            most = limits.memory_mib
+            if most is not None and (needed := ranks.resident_bytes() / 2**20) > most:
+                raise LimitExceeded(
+                    f'it was ended when it held {needed:,.0f} MiB of memory, more than the '
+                    f'{most:,.0f} that it may have',
+                    cause='memory',
+                )
+            time.sleep(0.3)
+
+
+def stage_file(folder: RunFolder) -> Path:
+    "Where the main rank of a run says how far its stage is, beside the rows of its training."
+    return folder.path / 'stage.json'
+
+
+def saved_step(
+    folder: RunFolder,
+) -> int | None:  # None: it would begin anew
+    "From which step a run would go on."
+    saved = checkpoints(folder.path / 'checkpoints')
+    return int(saved[0].name[5:]) if saved else None
+
+
+def resume_note(folder: RunFolder) -> str:  # the end of a sentence on what would start it again
+    "What becomes of a run that is started again."
+    step = saved_step(folder)
+    return 'makes it again from its beginning' if step is None else f'goes on from step {step}'
+
 # %% ../../nbs/experiment/06_launch.ipynb #6543d7ae
 def _run_ranks(
     plan: Plan,
@@ -389,37 +371,50 @@ def _run_ranks(
         ranks.kill()
         ranks.wait()
         if not _complete(folder):
-            _fail(folder, str(e), e.cause)
-        code = 0
+            folder.write_state('failed', reason=str(e), cause=e.cause)
+            raise RunError(f'{folder.run_id}: {e}', cause=e.cause) from None
+        return
     except BaseException as e:
         by_user = isinstance(e, StopTraining)
         try:
             ranks.stop()
             ranks.wait()  # a second interrupt comes out of here
         finally:
-            _say_interrupted(folder, f'on_row: {e.reason}' if by_user else type(e).__name__)
+            if _complete(folder):
+                folder.write_state('done')
+            elif (folder.state() or {}).get('status') != 'failed':  # a rank has not said why it failed
+                why = f'on_row: {e.reason}' if by_user else type(e).__name__
+                folder.write_state('interrupted', reason=why)
         if not by_user:
             raise
         if not _complete(folder):  # else it had ended before the stop
             raise stopped_by_user(e, folder) from None
-        code = 0
+        return
     # a process that dies after its record was written has done its work
     if code and not _complete(folder):
         _refuse(folder, code, rendezvous, log)
 
 # %% ../../nbs/experiment/06_launch.ipynb #2323e954
-def _say_interrupted(folder: RunFolder, reason: str) -> None:
-    "How far a run is whose launcher was stopped; a rank that failed while it stopped has said why."
-    if _complete(folder):
-        folder.write_state('done')
-    elif (folder.state() or {}).get('status') != 'failed':
-        folder.write_state('interrupted', reason=reason)
+_KILLED = 'as when memory runs out'
+# errors of torchrun that do not say what to do
+_OF_TORCHRUN = {
+    'RendezvousTimeoutError': 'not all machines came in time; start the same command on each of them',
+    'EADDRINUSE': 'another program uses the port of rendezvous; name a free one',
+}
 
 
-def _fail(folder: RunFolder, why: str, cause: str) -> None:
-    "Say in a run's folder, and to the caller, why it failed."
-    folder.write_state('failed', reason=why, cause=cause)
-    raise RunError(f'{folder.run_id}: {why}', cause=cause)
+def why_ended(
+    lines: Sequence[str],  # of what the ranks printed, none of them empty
+    code: int = 1,  # the exit code, negative for a signal
+) -> str:  # our own error's sentence, else that of SIGKILL, else the first Python error, else the last line
+    "The reason to give for ranks that ended and left none in their state."
+    sentences = [line.removeprefix('kdnotes: ') for line in lines if line.startswith('kdnotes: ')]
+    killed = [_KILLED] * (code == -signal.SIGKILL)
+    errors = [
+        line for line in lines if re.match(r'(\[rank\d+\]: )?[\w.]*(Error|Exception)\b(?! raised from)', line)
+    ]
+    advice = [advice for name, advice in _OF_TORCHRUN.items() if any(name in line for line in errors)]
+    return next(iter([*sentences, *killed, *advice, *errors, *lines[-1:]]), 'no output')
 
 
 def _refuse(folder: RunFolder, code: int, rendezvous: Rendezvous | None, log: Path) -> None:
@@ -452,6 +447,44 @@ def with_run(
         return named
     return named | dict(settings=settings(plan.config) | dict(seed=plan.config.seed))
 
+
+def guarded(
+    on_row: Callable[[dict], None],  # of a user
+    run_id: str,
+    say: Callable[[str], None],
+) -> Callable[[dict], None]:  # it raises nothing but what stops the training or the process
+    "A callback whose errors end no run: the first is reported, and later rows are passed on."
+    failed = False
+
+    def on_each(row: dict) -> None:
+        nonlocal failed
+        try:
+            on_row(row)
+        except StopTraining:
+            raise
+        except (Exception, SystemExit) as e:
+            if not failed:
+                at = f' at step {row["step"]}' if 'step' in row else ''
+                say(
+                    f'on_row failed for a row of kind {row["kind"]}{at} of {run_id} ({type(e).__name__}: '
+                    f'{e}); the run goes on, and rows.jsonl in its folder has every row'
+                )
+            failed = True
+
+    return on_each
+
+
+def stopped_by_user(
+    error: StopTraining,  # of `on_row`
+    folder: RunFolder,
+) -> StopTraining:
+    "The same error with the name of the run and how it goes on."
+    return StopTraining(
+        error.reason,
+        f'{folder.run_id} was stopped by on_row: {error.reason}; it has no result, and the same call without '
+        f'this stop {resume_note(folder)}',
+    )
+
 # %% ../../nbs/experiment/06_launch.ipynb #e779bb31
 # makes of a `say` what is called with each row of a run
 Follow = Callable[[Callable[[str], None]], Callable[[dict], None]]
@@ -463,24 +496,160 @@ def milestones(
 ) -> Callable[[dict], None]:  # give it every row
     "How far a run, and before it its teacher, has come: at most nine lines each."
     steps = 1
-    tenth = 0
+    tenth = 0  # of the training, at the last sentence
     at_s = 0.0
 
-    def on_row(row: dict):
+    def on_row(row: dict) -> None:
         nonlocal steps, tenth, at_s
         if row['kind'] == 'start':
-            steps = row['steps']
-            tenth = 0
-            at_s = 0.0
+            steps, tenth, at_s = row['steps'], 0, 0.0
         if row['kind'] != 'step':
             return
-        now = 10 * row['step'] // steps
-        if tenth < now < 10 and row['elapsed_s'] >= at_s + every_s:
-            tenth = now
+        percent = 100 * row['step'] // steps
+        if tenth < percent // 10 < 10 and row['elapsed_s'] >= at_s + every_s:
+            tenth = percent // 10
             at_s = row['elapsed_s']
-            share = 100 * row['step'] // steps
-            rate = row['examples'] / at_s
             loss = 'unknown' if row['loss'] is None else f'{row["loss"]:.3f}'
-            say(f'   {share} %: step {row["step"]} of {steps}, loss {loss}, {rate:.0f} examples/s')
+            rate = row['examples'] / at_s
+            say(f'   {percent} %: step {row["step"]} of {steps}, loss {loss}, {rate:.0f} examples/s')
 
     return on_row
+
+# %% ../../nbs/experiment/06_launch.ipynb #c661b61f
+def outcome(
+    record: dict,
+) -> str:
+    "A run in a line."
+    return phrase('run.txt.jinja', 'outcome', record, score_name(record))
+
+
+def failures(
+    failed: dict[str, str],  # of `make_runs`
+    runs: int,  # of the study
+) -> str:
+    "What failed, in a sentence."
+    reasons = '; '.join(f'{name} ({why})' for name, why in failed.items())
+    return f'{len(failed)} of {runs} runs failed: {reasons}; put that right and start the study again'
+
+
+def missing(
+    p: Plan,
+) -> list[Plan]:
+    "The dependencies of a run that are not executed yet."
+    return [first for first in (p.teacher, p.transfer) if first and find_run_model(first.run_id) is None]
+
+# %% ../../nbs/experiment/06_launch.ipynb #8077707a
+def make_runs(
+    plans: Sequence[Plan],  # of one study
+    # makes one run, of so many at the same time; a `KdnotesError` is the failure of that run and not of the
+    # study's
+    make: Callable[[Plan, int], object],
+    say: Callable[[str], None] = lambda text: None,
+    jobs: int = 1,  # runs at the same time, on the same device: sooner done, but their times are not compared
+    summarize: Callable[[dict], str] = outcome,  # of the record of a run that is done, in a line
+) -> dict[str, str]:  # run_id -> why it failed
+    "Make the runs that have no record yet, each after its dependencies; a `RunError` if all of them fail."
+    if not isinstance(jobs, int) or jobs < 1:
+        raise RunError(f'jobs={jobs!r} must be a number of runs, at least 1')
+    done = {r['run_id'] for r in records(plans[0].config.where.study)}
+    for p in plans:
+        if p.run_id in done:
+            _bind(RunFolder(p.config.where.study, p.run_id))
+    left = [p for p in plans if p.run_id not in done]
+    maker = _Maker([p.run_id for p in plans], make, say, summarize)
+    if jobs == 1:
+        for p in left:
+            maker.make_one(p)  # in this thread, which is the one that an interrupt reaches
+    else:
+        for stage in stages(left):
+            _make_together(stage, maker.make_one, jobs)
+    failed = {p.run_id: maker.failed[p.run_id] for p in plans if p.run_id in maker.failed}
+    if len(failed) == len(plans):
+        raise RunError(failures(failed, len(plans)))
+    return failed
+
+
+@dataclass
+class _Maker:
+    "Makes runs one by one, each after its dependencies, and says how each of them ended."
+
+    run_ids: Sequence[str]  # of the study
+    make: Callable[[Plan, int], object]  # as of `make_runs`
+    say: Callable[[str], None]
+    summarize: Callable[[dict], str]  # as of `make_runs`
+    tried: set[str] = field(default_factory=set)  # run_ids
+    failed: dict[str, str] = field(default_factory=dict)  # run_id -> why
+
+    def make_one(self, p: Plan, concurrent: int = 1) -> None:
+        if p.run_id in self.tried:
+            return
+        self.tried.add(p.run_id)
+        if p.run_id in self.run_ids:
+            self.say(f'{self.run_ids.index(p.run_id) + 1} of {len(self.run_ids)}: {p.run_id}')
+        for first in missing(p):
+            self.make_one(first, concurrent)
+            if first.run_id in self.failed:  # it would fail again for each of its students
+                why = self.failed[first.run_id]
+                self.failed[p.run_id] = f'its dependency {first.run_id} failed: {why}'
+                self.say(f'   {p.run_id} is not made: its dependency {first.run_id} failed')
+                return
+        try:
+            self.make(p, concurrent)
+            record = find_record(p.run_id)
+            if not record:
+                raise RunError(
+                    'no record of this name was left, as when a corpus or a model changes meanwhile; '
+                    'start the study again'
+                )
+            self.say(f'   {p.run_id}: {self.summarize(record[0])}')
+        except Stopped:
+            raise  # the study stops with it
+        except KdnotesError as e:
+            self.failed[p.run_id] = str(e)
+            self.say(f'   {p.run_id} failed: {e}')
+
+# %% ../../nbs/experiment/06_launch.ipynb #1cd3c3ee
+def _make_together(stage: Sequence[Plan], make_one: Callable[[Plan, int], None], jobs: int) -> None:
+    "Make several runs at the same time, none of which depends on another."
+    concurrent = min(jobs, len(stage))
+    with ThreadPoolExecutor(jobs) as pool:
+        futures: list[Future] = []
+        try:
+            with held_back():
+                futures += [pool.submit(make_one, p, concurrent) for p in stage]
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:  # a stop: no other run begins, and those that run save their state
+            stop_futures(futures)
+            raise
+
+
+def stop_futures(
+    futures: Sequence[Future],  # of threads that make runs
+) -> None:
+    "Stop what other threads make, also what they are about to start; an interrupt kills what is left."
+    with held_back():
+        for future in futures:
+            future.cancel()
+    try:
+        while wait(futures, timeout=0.2).not_done:
+            stop_all()
+    except BaseException:
+        while wait(futures, timeout=0.2).not_done:
+            kill_all()
+        raise
+
+# %% ../../nbs/experiment/06_launch.ipynb #bb524459
+def stages(plans: Sequence[Plan]) -> list[list[Plan]]:
+    "These runs and their pending dependencies; those of a stage depend on earlier stages alone."
+    stage_of: dict[str, tuple[int, Plan]] = {}
+
+    def depth(p: Plan) -> int:  # 1: all its dependencies are there
+        if p.run_id not in stage_of:
+            stage_of[p.run_id] = (1 + max(map(depth, missing(p)), default=0), p)
+        return stage_of[p.run_id][0]
+
+    for p in plans:
+        depth(p)
+    numbers = sorted({number for number, _ in stage_of.values()})
+    return [[p for number, p in stage_of.values() if number == stage] for stage in numbers]

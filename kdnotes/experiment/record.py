@@ -14,7 +14,7 @@ from ..core.config import pluralize
 from ..core.spec import RunConfig, is_given, reads_scores, value_of
 from ..core.render import reason
 from ..core.resolve import factors, settings
-from ..results.schema import SCHEMA, SHARED_MASKS, Best, Operations, keys_of
+from ..results.schema import SCHEMA, SHARED_MASKS, Best, keys_of
 from ..results.runs import RunFolder
 from ..tasks.batching import rows_in
 from ..tasks.sources import Corpus
@@ -35,7 +35,7 @@ class Rank:
     corpus: Corpus
     runtime: Any  # a `train.distributed.Runtime`
 
-# %% ../../nbs/experiment/05_record.ipynb #f654d196
+
 @dataclass(frozen=True)
 class Outcome:
     "What a rank has when the training and the evaluation are over."
@@ -47,54 +47,33 @@ class Outcome:
     telemetry: list[dict]  # the summaries of all ranks
     begin: float  # `time.perf_counter()` when this call began
 
-# %% ../../nbs/experiment/05_record.ipynb #3399f17c
-def _time(rank: Rank, outcome: Outcome) -> dict:
-    "The time keys of a record."
-    before = rank.job['times']
-    train_s = outcome.result.train_s
-    return dict(
-        train_s=train_s,
-        teacher_s=outcome.teacher_s,
-        teacher_train_s=before['teacher_train_s'],
-        total_s=train_s + (outcome.teacher_s or 0) + (before['teacher_train_s'] or 0),
-        wall_s=time.perf_counter() - outcome.begin,
-        transfer_s=before['transfer_s'],
-    )
-
 # %% ../../nbs/experiment/05_record.ipynb #e5a95290
-def _operations(config: RunConfig, task, model, result) -> dict:
-    """Operations of the matmuls, padding not counted: those of the model's plain forward and backward,
-    and those that were executed.
-    """
+def _speed(config: RunConfig, task, model, result) -> dict:  # throughput and operations of a record
+    "Operations of the matmuls, padding not counted, those of the model and those executed; and rates."
     from kdnotes.distill.architectures import forward_flops
     from kdnotes.distill.needed_positions import left_out_flops, why_trained_whole
 
     lengths = task.lengths('train')
     forward = forward_flops(model.config, lengths) + task.head_flops(model.config, lengths)
-    if is_given(config) or math.isnan(forward):
-        return dict.fromkeys(keys_of(Operations))
-    whole = why_trained_whole(config, model.config, task.auto_class)
-    left_out = 0.0 if whole else left_out_flops(model.config, lengths, device=model.device.type)
-    # the backward costs twice the forward: Kaplan et al. 2020, arXiv 2001.08361, table 1
-    of_model, executed = (3 * flops / len(lengths) for flops in (forward, forward - left_out))
+    of_model = executed = None
+    if not is_given(config) and not math.isnan(forward):
+        whole = why_trained_whole(config, model.config, task.auto_class)
+        left_out = 0.0 if whole else left_out_flops(model.config, lengths, device=model.device.type)
+        # the backward costs twice the forward: Kaplan et al. 2020, arXiv 2001.08361, table 1
+        of_model, executed = (3 * flops / len(lengths) for flops in (forward, forward - left_out))
+    rate = result.examples_per_s
+    known = of_model and rate
     return dict(
-        model_flops_per_example=of_model,
-        executed_flops_per_example=executed,
-        executed_flops_per_s=_rate(executed, result.examples_per_s),
-    )
-
-# %% ../../nbs/experiment/05_record.ipynb #ad7c7858
-def _rate(flops: float | None, examples_per_s: float | None) -> float | None:
-    "A rate, where both are known."
-    return flops * examples_per_s if flops and examples_per_s else None
-
-# %% ../../nbs/experiment/05_record.ipynb #ac57836b
-def _throughput(result, operations: dict) -> dict:
-    "Rates; useful are the operations of the model, executed or left out: MFU is computed of them."
-    return dict(
-        examples_per_s=result.examples_per_s,
-        tokens_per_s=result.tokens_per_s,
-        useful_flops_per_s=_rate(operations['model_flops_per_example'], result.examples_per_s),
+        throughput=dict(
+            examples_per_s=rate,
+            tokens_per_s=result.tokens_per_s,
+            useful_flops_per_s=of_model * rate if known else None,
+        ),
+        operations=dict(
+            model_flops_per_example=of_model,
+            executed_flops_per_example=executed,
+            executed_flops_per_s=executed * rate if known else None,
+        ),
     )
 
 # %% ../../nbs/experiment/05_record.ipynb #06b98131
@@ -129,12 +108,12 @@ def _reasons(config: RunConfig, record: dict, reasons: dict, uncut: str) -> dict
         by_key[f'kept.{name}'] = (
             f'{best["metric"]} is not defined on what {best["set"]} holds: the last step is kept'
         )
-    return reasons | {place: why for place, why in by_key.items() if _is_null(record, place)}
 
-# %% ../../nbs/experiment/05_record.ipynb #56db80b0
-def _is_null(record: dict, place: str) -> bool:
-    part, name = place.split('.')
-    return record[part].get(name, '') is None
+    def is_null(place: str) -> bool:
+        part, name = place.split('.')
+        return record[part].get(name, '') is None
+
+    return reasons | {place: why for place, why in by_key.items() if is_null(place)}
 
 # %% ../../nbs/experiment/05_record.ipynb #39a96c2f
 def _tokenisation(task) -> dict:
@@ -158,6 +137,7 @@ def _identity(rank: Rank, start_sha256: str, model) -> dict:
     initial = job['initial'] | dict(start_sha256=start_sha256)
     if new := getattr(model, 'new_parameters', []):  # those that the pretrained weights lack, such as a head
         initial |= dict(adaptation=new)
+    one_rank = 'the mode has one rank' if MODES[config.where.mode].ranks == '1' else ''
     return dict(
         run_id=job['run_id'],
         study=config.where.study,
@@ -166,7 +146,14 @@ def _identity(rank: Rank, start_sha256: str, model) -> dict:
         arm=config.where.arm,
         factors=factors(config),
         settings=settings(config),
-        parallel=_parallel(config, runtime),
+        parallel=dict(
+            ranks=runtime.ranks,
+            threads_per_rank=runtime.threads,
+            backend=runtime.backend,
+            streams=None,
+            graphs=None,
+            reason=one_rank or f'{pluralize(runtime.ranks, "rank")} on {_hardware(runtime)}',
+        ),
         seed=config.seed,
         teacher_seed=settings(config)['teacher_seed'],
         teacher_run_id=job['teacher_run_id'],
@@ -207,31 +194,18 @@ def _hardware(runtime) -> str:  # 'cpu', 'cuda, 2 machines, NCCL_ALGO=Ring'
     ]
     return ', '.join([runtime.device.type, *machines, *nccl_settings])
 
-# %% ../../nbs/experiment/05_record.ipynb #fec52621
-def _parallel(config: RunConfig, runtime) -> dict:
-    "The processes of a run, and why so many."
-    alone = MODES[config.where.mode].ranks == '1'
-    return dict(
-        ranks=runtime.ranks,
-        threads_per_rank=runtime.threads,
-        backend=runtime.backend,
-        streams=None,
-        graphs=None,
-        reason='the mode has one rank'
-        if alone
-        else f'{pluralize(runtime.ranks, "rank")} on {_hardware(runtime)}',
-    )
-
-# %% ../../nbs/experiment/05_record.ipynb #a083b52a
-def _usage(rank: Rank, outcome: Outcome) -> dict:
-    "What the run used of the machine, over all ranks."
-    used = together(outcome.telemetry, rank.runtime.device.type)
-    if not outcome.result.resumed_at:
-        return used
-    step = outcome.result.resumed_at[-1]
-    return without_sums(used, f'the run went on from step {step}, and only its last session was measured')
-
 # %% ../../nbs/experiment/05_record.ipynb #dccdcf97
+def _lost_rows(rows: list[dict], result) -> dict[str, str]:
+    "Why the timeline of a resumed run begins late: `rows.jsonl` was lost before it went on."
+    from kdnotes.train.loop import log_interval
+
+    resumed = result.resumed_at[0] if result.resumed_at else 0
+    first = min((row['step'] for row in rows if row['kind'] == 'step'), default=0)
+    if first <= resumed or resumed < log_interval(result.steps):
+        return {}
+    return dict(timeline=f'the rows up to step {resumed} were lost')
+
+
 def record_of(
     rank: Rank,  # the main one
     task,  # a `tasks.base.Task`
@@ -239,29 +213,37 @@ def record_of(
     outcome: Outcome,
 ) -> dict:
     "The record: every key is filled, or null with a reason."
-    from kdnotes.distill.heads import whole_model
+    from kdnotes.distill.heads import is_pruned, whole_model
     from kdnotes.distill.architectures import count_parameters, weights_sha256
     from kdnotes.train.latency import forward_latency
 
     result = outcome.result
-    used = _usage(rank, outcome)
+    used = together(outcome.telemetry, rank.runtime.device.type)
+    if result.resumed_at:
+        why = f'the run went on from step {result.resumed_at[-1]}, and only its last session was measured'
+        used = without_sums(used, why)
     rows = rank.folder.rows()
     where, metric, higher = task.primary
     value = outcome.evaluation.metrics[where][metric]
     latency, unmeasured = forward_latency(model, task, rank.runtime.device)
-    operations = _operations(rank.config, task, model, result)
+    before = rank.job['times']
+    total_s = result.train_s + (outcome.teacher_s or 0) + (before['teacher_train_s'] or 0)
     measured = used.keys() - {'energy', 'machine', 'reasons'}  # these are extended below
     record = _identity(rank, outcome.start_sha256, model) | dict(
         schema=SCHEMA,
         params_total=count_parameters(model),
-        **_architecture_keys(model),
         model_sha256=weights_sha256(whole_model(model)),
         primary=dict(set=where, metric=metric, higher_is_better=higher, value=value),
         metrics=outcome.evaluation.metrics,
         tokenisation=_tokenisation(task),
-        time=_time(rank, outcome),
-        throughput=_throughput(result, operations),
-        operations=operations,
+        time=before
+        | dict(
+            train_s=result.train_s,
+            teacher_s=outcome.teacher_s,
+            total_s=total_s,
+            wall_s=time.perf_counter() - outcome.begin,
+        ),
+        **_speed(rank.config, task, model, result),
         latency=latency,
         **{part: used[part] for part in used if part in measured},
         energy=used['energy'] | carbon(used['energy']['device_j'], rank.config.where.grid_g_per_kwh),
@@ -278,35 +260,12 @@ def record_of(
         tokens=result.tokens,
         curve=result.curve,
     )
+    if is_pruned(model):
+        record['kept_heads'] = model.config.kept_heads
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if trainable != record['params_total']:  # some are frozen
+        record['params_trainable'] = trainable
     if result.kept:
         record['kept'] = {name: result.kept[name] for name in keys_of(Best)}
     reasons = _reasons(rank.config, record, used['reasons'] | unmeasured, task.uncut)
     return record | dict(reasons=reasons | _lost_rows(rows, result))
-
-# %% ../../nbs/experiment/05_record.ipynb #a22f80b4
-def _architecture_keys(model) -> dict:
-    "Keys of models that were pruned, or that have parameters that are not trained."
-    from kdnotes.distill.heads import is_pruned
-    from kdnotes.distill.architectures import count_parameters
-
-    keys = {}
-    if is_pruned(model):
-        keys['kept_heads'] = model.config.kept_heads
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    if trainable != count_parameters(model):
-        keys['params_trainable'] = trainable
-    return keys
-
-# %% ../../nbs/experiment/05_record.ipynb #f8c5f593
-def _lost_rows(rows: list[dict], result) -> dict[str, str]:
-    "Why the timeline of a resumed run begins late: `rows.jsonl` was lost before it went on."
-    from kdnotes.train.loop import log_interval
-
-    if not result.resumed_at:
-        return {}
-    resumed = result.resumed_at[0]
-    first = min((row['step'] for row in rows if row['kind'] == 'step'), default=0)
-    rows_expected = resumed >= log_interval(result.steps)
-    if first <= resumed or not rows_expected:
-        return {}
-    return dict(timeline=f'the rows up to step {resumed} were lost')

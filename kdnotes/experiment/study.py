@@ -20,10 +20,9 @@ from ..core.spec import flat
 from ..core.files import atomic_write, figures_path, file_errors, runs_path
 from ..core.render import phrase
 from .cluster import Cluster
-from .forecast import time_left, pending_runs
 from .launch import Follow, execute, failures, make_runs, milestones
-from .plan import Plan, explain_study, plan_study
-from .describe import TEMPLATE
+from .plan import TEMPLATE, Plan
+from .study_plan import explain_study, pending_runs, plan_study, time_left
 from .worker import have_floors
 from ..results.runs import RunFolder
 

@@ -11,22 +11,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 import pandas as pd
 from .. import __version__
 from ..core.config import KdnotesError, plugin_id, task_info
-from kdnotes.core.spec import (
-    RunConfig,
-    flat,
-    is_given,
-    is_student,
-    reads_scores,
-    several_teachers,
-    starts_from,
-    value_of,
-    with_values,
-)
+from ..core.spec import RunConfig, flat, is_given, is_student, reads_scores, several_teachers
+from ..core.spec import starts_from, value_of, with_values
 from ..core.parse import stored_config
 from ..core.files import cache_path, file_errors, read_json
 from ..core.tables import reason
@@ -35,9 +27,10 @@ from ..core.progress import ReportFile, reporting_to, silent
 from ..core.resolve import settings
 from ..core.streams import torch_seed
 from ..core.user_code import PLUGIN_FILE, load_loss
-from .attempt import RunError, stage_file, wait_for_file
-from .compatibility import teachers_sha256
-from .plan import make_task, source_of
+from ..distill.tokenizers import load_tokenizer, reads_as
+from ..distill.weights import config_sha256, is_pinned, reading_sha256, source_sha256, vocabulary_sha256
+from .compatibility import make_task, source_of, teachers_sha256
+from .launch import RunError, stage_file, wait_for_file
 from .record import Outcome, Rank, record_of
 from ..results.runs import RunFolder
 from ..results.store import checked_run_model, floors, keep_floors, start_names, start_text
@@ -121,8 +114,14 @@ def worker(
         _write(rank, task, model, Outcome(start_sha256, teacher_s, result, evaluation, summaries, begin))
     runtime.barrier()
     rt.stop(runtime)
-    if runtime.main:  # no other rank waits for it
-        _score_baselines(rank)
+    if not runtime.main:
+        return
+    try:  # no other rank waits for the trivial baselines
+        left_out = have_floors(rank.config, rank.corpus.sha256, runtime.device.type)
+    except Exception as e:  # the record is written: nothing that happens here makes the run a failed one
+        left_out = [f'the trivial baselines were not scored: {reason(e)}']
+    for line in left_out:
+        print(line, flush=True)  # into the run's log
 
 # %% ../../nbs/experiment/07_worker.ipynb #0ce39b40
 def encoded_task(
@@ -132,8 +131,6 @@ def encoded_task(
     reader: str | None = None,  # the model whose tokenizer makes them; None: that of the run's network
 ):  # a `tasks.base.Task`
     "The task with its tokens; one rank of each machine fills its cache, the others read it."
-    from kdnotes.distill.tokenizers import load_tokenizer, reads_as
-
     task = make_task(config, corpus)
     tokenizer = load_tokenizer(reader or reads_as(config))
     if runtime.local_main:
@@ -151,8 +148,6 @@ def task_of_teacher(
     task,  # of `encoded_task`
 ):  # a `tasks.base.Task`: the same one where both read the same tokens, or there is no teacher to ask
     "The same examples as the teacher of a run reads them."
-    from kdnotes.distill.tokenizers import reads_as
-
     asks = config.loss is not None and not reads_scores(config)
     alike = not asks or reads_as(config) == config.model.pretrained
     return task if alike else encoded_task(config, corpus, runtime, config.model.pretrained)
@@ -164,12 +159,9 @@ def starting_model(
     job: dict,  # `initial` and `teacher_run_id` of the run
 ):  # (model, sha256 of the weights it starts from)
     "The network of a run, with its starting weights."
-    from kdnotes.distill.architectures import model_settings
-    from kdnotes.distill.architectures import load_config, weights_sha256
+    from kdnotes.distill.architectures import load_config, model_settings, weights_sha256
     from kdnotes.distill.models import fresh_model, load_given
     from kdnotes.distill.students import choose_layers
-    from kdnotes.distill.tokenizers import reads_as
-    from kdnotes.distill.weights import config_sha256, source_sha256, vocabulary_sha256
 
     initial = job['initial']
     seed = torch_seed(config.seed, 'init')
@@ -244,16 +236,25 @@ def _model_of_run(task, run_id: str):
 def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its caches took or None)
     "The teacher's signal, for a KD mode; of several teachers one is loaded at a time where it is stored."
     from kdnotes.distill.intermediate import online_teacher
-    from kdnotes.distill.scores import Teachers
+    from kdnotes.distill.models import load_given
+    from kdnotes.distill.scores import Teachers, read_scores
 
     config = rank.config
     if config.loss is None:
         return None, None
     if reads_scores(config):
-        return _scores(rank, task), None
+        scores = read_scores(task, rank.corpus, config)
+        _check_unchanged(f'the scores in {rank.corpus.where}', scores.sha256, rank.job['teachers']['sha256'])
+        return scores, None
+    if several_teachers(config):
+        _check_unchanged('a model of teachers', teachers_sha256(config), rank.job['teachers']['sha256'])
+        sources = config.teacher.sources  # loaded one after the other: two never share the memory
+        models = (load_given(source, task.auto_class, task.head_labels) for source in sources)
+    else:
+        models = [_model_of_run(task, rank.job['teacher_run_id'])]
     as_read = task_of_teacher(config, rank.corpus, rank.runtime, task)
     signals = []
-    for model in _teachers(rank, task):
+    for model in models:
         model = model.to(rank.runtime.device)
         if config.loss.signal == 'online':
             signals.append(online_teacher(as_read, model, config, as_read is not task))
@@ -262,33 +263,10 @@ def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its ca
     seconds = None if config.loss.signal == 'online' else sum(signal.meta['teacher_s'] for signal in signals)
     return Teachers(tuple(signals), config) if several_teachers(config) else signals[0], seconds
 
-# %% ../../nbs/experiment/07_worker.ipynb #b6f3d568
-def _teachers(rank: Rank, task) -> Iterator:  # models
-    "The teachers of a run, loaded as they are asked for."
-    from kdnotes.distill.models import load_given
-
-    config = rank.config
-    if not several_teachers(config):
-        yield _model_of_run(task, rank.job['teacher_run_id'])
-        return
-    _check_unchanged('a model of teachers', teachers_sha256(config), rank.job['teachers']['sha256'])
-    for source in config.teacher.sources:
-        yield load_given(source, task.auto_class, task.head_labels)
-
-
-def _scores(rank: Rank, task):
-    "What the corpus says that a teacher said."
-    from kdnotes.distill.scores import read_scores
-
-    scores = read_scores(task, rank.corpus, rank.config)
-    _check_unchanged(f'the scores in {rank.corpus.where}', scores.sha256, rank.job['teachers']['sha256'])
-    return scores
-
 # %% ../../nbs/experiment/07_worker.ipynb #fda0316a
 def _cached_signal(rank: Rank, task, teacher):
     "The teacher's stored outputs, made now if nobody has made them."
     from kdnotes.distill import teacher_cache as te
-    from kdnotes.distill.tokenizers import load_tokenizer
 
     config = rank.config
     runtime = rank.runtime
@@ -337,11 +315,15 @@ def _row_writer(rank: Rank) -> Callable:  # on_row(kind, **values)
 def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (TrainResult, Evaluation)
     "Train and evaluate; `student` is the phase of the network in training, whichever it is."
     from kdnotes.train.evaluation import evaluate
-    from kdnotes.train.loop import train
+    from kdnotes.train.loop import TrainResult, train
     from kdnotes.train.user_loss import with_loss
 
     if is_given(rank.config):
-        result = _untrained(rank, task, on_row)
+        runtime = rank.runtime
+        given = dict(ranks=runtime.ranks, threads_per_rank=runtime.threads, device=str(runtime.device))
+        given |= dict(steps=0, examples=len(task.lengths('train')), precision=runtime.dtype)
+        on_row('start', **given)
+        result = TrainResult()  # no step, no second and no example
     else:
         loss = load_loss(rank.config, rank.folder.path)
         with telemetry.phase('student'):
@@ -367,23 +349,6 @@ def _train(rank: Rank, task, model, on_row: Callable, signal, telemetry):  # (Tr
     return result, evaluation
 
 # %% ../../nbs/experiment/07_worker.ipynb #ff4c2a74
-def _untrained(rank: Rank, task, on_row: Callable):  # a TrainResult
-    "What a given model has of a training: no step, no second and no example."
-    from kdnotes.train.loop import TrainResult
-
-    runtime = rank.runtime
-    on_row(
-        'start',
-        ranks=runtime.ranks,
-        threads_per_rank=runtime.threads,
-        steps=0,
-        examples=len(task.lengths('train')),
-        precision=runtime.dtype,
-        device=str(runtime.device),
-    )
-    return TrainResult()
-
-
 def _add_evaluation(config, task, result, evaluation, on_row: Callable) -> None:
     "The final evaluation as rows, and the last points of the curves."
     from kdnotes.train.state import evaluation_point
@@ -420,26 +385,32 @@ def have_floors(
     info = task_info(config.task)
     known = set(floors(config.where.study)['key'])
     few = value_of(config, 'labels') is not None and 'labels' in info.floor_settings
-    key = floors_key(info, corpus_sha256, settings(config))
-    if info.floors and key not in known:
-        tables = [floor_table(task.floors()) for task in _floor_tasks(config, corpus_sha256, few)]
-        if any(map(len, tables)):
-            keep_floors(config.where.study, key, _mean_table(tables))
+
+    def score(key: str, few: bool, evaluations: Callable[[Any], dict]) -> None:
+        if key in known:
+            return
+        tables = [floor_table(evaluations(task)) for task in _floor_tasks(config, corpus_sha256, few)]
+        if not any(map(len, tables)):
+            return
+        table = tables[0]
+        if len(tables) > 1:  # what they score on average over several draws
+            names = list(table.columns.drop('value'))
+            table = pd.concat(tables).groupby(names, sort=False, dropna=False)['value'].mean().reset_index()
+        keep_floors(config.where.study, key, table)
+
+    def encoder_floor(name: str, start: str, task) -> dict:
+        encoder = _encoder(name, start, config.data.max_length, device, cache_path() / 'embeddings')
+        return dict(frozen_encoder=task.encoder_floor(encoder))
+
+    if info.floors:
+        score(floors_key(info, corpus_sha256, settings(config)), few, lambda task: task.floors())
     left_out = []
     for name, start in _starts(config, left_out):
         key = encoder_key(info, corpus_sha256, settings(config), start)
-        if key in known:
-            continue
-        tables = []
         try:
-            for task in _floor_tasks(config, corpus_sha256, few and info.probes):
-                encoder = _encoder(name, start, config.data.max_length, device, cache_path() / 'embeddings')
-                tables.append(floor_table(dict(frozen_encoder=task.encoder_floor(encoder))))
+            score(key, few and info.probes, partial(encoder_floor, name, start))
         except (KdnotesError, RuntimeError) as e:  # of weights that cannot be loaded, or have no room
             left_out.append(str(e))
-            continue
-        if tables:
-            keep_floors(config.where.study, key, _mean_table(tables))
     return [f'the frozen encoder was not scored: {why}' for why in left_out]
 
 # %% ../../nbs/experiment/07_worker.ipynb #7e8954e1
@@ -461,9 +432,6 @@ def _starts(
     left_out: list[str],  # why a start cannot be had; those found here are added
 ) -> Iterator[tuple[str, str]]:  # the name of pretrained weights, and of `start_text`
     "The pretrained weights of a run whose task has a baseline of them."
-    from kdnotes.distill.tokenizers import reads_as
-    from kdnotes.distill.weights import is_pinned, reading_sha256, source_sha256
-
     if 'frozen_encoder' not in task_info(config.task).floors:
         return
     for role, name in start_names(flat(config)).items():
@@ -502,8 +470,6 @@ def _floor_tasks(
     few: bool,  # with as many labels as the run has, drawn several times?
 ) -> list:  # of `tasks.base.Task`; [] where the corpus is another one today
     "The task as baselines see it: without texts for a teacher."
-    from kdnotes.distill.tokenizers import load_tokenizer
-
     info = task_info(config.task)
     alone = dict(unlabelled='none', labels=value_of(config, 'labels') if few else None, labels_seed=None)
     known = {}
@@ -525,30 +491,11 @@ def _floor_tasks(
         tasks.append(task)
     return tasks
 
-
-def _mean_table(tables: list):  # DataFrames of `floor_table`
-    "What baselines score on average over several draws."
-    if len(tables) == 1:
-        return tables[0]
-    names = list(tables[0].columns.drop('value'))
-    return pd.concat(tables).groupby(names, sort=False, dropna=False)['value'].mean().reset_index()
-
 # %% ../../nbs/experiment/07_worker.ipynb #3a4b5b2e
-def _score_baselines(rank: Rank) -> None:
-    "The trivial baselines of a run that is done, whatever becomes of them."
-    try:
-        left_out = have_floors(rank.config, rank.corpus.sha256, rank.runtime.device.type)
-    except Exception as e:  # the record is written: nothing that happens here makes the run a failed one
-        left_out = [f'the trivial baselines were not scored: {reason(e)}']
-    for line in left_out:
-        print(line, flush=True)  # into the run's log
-
-
 def _write(rank: Rank, task, model, outcome: Outcome) -> None:
     "Write model, units, predictions, and last the record."
     from kdnotes.distill.heads import is_pruned, whole_model
     from kdnotes.distill.models import save_model
-    from kdnotes.distill.tokenizers import load_tokenizer, reads_as
 
     folder = rank.folder
     model.config.update(task.head_config)
@@ -568,25 +515,19 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
 def main() -> None:
     "Entry of a rank: `python -m kdnotes.experiment.worker <run folder>/config.json`."
     folder = _folder_of(sys.argv[1])
-
-    def stopped(why: str):
-        folder.write_state('interrupted', reason=why)
-
-    def fail(why: str, cause: str = ''):
-        folder.write_state('failed', reason=why, cause=cause)
-        print(f'kdnotes: {why}', file=sys.stderr, flush=True)
-        raise SystemExit(EXIT_FAILED)
-
-    STOP.install(last_words=lambda: stopped('a signal before or after the training'))
+    before_or_after = 'a signal before or after the training'
+    STOP.install(last_words=lambda: folder.write_state('interrupted', reason=before_or_after))
     sink = ReportFile(stage_file(folder)) if os.environ.get('RANK', '0') == '0' else silent
     try:
         with file_errors(), reporting_to(sink):
             worker(sys.argv[1])
     except Stopped as e:
-        stopped(str(e))
+        folder.write_state('interrupted', reason=str(e))
         raise SystemExit(EXIT_STOPPED) from None
     except KdnotesError as e:
-        fail(str(e), e.cause)
+        folder.write_state('failed', reason=str(e), cause=e.cause)
+        print(f'kdnotes: {e}', file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_FAILED) from None
 
 
 if __name__ == '__main__' and '__file__' in globals():

@@ -13,7 +13,9 @@ from ..core.config import FIRST_TASK, ConfigError, pluralize, truncate_repr, tas
 from ..core.spec import flat, value_of
 from ..core.parse import flat_parameters, make_config
 from ..core.files import runs_path
-from ..experiment.plan import Plan, make_task, named, plan
+from ..experiment.plan import Plan, plan
+from ..experiment.compatibility import make_task
+from ..experiment.study_plan import named
 from ..experiment.worker import floor_keys, have_floors
 from ..results.store import floors, records
 from .front import Objective
