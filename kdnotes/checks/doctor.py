@@ -25,7 +25,7 @@ from ..experiment.forecast import finished_runs
 from ..experiment.launch import why_ended
 from ..experiment.plan import Plan, plan
 from ..results.store import find_run_model
-from ..stats.estimate import estimate, work_planned
+from ..stats.hardware import estimate, work_planned
 from ..telemetry.summary import environment
 
 # %% auto #0

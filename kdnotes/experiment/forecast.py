@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 import pandas as pd
-from ..stats.estimate import Estimate, estimate, seconds_of, work_planned
+from ..stats.hardware import Estimate, estimate, seconds_of, work_planned
 from ..core.spec import is_given
 from ..core.render import phrase
 from .launch import saved_step
