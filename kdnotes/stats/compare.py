@@ -44,7 +44,6 @@ from ..telemetry.summary import BUSY_SHARE, is_busy
 from kdnotes.stats.comparable import (
     SEED,
     Attribution,
-    TrivialBaseline,
     Timed,
     alike_cells,
     attribute,

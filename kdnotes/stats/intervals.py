@@ -302,9 +302,9 @@ def bounded_mean(
     matrix,  # (seeds, units) of differences
     rng: np.random.Generator,  # the draws come from here and nowhere else
     bound: float = 1.0,  # no difference is larger, up or down
+    n_draws: int = 20_000,  # of weights
 ) -> BoundedMean:
     "What is known of a mean from few units that differ."
-    n_draws = 20_000  # of weights
     y = checked_numbers(matrix, 2, 'matrix')
     if np.abs(y).max() > bound + SAME:
         raise StatsError(f'a difference of {np.abs(y).max():g} exceeds bound={bound:g}; give its bound')
@@ -341,11 +341,12 @@ def difference_interval(
     matrix,  # (seeds, units) of differences
     rng: np.random.Generator,  # the draws come from here and nowhere else
     bound: float | None = None,  # no difference is larger; None: there is no bound
+    n_draws: int = 20_000,  # of weights, of a bounded mean
 ) -> Interval:
     "The crossed interval, or that of a bounded mean where few units differ."
     if bound is None or not few_differ(matrix):
         return crossed_interval(matrix)
-    return bounded_interval(bounded_mean(matrix, rng, bound))
+    return bounded_interval(bounded_mean(matrix, rng, bound, n_draws))
 
 # %% ../../nbs/stats/01_intervals.ipynb #a4d0c1e1
 def wilson_limits(
