@@ -24,7 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from kdnotes.stats.intervals import ratio_interval
 from kdnotes.scaling import published, steptime
-from kdnotes.scaling.measured import LINKS, USUAL, Predicted, Setup
+from kdnotes.scaling.steptime import LINKS, USUAL, Predicted, Setup
 from .race import Crew, work
 from .contestants import BenchError, Contestant, RaceSetting, contestant_job
 from .turns import Place

@@ -11,8 +11,7 @@ from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import keep_floors
 from kdnotes.results.schema import SCHEMA
 from kdnotes.report.report import Report, report_of
-from kdnotes.stats.evidence import evidence
-from kdnotes.stats.intervals import compact_curve
+from kdnotes.stats.evidence import curve_of, evidence
 from kdnotes.tasks.base import Evaluation, floor_table, floors_key
 from kdnotes.core.spec import value_of
 
@@ -59,9 +58,8 @@ def make_record(
     kd = MODES[mode].kd
     sha = hashlib.sha256(corpus.encode()).hexdigest()
     initial = {'teacher_run_id': f'baseline-s{value_of(c, "teacher_seed")}'} if student else {'weights': 'w0'}
-    points = compact_curve(
-        [(s, 1 / s + 0.1 * i) for i, s in enumerate(range(1, 60))], [(30, value - 0.05), (60, value)]
-    )
+    losses = [dict(step=s, loss=1 / s + 0.1 * i) for i, s in enumerate(range(1, 60))]
+    points = curve_of(dict(curve=[*losses, dict(step=30, value=value - 0.05), dict(step=60, value=value)]))
     value = None if value is None else round(value, 6)
     precision = factors(c)['precision']
     measured = dict(

@@ -9,21 +9,21 @@ from handmade import make_record, make_units, units_of
 from kdnotes.stats.comparable import Attribution, attribute, check_arm, differences, timed, unit_matrix
 from kdnotes.stats.compare import (
     TIMES,
-    VERDICTS,
     Comparison,
     compare,
     study_comparisons,
-    study_factorial,
 )
 from kdnotes.stats.evidence import difference_table
-from kdnotes.stats import comparison_table
+from kdnotes.stats import tables
 from kdnotes.core.config import task_info
 from kdnotes.core.render import MINUS, p_equals, phrase, reason
 from kdnotes.core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
 from kdnotes.results.schema import SCHEMA
-from kdnotes.stats.tests import INTERACTIONS, Equivalence, Family, crossed_test, holm, permutation_test
+from kdnotes.results.table import arms_of
+from kdnotes.stats.tests import Equivalence, Family, crossed_test, holm, permutation_test
 from kdnotes.stats.intervals import Interval, crossed_interval, difference_interval
 from kdnotes.telemetry.summary import BUSY_SHARE
+from thesis.steps import INTERACTIONS, interaction
 
 
 def details_of(why):
@@ -333,7 +333,7 @@ def study(seeds=(0, 1, 2, 3, 4), step=0.01):
 def test_p_and_what_stands_beside_it_come_from_the_matrix_of_differences():
     a, b = arm('full_student', range(5)), arm('full_kd', range(5), value=0.72)
     units = units_of(a + b)
-    c = compare(a, b, units, rng=np.random.default_rng(7))
+    c = compare(a, b, units)
     d = unit_matrix(b, units).to_numpy() - unit_matrix(a, units).to_numpy()
     assert c.p == crossed_test(d).p and (c.p < 0.05) == (c.difference.low > 0)
     assert (c.n_seeds, c.n_units, c.unit_name) == (5, 40, 'questions')
@@ -392,10 +392,9 @@ def test_the_chain_and_the_controls_are_a_family_and_the_procedures_another():
         (('procedures',), 'procedures and variants'),
     ):
         inside = {f'{c.a} -> {c.b}': c for kind, c in found if kind in kinds}
-        family = Family(name, tuple(inside))
-        assert {c.family for c in inside.values()} == {family}
-        assert {k: c.p_holm for k, c in inside.items()} == holm({k: c.p for k, c in inside.items()}, family)
-        times = holm({k: c.p_times['train_s'] for k, c in inside.items()}, family)
+        assert {c.family for c in inside.values()} == {Family(name, tuple(inside))}
+        assert {k: c.p_holm for k, c in inside.items()} == holm({k: c.p for k, c in inside.items()})
+        times = holm({k: c.p_times['train_s'] for k, c in inside.items()})
         assert {k: c.p_times_holm['train_s'] for k, c in inside.items()} == times
     assert len(inside) == 2 and all(c.p_holm >= c.p for _, c in found)
 
@@ -478,9 +477,13 @@ def test_few_units_that_differ_have_the_interval_of_a_bounded_mean(n):
         assert c.difference.se > 0 and c.interval_kind == 'crossed'
 
 
+def interaction_of(records, units):
+    "Whether precision changes the effect of distillation, as the thesis asks."
+    return interaction(arms_of(records), units, INTERACTIONS['precision x kd'])
+
+
 def test_a_contrast_of_arms_with_few_units_that_differ_is_bounded_too():
     "Of four arms one differs from the others, in some questions."
-    name = 'precision x kd (students)'
     arms = [arm(mode, range(3)) for mode in ('full_student', 'full_kd', 'mixed_student', 'mixed_kd')]
 
     def made(changed):
@@ -502,19 +505,19 @@ def test_a_contrast_of_arms_with_few_units_that_differ_is_bounded_too():
             rows.append(pd.DataFrame(its | dict(run_id=r['run_id'])))
         return runs, pd.concat(rows)
 
-    few, many = ({e.name: e for e in study_factorial(*made(n))}[name] for n in (3, 30))
-    assert few.interval.se is None and 'bounded mean' in few.interval.method
-    assert many.interval.se > 0 and 'quadrature' in many.interval.method
+    (few, few_p), (many, many_p) = (interaction_of(*made(n)) for n in (3, 30))
+    assert few.se is None and 'bounded mean' in few.method
+    assert many.se > 0 and 'quadrature' in many.method
     # a difference of two differences reaches twice as far as one
     changed = np.zeros((3, 40))
     changed[:, :3] = np.linspace(0.1, 0.2, 3) + 0.01 * np.arange(3)[:, None]
     expected = difference_interval(changed, np.random.default_rng(0), bound=2.0)
-    assert few.interval.estimate == pytest.approx(expected.estimate)
-    assert few.interval.high == pytest.approx(expected.high, rel=0.05) and few.interval.high > 1.5 * (
+    assert few.estimate == pytest.approx(expected.estimate)
+    assert few.high == pytest.approx(expected.high, rel=0.05) and few.high > 1.5 * (
         difference_interval(changed, np.random.default_rng(0), bound=1.0).high
     )
     # three questions have eight flips
-    assert few.p >= 2 / 2**3 and many.p < 0.01
+    assert few_p >= 2 / 2**3 and many_p < 0.01
 
 
 def test_masks_of_another_kind_are_no_effect_of_precision():
@@ -560,11 +563,8 @@ def test_interactions_pair_the_teachers_too():
         for t in ((3, 4) if m != 'full_kd' else (4, 3))
     ]
 
-    def effects(records):
-        return {e.name: e for e in study_factorial(records, units_of(records))}
-
-    e = effects(runs)['precision x kd (students)']
-    assert (e.interval.n, e.interval.estimate, e.excluded) == (4, pytest.approx(0.04, abs=1e-5), {})
+    found, p = interaction_of(runs, units_of(runs))
+    assert (found.n, found.estimate) == (4, pytest.approx(0.04, abs=1e-5))
     matrix = sum(
         w
         * unit_matrix(
@@ -575,18 +575,13 @@ def test_interactions_pair_the_teachers_too():
             ],
             units_of(runs),
         ).to_numpy()
-        for m, w in e.weights.items()
+        for m, w in INTERACTIONS['precision x kd'].items()
     )
-    assert e.p == pytest.approx(crossed_test(matrix).p)  # each run with those of its own seed and teacher
-    fewer = effects([r for r in runs if (r['arm'], r['seed'], r['teacher_seed']) != ('full_kd', 1, 4)])[
-        'precision x kd (students)'
-    ]
-    assert fewer.interval.n == 3 and fewer.excluded == {m: (1,) for m in four if m != 'full_kd'}
-    torn = effects(
-        runs + arm('parallel_baseline', (0, 1)) + arm('baseline', (0, 1)) + arm('mixed_baseline', (0, 1))
-    )
-    assert torn['network (fp32, no kd)'].reason.code == 'several_teachers'
-    assert torn['precision x kd (students)'].p is not None and torn['ranks (fp32, no kd)'].p is not None
+    assert p == pytest.approx(crossed_test(matrix).p)  # each run with those of its own seed and teacher
+    fewer = [r for r in runs if (r['arm'], r['seed'], r['teacher_seed']) != ('full_kd', 1, 4)]
+    assert interaction_of(fewer, units_of(fewer))[0].n == 3
+    none = [r for r in runs if r['arm'] != 'full_kd']
+    assert interaction_of(none, units_of(none)) == interaction_of(runs, None) == (None, None)
 
 
 def corrected_pair(value, seeds=range(5), p_holm=None, **more):
@@ -669,7 +664,7 @@ def test_one_seed_is_never_an_effect():
     c = corrected_pair(0.72, seeds=(3,))
     assert c.p is None and c.p_holm is None and c.equivalences[0].p_noninferior is None
     assert all(c.verdict(about) == ('not_tested', reason('one_seed')) for about in ('primary', *TIMES))
-    assert {row['verdict'] for row in comparison_table.tested_rows('chain', c)} == {'not_tested', None}
+    assert {row['verdict'] for row in tables.tested_rows('chain', c)} == {'not_tested', None}
     label = phrase('comparison.jinja', 'called', c)
     assert label == 'only kd differs (one seed)'
     for text in (label, str(c), *(sentence(c, about) for about in ('primary', *TIMES))):
@@ -689,35 +684,6 @@ def test_a_time_sentence_turns_ratios_to_what_happened():
     elsewhere = compare(a, arm('mixed_kd', range(5), torch='2.14.0'))
     machines = dict(a=('torch 2.13.0',), b=('torch 2.14.0',))
     assert elsewhere.verdict('train_s').reason == reason('equal_machines', **machines)
-
-
-def test_interactions_are_sums_of_arms_with_weights():
-    runs = [r for r in study(step=0.0) if r['arm'] != 'mixed_kd']
-    runs += [make_record('mixed_kd', s, 0.7 + 0.003 * s + 0.04) for s in range(5)]
-
-    def effects(without=lambda r: False):
-        kept = [r for r in runs if not without(r)]
-        return {e.name: e for e in study_factorial(kept, units_of(kept))}
-
-    whole = effects()
-    for name, expected in (
-        ('precision x kd (students)', 0.04),
-        ('kd (students, mean over precisions)', 0.02),
-        ('network x precision (no kd)', 0.0),
-    ):
-        assert whole[name].interval.estimate == pytest.approx(expected, abs=1e-5)
-    assert {k for k, e in whole.items() if e.p_holm is not None} == set(INTERACTIONS.members)
-    family = {k: whole[k].p for k in INTERACTIONS.members}
-    assert {k: whole[k].p_holm for k in family} == holm(family, INTERACTIONS)
-    fewer = effects(lambda r: (r['arm'], r['seed']) == ('full_kd', 2))
-    assert fewer['precision x kd (students)'].interval.n == 4 and fewer['ranks (fp32, no kd)'].interval.n == 5
-    none = effects(lambda r: r['arm'] == 'mixed_baseline')
-    assert none['network x precision (no kd)'].reason == reason('no_runs_of', arms=('mixed_baseline',))
-    assert none['network x precision (no kd)'].p_holm is None
-    # one that could not be tested stays in the family
-    kept = none['precision x kd (students)']
-    assert kept.p_holm == min(1, 2 * kept.p)
-    assert all(e.interval is None and e.reason.code == 'no_common_units' for e in study_factorial(runs, None))
 
 
 def test_without_a_test_there_is_no_claim():
@@ -742,8 +708,12 @@ def test_without_spread_nothing_is_tested():
 
 def test_verdicts_are_codes_in_the_table():
     found = study_comparisons(study(step=0.03), units_of(study(step=0.03)))
-    rows = [row for kind, c in found for row in comparison_table.tested_rows(kind, c)]
-    assert {row['verdict'] for row in rows if row['quantity'] in TIMES} <= set(VERDICTS)
+    rows = [row for kind, c in found for row in tables.tested_rows(kind, c)]
+    assert {row['verdict'] for row in rows if row['quantity'] in TIMES} <= {
+        'significant',
+        'not_significant',
+        'not_tested',
+    }
     primary = {(row['a'], row['b']): row for row in rows if row['method'] in ('crossed', 'bounded')}
     for _, c in found:
         row = primary[c.a, c.b]
@@ -982,7 +952,7 @@ def test_a_paragraph_has_times_and_warnings():
     assert str(shared)[1:] in str(c) and 'c0' not in str(c), 'commits are a note of the study'
     clean(str(c))
     # modes that differ in what the runs do not
-    unvaried = made_up(attribution=Attribution(None, {}, {}, {}, {}), unvaried=('ranks',))
+    unvaried = made_up(a='baseline', b='parallel_baseline', attribution=Attribution(None, {}, {}, {}, {}))
     assert str(unvaried).endswith('No recorded setting differs; ranks did not vary on this machine.')
     clean(str(made_up(speedup=dict(total_s=total), reasons=dict(train_s=reason('no_spread')))))
 

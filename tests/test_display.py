@@ -10,7 +10,7 @@ import papermill
 import pytest
 from jupyter_core.utils import run_sync
 from handmade import make_record, write_floors, write_run, written_report
-from kdnotes.stats import estimate as es
+from kdnotes.stats import hardware as es
 from kdnotes.report.figures import FIGURES, draw_evidence, run_curves
 from kdnotes.report.plotting import SMOKE_MARK, figure_bytes, mark_smoke
 from kdnotes.stats.evidence import evidence

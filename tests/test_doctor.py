@@ -17,7 +17,7 @@ from kdnotes.core.arms import MODES
 from kdnotes.core.parse import make_config, of_arm
 from kdnotes.distill import teacher_cache as te
 from kdnotes.experiment.plan import plan
-from kdnotes.stats.estimate import Estimate, work_planned
+from kdnotes.stats.hardware import Estimate, work_planned
 from kdnotes.train import checkpoint, loop
 from kdnotes.train.distributed import Runtime
 from kdnotes.core.spec import flat

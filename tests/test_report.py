@@ -120,6 +120,10 @@ def test_curves_come_from_the_record():
     found = ev.curve_of(record | dict(curve=points))
     assert found == [dict(step=10, loss=0.5, value=None), dict(step=20, loss=None, value=0.7)]
     assert ev.curve_set([record | dict(curve=points)]) == 'dev'
+    [undefined] = ev.curve_of(dict(curve=[dict(step=1, loss=float('nan'))]))
+    assert undefined == dict(step=1, loss=None, value=None)
+    long = ev.curve_of(dict(curve=[dict(step=s, loss=float(s)) for s in range(1, 1001)]))
+    assert len(long) == 40 and np.mean([p['loss'] for p in long]) == pytest.approx(500.5)
 
 
 def test_times_are_of_the_machine_that_made_most():

@@ -1,22 +1,16 @@
 "Tests, effect sizes, likeness and power: by hand, against scipy and statsmodels, and at their edges."
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, strategies as st
 from scipy import integrate as scipy_integrate
 from scipy import stats as scipy_stats
-from statsmodels.formula.api import ols
 from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.power import TTestPower
 from statsmodels.stats.weightstats import ttost_paired
-from kdnotes.core.arms import CHAIN, CONTROLS, MODES
 from kdnotes.core.render import reason
 from kdnotes.stats.tests import (
-    FACTORIAL,
     Family,
     _nct_cdf,
-    contrast,
     crossed_test,
     effect_size,
     equivalence,
@@ -28,12 +22,10 @@ from kdnotes.stats.tests import (
     seed_test,
     difference_and_test,
 )
-from kdnotes.stats.coverage import power
 from kdnotes.stats.intervals import (
     Interval,
     StatsError,
     crossed_interval,
-    crossed_moments,
     mean_interval,
     ratio_interval,
 )
@@ -51,7 +43,7 @@ def test_the_primary_p_and_the_interval_are_one():
         d = differences(seed=seed)
         i = crossed_interval(d)
         t = crossed_test(d)
-        assert (t.p < 0.05) == (i.low > 0 or i.high < 0) and (t.n, t.units) == (5, 80)
+        assert (t.p < 0.05) == (i.low > 0 or i.high < 0)
         assert crossed_test(d, null=i.high).p == pytest.approx(0.05)
         wide = crossed_interval(d, level=1 - t.p)  # the interval of level 1 - p ends at the null
         assert min(abs(wide.low), abs(wide.high)) == pytest.approx(0, abs=1e-9)
@@ -59,7 +51,7 @@ def test_the_primary_p_and_the_interval_are_one():
 
 def test_the_primary_p_by_hand():
     t = crossed_test([[1, 2], [3, 6]])  # mean 3, variance (9 + 4 - 1)/4, one degree of freedom each
-    assert t.statistic == pytest.approx(3**0.5) and t.p == pytest.approx(2 * scipy_stats.t.sf(3**0.5, 1))
+    assert t.p == pytest.approx(2 * scipy_stats.t.sf(3**0.5, 1))
     # mean squares 13.5, 3.5, .5 of one, two and two degrees of freedom: the limit at 1 - p / 2 is the mean
     p = crossed_test([[1, 2, 3], [3, 6, 6]]).p
     few, many = (scipy_stats.t.isf(p / 2, df) for df in (1, 2))
@@ -69,9 +61,10 @@ def test_the_primary_p_by_hand():
 def test_a_far_p_keeps_its_digits():
     """Beside the t of both parts, between which it lies, and for both signs."""
     d = differences(3, 40, (0.05, 0.1, 0.1), mean=0.0)
+    i = crossed_interval(d)
     for null in (5.0, -5.0, 1e4):
         t = crossed_test(d, null)
-        few, many = (2 * scipy_stats.t.sf(abs(t.statistic), df) for df in (2, 39))
+        few, many = (2 * scipy_stats.t.sf(abs(i.estimate - null) / i.se, df) for df in (2, 39))
         assert many <= t.p <= few and t.p == pytest.approx(crossed_test(-d, -null).p, rel=1e-9)
 
 
@@ -159,9 +152,7 @@ def test_exact_permutation_is_scipys(n):
     theirs = scipy_stats.permutation_test(
         (d.mean(0),), np.mean, permutation_type='samples', n_resamples=np.inf
     )
-    assert permutation_test(d, None).p == pytest.approx(theirs.pvalue) and permutation_test(
-        d, None
-    ).statistic == pytest.approx(d.mean())
+    assert permutation_test(d, None).p == pytest.approx(theirs.pvalue)
 
 
 def test_permutation_by_hand_and_with_ties():
@@ -178,7 +169,7 @@ def test_random_permutation_is_close_to_the_exact_one_and_never_zero():
     d = differences(units=18, mean=0.03)
     exact = (abs(flip_signs(18) @ d.mean(0)) >= abs(d.mean(0).sum()) - 1e-12).mean()
     p = permutation_test(d, np.random.default_rng(0), 20000)
-    assert p.p == pytest.approx(exact, abs=4 * (exact / 20000) ** 0.5 + 1e-3) and '20000 flips' in p.method
+    assert p.p == pytest.approx(exact, abs=4 * (exact / 20000) ** 0.5 + 1e-3)
     assert permutation_test(d, np.random.default_rng(0), 500) == permutation_test(
         d, np.random.default_rng(0), 500
     )
@@ -213,18 +204,12 @@ def test_few_seeds_are_refused_with_the_least_p():
     assert seed_test(np.arange(1.0, 9)).p == 2 / 2**8
 
 
-def test_holm_is_statsmodels_and_needs_its_family():
+def test_holm_is_statsmodels():
     p = dict(a=0.004, b=0.03, c=0.011, d=0.6)
-    family = Family('made up', tuple(p))
-    assert list(holm(p, family).values()) == pytest.approx(multipletests(list(p.values()), method='holm')[1])
-    assert holm(dict(a=0.01, b=0.04, c=0.03), Family('hand', ('a', 'b', 'c'))) == pytest.approx(
-        dict(a=0.03, b=0.06, c=0.06)
-    )
-    untested = holm(p | dict(d=None), family)
+    assert list(holm(p).values()) == pytest.approx(multipletests(list(p.values()), method='holm')[1])
+    assert holm(dict(a=0.01, b=0.04, c=0.03)) == pytest.approx(dict(a=0.03, b=0.06, c=0.06))
+    untested = holm(p | dict(d=None))
     assert untested['d'] is None and untested['a'] == pytest.approx(4 * 0.004)  # still four members
-    for wrong in ({}, dict(a=0.1), p | dict(e=0.2)):
-        with pytest.raises(StatsError, match="'made up' has other members"):
-            holm(wrong, family)
     with pytest.raises(StatsError, match='each once'):
         Family('twice', ('a', 'a'))
 
@@ -321,111 +306,3 @@ def test_likeness_needs_seeds_a_spread_and_a_margin():
         assert e.p_equivalent is e.p_noninferior is e.equivalent is e.noninferior is None
         assert e.reason == reason(why)
     assert equivalence(crossed_interval(differences()), 0.05).reason is None
-    with pytest.raises(StatsError, match='margin=-1 must be > 0'):
-        equivalence(one, -1)
-
-
-@pytest.mark.parametrize(
-    'difference, spread, seeds, units',
-    [
-        (0.02, (0.0, 0.0, 0.1422), 3, 237),
-        (0.02, (0.0, 0.0, 0.19), 5, 122),
-        (0.03, (1e-6, 0.0, 0.19), 3, 122),
-        (0.03, (0.0, 0.0, 0.19), 3, 122),  # the test does not know that a component is zero
-        (0.02, (0.03, 0.0, 0.1), 3, 50),
-        (0.02, (0.0, 0.16, 0.19), 8, 237),
-        (0.03, (0.01, 0.16, 0.19), 5, 237),
-        (0.05, (0.06, 0.16, 0.19), 3, 122),
-        (0.0, (0.03, 0.16, 0.19), 5, 122),
-        (0.0, (0.0, 0.0, 0.19), 5, 60),
-    ],
-)
-def test_power_is_what_is_seen(difference, spread, seeds, units):
-    rng = np.random.default_rng(1)
-    trials = 6000
-    told = []
-    for _ in range(trials // 1000):
-        d = difference + sum(
-            s * rng.normal(size=size)
-            for s, size in zip(spread, ((1000, seeds, 1), (1000, 1, units), (1000, seeds, units)))
-        )
-        mean, variance, share = crossed_moments(d)
-        limits = [scipy_stats.t.ppf(0.975, n - 1) ** 2 for n in (seeds, units)]
-        told.append(mean**2 > variance * (share * limits[0] + (1 - share) * limits[1]))
-    assert power(difference, tuple(s**2 for s in spread), seeds, units) == pytest.approx(
-        np.mean(told), abs=0.025
-    )
-
-
-def test_power_is_statsmodels_and_has_no_step_where_a_component_vanishes():
-    for variance, seeds, units, spread, n in (
-        ((0.0, 0.16**2, 1e-15), 4, 237, 0.16, 237),
-        ((0.03**2, 0.0, 1e-15), 6, 50, 0.03, 6),
-    ):
-        theirs = TTestPower().power(0.02 / spread, n, 0.05)
-        assert power(0.02, variance, seeds, units) == pytest.approx(theirs, abs=1e-3)
-    every = (0.01**2, 0.1**2, 0.1**2)
-    assert power(0.01, every, 5, 100) == power(-0.01, every, 5, 100) and power(9.0, every, 5, 100) > 0.999
-    for none in ((0.0, 0.0, 0.19**2), (0.0, 0.1**2, 0.1**2), (0.1**2, 0.0, 0.1**2)):
-        nearly = tuple(v or 1e-12 for v in none)
-        assert power(0.03, none, 5, 100) == pytest.approx(power(0.03, nearly, 5, 100), abs=1e-3)
-    by_seeds = [
-        [power(0.03, (0.01**2, 0.16**2, 0.19**2), s, u) for s in (3, 8, 20)] for u in (122, 500, 1000)
-    ]
-    assert (np.diff(by_seeds, axis=0) > 0).all() and (np.diff(by_seeds, axis=1) > 0).all()
-    with pytest.raises(StatsError, match='2 seeds'):
-        power(0.1, (0.0, 1.0, 1.0), 1, 10)
-    with pytest.raises(StatsError, match='variance above 0'):
-        power(0.03, (0.0, 0.0, 0.0), 5, 100)
-
-
-def test_contrasts_are_those_of_a_regression_with_dummies():
-    rng = np.random.default_rng(0)
-    arms = ['full_student', 'full_kd', 'mixed_student', 'mixed_kd']
-    cells = {a: rng.normal(0.7, 0.1, (3, 20)) for a in arms}
-    long = pd.DataFrame(
-        [
-            dict(kd='kd' in a, mixed='mixed' in a, seed=s, unit=u, value=cells[a][s, u])
-            for a in arms
-            for s in range(3)
-            for u in range(20)
-        ]
-    )
-    # effects coded: main effects are means over the other factor
-    centred = long.assign(kd=long['kd'] - 0.5, mixed=long['mixed'] - 0.5)
-    fit = ols('value ~ kd * mixed + C(seed) + C(unit)', centred).fit().params
-    known = {name: weights for name, weights in FACTORIAL.items() if weights.keys() <= cells.keys()}
-    found = {name: contrast(name, weights, cells).interval.estimate for name, weights in known.items()}
-    assert found == pytest.approx(
-        {
-            'kd (students, mean over precisions)': fit['kd'],
-            'precision (students, mean over kd)': fit['mixed'],
-            'precision x kd (students)': fit['kd:mixed'],
-        }
-    )
-    own = cells['mixed_kd'] - cells['full_kd'] - cells['mixed_student'] + cells['full_student']
-    effect = contrast('precision x kd (students)', known['precision x kd (students)'], cells)
-    assert effect.interval == crossed_interval(own) and effect.p == crossed_test(own).p
-
-
-def test_what_is_estimable_is_about_the_modes():
-    factors = ('network', 'precision', 'kd', 'ranks')
-    first = MODES['baseline']
-    for name, weights in FACTORIAL.items():
-        assert set(weights) <= set(MODES) and sum(weights.values()) == 0
-        alike = {
-            f: [w for a, w in weights.items() if getattr(MODES[a], f) == getattr(first, f)] for f in factors
-        }
-        moved = {f for f, of in alike.items() if sum(of)}
-        # a main effect moves its own factor alone, an interaction none on balance
-        assert moved == (set() if ' x ' in name else {name.split()[0]})
-    pairs = {frozenset(w) for w in FACTORIAL.values() if len(w) == 2}
-    assert pairs <= {frozenset(s) for s in CHAIN + CONTROLS}
-
-
-def test_wrong_weights_and_other_seeds_are_said():
-    cells = {a: np.ones((2, 3)) for a in ('full_student', 'full_kd')}
-    with pytest.raises(StatsError, match='add up to 0'):
-        contrast('x', {'full_kd': 1}, cells)
-    with pytest.raises(StatsError, match='different seeds or units'):
-        contrast('x', {'mixed_kd': 1, 'full_kd': -1}, cells | {'mixed_kd': np.ones((2, 4))})

@@ -9,17 +9,16 @@ from kdnotes.stats.intervals import (
     StatsError,
     _resampled,
     bootstrap_interval,
-    compact_curve,
     crossed_interval,
     crossed_moments,
     difference_interval,
     draw_counts,
     cluster_interval,
     mean_interval,
+    mean_squares,
     ratio_interval,
     score_interval,
     studentised_limits,
-    variance_components,
     wilson_limits,
 )
 from kdnotes.core.render import MINUS, FormatError, number_texts, p_equals, p_text, reason
@@ -36,17 +35,18 @@ def crossed(seeds, units, spread, seed=0, mean=0.0):
     )
 
 
-@pytest.mark.parametrize('level', [0.5, 0.9, 0.95, 0.99])
 @pytest.mark.parametrize('n', [2, 3, 10])
-def test_mean_interval_is_scipys(n, level):
+def test_mean_interval_is_scipys(n):
     x = np.random.default_rng(n).normal(5, 2, n)
-    i = mean_interval(x, level)
-    theirs = scipy_stats.ttest_1samp(x, 0).confidence_interval(level)
-    assert (i.low, i.high) == pytest.approx(tuple(theirs), rel=1e-10) and (i.n, i.df, i.level) == (
-        n,
-        n - 1,
-        level,
-    )
+    i = mean_interval(x)
+    theirs = scipy_stats.ttest_1samp(x, 0).confidence_interval()
+    assert (i.low, i.high) == pytest.approx(tuple(theirs), rel=1e-10)
+    assert (i.n, i.df, i.level) == (n, n - 1, 0.95)
+
+
+def components(ms, shape):
+    "Variances of seeds, units and the rest."
+    return (ms[0] - ms[2]) / shape[1], (ms[1] - ms[2]) / shape[0], ms[2]
 
 
 def test_components_are_those_of_a_mixed_model():
@@ -59,8 +59,7 @@ def test_components_are_those_of_a_mixed_model():
     model = smf.mixedlm(
         'value ~ 1', long, groups='one', vc_formula={'seed': '0 + C(seed)', 'unit': '0 + C(unit)'}
     ).fit()
-    c = variance_components(y)
-    assert c.variance == pytest.approx((*model.vcomp, model.scale), rel=1e-3)
+    assert components(mean_squares(y)[1], y.shape) == pytest.approx((*model.vcomp, model.scale), rel=1e-3)
     # and the standard error of the grand mean
     assert crossed_interval(y).se == pytest.approx(float(model.bse.iloc[0]), rel=1e-3)
 
@@ -80,15 +79,15 @@ def test_crossed_interval_by_hand():
 
 def test_a_component_below_zero_counts_as_zero():
     y = np.array([[0.0, 1, 0, 1, 1], [1, 1, 0, 0, 1]])
-    c = variance_components(y)
-    assert c.ms[0] < c.ms[2] and c.variance[0] == 0 and c.ms[1] > c.ms[2]
+    ms = mean_squares(y)[1]
+    assert ms[0] < ms[2] < ms[1]
     i = crossed_interval(y)
     assert i.df_share == 0 and i.low == pytest.approx(mean_interval(y.mean(0)).low)
     # seeds that are not quite alike, and less apart than luck would have them: they still have a part
     y = crossed(3, 20, (0.0, 0.3, 0.3), seed=1)
-    c, i = variance_components(y), crossed_interval(y)
-    assert 0 < c.ms[0] < c.ms[2] < c.ms[1] and i.se == pytest.approx(mean_interval(y.mean(0)).se)
-    assert i.df_share == pytest.approx(c.ms[0] / c.ms[1]) and i.low < mean_interval(y.mean(0)).low
+    ms, i = mean_squares(y)[1], crossed_interval(y)
+    assert 0 < ms[0] < ms[2] < ms[1] and i.se == pytest.approx(mean_interval(y.mean(0)).se)
+    assert i.df_share == pytest.approx(ms[0] / ms[1]) and i.low < mean_interval(y.mean(0)).low
     both = crossed_interval([[0.0, 1], [1, 0]])  # no effect of seeds or units at all: the rest alone
     assert both.df == 1 and both.high == pytest.approx(0.5 + scipy_stats.t.ppf(0.975, 1) * 0.5)
 
@@ -300,8 +299,8 @@ def test_what_every_interval_says_of_itself():
     assert mean == Interval(
         2.0, mean.low, mean.high, 3, 0.95, 'Student t over runs', df=2.0, se=mean.se, null=0.0
     )
-    equal = mean_interval([2, 2], 0.5)
-    assert equal == Interval(2.0, 2.0, 2.0, 2, 0.5, 'Student t over runs', df=1.0, se=0.0)
+    equal = mean_interval([2, 2])
+    assert equal == Interval(2.0, 2.0, 2.0, 2, 0.95, 'Student t over runs', df=1.0, se=0.0)
 
     alone = dict(units=1, reason=reason('one_value'))
     for one in (crossed_interval([[5]]), bootstrap_interval([[5]], np.random.default_rng(0))):
@@ -333,7 +332,7 @@ def test_what_every_interval_says_of_itself():
 def test_what_a_bounded_interval_says_of_itself(seeds, over):
     matrix = np.zeros((seeds, 40))
     matrix[0, 7] = 0.5
-    found = difference_interval(matrix, np.random.default_rng(0), bound=1.0, n_draws=500)
+    found = difference_interval(matrix, np.random.default_rng(0), bound=1.0)
     assert found.method == f'bounded mean over {over}'
     assert (found.estimate, found.n, found.units, found.level) == (matrix.mean(), seeds, 40, 0.95)
     assert found.low < found.estimate < found.high
@@ -391,51 +390,22 @@ def test_what_a_bootstrap_says_of_itself():
 
 
 @pytest.mark.parametrize(
-    'call, sentence',
+    'call, words',
     [
-        (
-            lambda: mean_interval(['a']),
-            'values must be numbers in 1 dimension(s), every row of one length; give the missing ones or '
-            'exclude the run',
-        ),
-        (
-            lambda: mean_interval([1, None]),
-            'values hold 1 of 2 values that are not finite; exclude those runs or units',
-        ),
-        (lambda: mean_interval([1, 2], 0), 'level=0 must lie between 0 and 1; use 0.95'),
-        (
-            lambda: mean_interval([]),
-            'values of shape (0,) must have 1 dimension(s) and at least one value',
-        ),
-        (
-            lambda: crossed_interval([1, 2]),
-            'matrix of shape (2,) must have 2 dimension(s) and at least one value',
-        ),
-        (
-            lambda: crossed_interval([[1, 2], [3]]),
-            'matrix must be numbers in 2 dimension(s), every row of one length; give the missing ones or '
-            'exclude the run',
-        ),
-        (
-            lambda: ratio_interval([1, np.nan], [1, 1]),
-            'times_a hold 1 of 2 values that are not finite; exclude those runs or units',
-        ),
-        (
-            lambda: ratio_interval([1, 1], [1, np.inf]),
-            'times_b hold 1 of 2 values that are not finite; exclude those runs or units',
-        ),
+        (lambda: mean_interval(['a']), "values: could not convert string to float: 'a'"),
+        (lambda: mean_interval([1, None]), 'values of shape (2,) must be finite numbers in 1 dimension(s)'),
+        (lambda: mean_interval([]), 'values of shape (0,) must be finite numbers in 1 dimension(s), one at'),
+        (lambda: crossed_interval([1, 2]), 'matrix of shape (2,) must be finite numbers in 2 dimension(s)'),
+        (lambda: crossed_interval([[1, 2], [3]]), 'matrix: setting an array element with a sequence'),
+        (lambda: ratio_interval([1, 1], [1, np.inf]), 'times_b of shape (2,) must be finite numbers'),
         (lambda: ratio_interval([1, 2], [1]), '2 and 1 times cannot be paired; keep the seeds both have'),
         (lambda: ratio_interval([1, 2], [0, 1]), 'times must be > 0 to have a ratio, got 0.0'),
-        (
-            lambda: variance_components([[1], [2]]),
-            'a matrix of 2 seed(s) and 1 unit(s) has no two variances; at least 2 of each are needed',
-        ),
     ],
 )
-def test_refusals_to_the_letter(call, sentence):
+def test_refusals(call, words):
     with pytest.raises(StatsError) as e:
         call()
-    assert str(e.value) == sentence
+    assert str(e.value).startswith(words)
 
 
 def test_texts_by_default_and_without_limits():
@@ -444,20 +414,6 @@ def test_texts_by_default_and_without_limits():
     assert number_texts([0.5, -0.25]) == ['0.500', f'{MINUS}0.250']
     assert number_texts([1234.5], ',.1f') == ['1,234.5'] and number_texts([1234.5], '.2g') == ['1.2e+03']
     assert f'{mean_interval([5]):.2f}' == '5.00'
-
-
-def test_points_of_a_curve():
-    curve = compact_curve([(1, 0.123456789), (2, float('nan'))], [(1, 0.5), (2, float('inf'))])
-    assert curve == [
-        dict(step=1, loss=0.123457, value=None),
-        dict(step=1, loss=None, value=0.5),
-        dict(step=2, loss=None, value=None),
-        dict(step=2, loss=None, value=None),
-    ]
-    long = compact_curve([(s, float(s)) for s in range(1, 1001)], [])
-    assert len(long) == 40 and long[-1]['step'] == 1000
-    assert np.mean([p['loss'] for p in long]) == pytest.approx(500.5)
-    assert compact_curve([], []) == []
 
 
 def test_both_tails_are_of_one_size_and_no_spread_has_no_variance():
@@ -469,12 +425,7 @@ def test_both_tails_are_of_one_size_and_no_spread_has_no_variance():
     assert studentised_limits(y, seeds, units) == pytest.approx((y.mean() - high * own, y.mean() - low * own))
     assert crossed_moments(np.ones((2, 3)))[1:] == (0, 1)
     with pytest.raises(StatsError, match='^matrix of shape'):
-        variance_components([1, 2])
-
-
-def test_components_below_one_stay_what_they_are():
-    assert variance_components([[0, 1], [0, 1]]).variance == (0.0, 0.5, 0.0)
-    assert variance_components([[0, 0], [1, 1]]).variance == (0.5, 0.0, 0.0)
+        crossed_interval([1, 2])
 
 
 def test_wilsons_limits_are_statsmodels():

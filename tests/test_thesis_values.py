@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from kdnotes.scaling import measured as scaling
 from kdnotes.scaling import steptime
 from kdnotes.stats.compare import Comparison
 from kdnotes.stats.intervals import LEVEL, Interval
@@ -365,8 +364,13 @@ def test_the_share_that_ranks_do_not_divide():
 def test_more_ranks_by_the_model_of_a_step():
     from bench.scaling import NOTE, gains
 
-    setups = (scaling.Setup(1, 8), scaling.Setup(1, 16), scaling.Setup(2, 8), scaling.Setup(2, 8, 'every'))
-    setups += (scaling.Setup(2, 1, large=True), scaling.Setup(1, 2, large=True))
+    setups = (
+        steptime.Setup(1, 8),
+        steptime.Setup(1, 16),
+        steptime.Setup(2, 8),
+        steptime.Setup(2, 8, 'every'),
+    )
+    setups += (steptime.Setup(2, 1, large=True), steptime.Setup(1, 2, large=True))
     machine = steptime.Machine(per_example_s=0.01, alpha_s=0.002, byte_s=1e-9, optimizer_s=0.05)
     results = dict(note=NOTE, settings=dict(cores=2), environment={}, rows=[])
     for setup in setups:
@@ -381,7 +385,7 @@ def test_more_ranks_by_the_model_of_a_step():
         row |= dict(step_s=list(turns), exposed_s=waits, least_exposed_s=waits, steps=3, parameters=17e6)
         results['rows'].append(row)
     results['gains'] = gains(results)
-    answer = answer_values(results, scaling.predictions(results))
+    answer = answer_values(results, steptime.predictions(results))
     by_name = {row['name']: np.log(row['step_s']) for row in results['rows']}
     faster = np.exp((by_name['1 x 2 large, delayed'] - by_name['2 x 1 large, delayed']).mean())
     assert answer['faster'].estimate == pytest.approx(faster) and 1 < faster < 2

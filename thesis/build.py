@@ -16,23 +16,24 @@ from kdnotes.report.figures import draw_evidence
 from kdnotes.report.plotting import FigureFile
 from kdnotes.results.store import predictions, records, units
 from kdnotes.results.table import arms_of
-from kdnotes.scaling.measured import predictions as predicted_steps
+from kdnotes.scaling.steptime import predictions as predicted_steps
 from kdnotes.stats.comparable import timed
-from kdnotes.stats.compare import uncommitted
 from kdnotes.stats.coverage import ENOUGH_SEEDS
-from kdnotes.stats.energy import energy_values, measured_modes
 from kdnotes.stats.evidence import evidence
 from kdnotes.stats.intervals import FEW_DIFFER
 from kdnotes.tasks.candidates import answer_sentences
 from .facts import (
     ThesisError,
+    energy_values,
     flat,
+    measured_modes,
     peaks_rows,
     race_values,
     settings_rows,
     study_row,
     transfer_values,
     trial_values,
+    uncommitted,
     without_overlap,
 )
 from .labels import labels_values
@@ -221,7 +222,6 @@ def all_values(where: Path, plan: dict) -> dict:
     made['main']['tables']['settings'] = settings_rows(runs['main'])
     peaks = facts['peaks']
     modes = measured_modes(facts['gpu']['energy'])
-    energy = energy_values(facts['gpu']['energy'], {key: STEPS[key] for key in PRECISION_STEPS})
     predicted = predicted_steps(results)
     drawn = draw_scaling(results, predicted, where / 'figures' / 'scaling')
     # a run of one name may stand in two studies, made on two machines
@@ -255,7 +255,7 @@ def all_values(where: Path, plan: dict) -> dict:
         | dict(least=100 * (min(others) - ours), most=100 * (max(others) - ours)),
         kd=pooled_soft_targets(asked),
         claims=claims_values(made['mlm']['order'], made['mlm_batch'], facts),
-        gpu_energy={name: of for name, of in energy.items() if name != 'table'},
+        gpu_energy=energy_values(modes, {key: STEPS[key] for key in PRECISION_STEPS}),
         scaling=scaling_values(results, predicted) | figure_paths(drawn, 'scaling'),
         tables=dict(
             studies=[study_row(found) for found in runs.values()],

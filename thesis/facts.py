@@ -7,17 +7,23 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 import numpy as np
 import pandas as pd
+from scipy.stats import t as student_t
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import KdnotesError
 from kdnotes.results.table import arms_of
 from kdnotes.search.tuning import SPACES, as_judged, from_the_best
 from kdnotes.stats.comparable import timed
 from kdnotes.stats.evidence import pooled_gradients
-from kdnotes.stats.intervals import Interval
+from kdnotes.stats.intervals import LEVEL, Interval
 
 
 class ThesisError(KdnotesError):
     "A thesis that cannot be built from the evidence there is."
+
+
+def uncommitted(record: dict) -> bool:
+    "Was a run made with changes that were not committed?"
+    return (record['environment'].get('git') or '').endswith('-dirty')
 
 
 OF_INTERVAL = ('estimate', 'low', 'high', 'n', 'units', 'level')
@@ -256,3 +262,69 @@ def without_overlap(found: Sequence[dict], units: pd.DataFrame, seen: Sequence[s
     own = (units['split'] == p['set']) & (units['metric'] == p['metric'])
     rows = units[own & ~units['unit'].isin(seen)]
     return dict(left=rows['unit'].nunique(), **rows.groupby('arm')['value'].mean())
+
+
+# column of the GPU check's table -> name of the number
+MEASURED = {
+    'idle, W': 'idle',
+    'loaded, W': 'loaded',
+    'J / 1,000 examples': 'board',
+    'examples/s': 'speed',
+    'GPU, %': 'busy',
+}
+TWICE = ('baseline', 'parallel_baseline')  # one configuration where there is one GPU: measured twice
+COMPARED = ('speed', 'board', 'above')
+
+
+def measured_modes(
+    table: dict,  # head and rows, text: `energy` of the check of a GPU
+) -> dict[str, dict]:
+    """What each mode drew: format, idle and loaded (W), board and above (J for 1,000 examples; the board's
+    energy, and what of it is above the power at rest), speed, busy (%); without modes that were not measured.
+    """
+    modes = {}
+    for cells in table['rows']:
+        row = dict(zip(table['head'], cells))
+        if '-' not in (row[title] for title in MEASURED):
+            of = {name: float(row[title].replace(',', '')) for title, name in MEASURED.items()}
+            above = 1000 * (of['loaded'] - of['idle']) / of['speed']
+            modes[row['']] = dict(format=row['format'], **of, above=above)
+    return modes
+
+
+def energy_values(
+    modes: dict[str, dict],  # of `measured_modes`
+    pairs: dict[str, tuple[str, str]],  # step -> the modes that it compares
+) -> dict:
+    """Energy and speed of the modes, each measured once; rest: share of the power at rest; steps: the ratios,
+    and told: is each larger than chance?; untold: quantities of which no step is; and the range of each.
+    """
+    # of normal logarithms, D / |d| of two equal pairs has Student's t with one degree of freedom
+    factor = float(student_t.ppf((1 + LEVEL) / 2, 1))
+
+    def ratios(a: str, b: str) -> dict[str, float]:
+        return {name: modes[b][name] / modes[a][name] for name in COMPARED}
+
+    def exceeds(ratio: float, noise: float) -> bool:
+        # two equal measurements are rounded ones, and tell nothing
+        return noise != 1 and abs(math.log(ratio)) > factor * abs(math.log(noise))
+
+    twice = ratios(*TWICE) if set(TWICE) <= modes.keys() else {}
+    steps = {}
+    for key, (a, b) in pairs.items():
+        if {a, b} <= modes.keys():
+            of_b = {name: modes[b][name] for name in ('format', 'idle', 'loaded')}
+            told = {name: exceeds(ratio, twice.get(name, 1)) for name, ratio in ratios(a, b).items()}
+            steps[key] = dict(a=a, b=b, told=told, **of_b, **ratios(a, b))
+    if not steps:
+        raise ThesisError('the check of the GPU has no two modes with an energy to compare; run it again')
+    shares = [of['idle'] / of['loaded'] for of in modes.values()]
+    values = dict(rest=dict(low=min(shares), high=max(shares)), steps=steps, factor=factor)
+    values['untold'] = {name: not any(step['told'][name] for step in steps.values()) for name in COMPARED}
+    for name in COMPARED:
+        numbers = [step[name] for step in steps.values()]
+        values[name] = dict(low=min(numbers), high=max(numbers))
+    if twice:
+        apart = {name: abs(ratio - 1) for name, ratio in twice.items()}
+        values['twice'] = dict(a=TWICE[0], b=TWICE[1], apart=apart, **twice)
+    return values

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import NamedTuple
 from kdnotes.stats.comparable import baselines_for
-from kdnotes.stats.compare import Comparison, compare, corrected, uncommitted
+from kdnotes.stats.compare import Comparison, compare, corrected
 from kdnotes.stats.evidence import Evidence
 from kdnotes.stats.intervals import Interval
 from kdnotes.stats.labels import (
@@ -16,6 +16,7 @@ from kdnotes.stats.labels import (
     values_of,
     label_efficiency,
 )
+from .facts import uncommitted
 from .steps import verdict
 from .values import beside_floor, floor_values, shares_over, study_values
 

@@ -16,12 +16,12 @@ from bench.sizes import answer_times, corpus_sizes, network_sizes, wikitext_toke
 from kdnotes.core.arms import PROFILES
 from kdnotes.core.files import read_json, write_json
 from kdnotes.core.parse import make_config
-from kdnotes.stats.compare import commits, uncommitted
+from kdnotes.stats.comparable import commits
 from kdnotes.stats.coverage import ENOUGH_SEEDS, FAMILY_SIZES, SETTINGS, coverage_table, family_table
 from kdnotes.tasks.answer_selection import CORPORA
 from kdnotes.tasks.ranking_metrics import counts
 from kdnotes.tasks.sources import Corpus, load_corpus, local_copy, trained_on
-from .facts import ThesisError, flat, plain
+from .facts import ThesisError, flat, plain, uncommitted
 
 
 def _words(text: str) -> list[str]:

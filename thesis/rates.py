@@ -12,10 +12,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from kdnotes.core.config import primary_name
 from kdnotes.report import plotting as pt
-from kdnotes.stats.churn import PredictionChurn, churn_ratio, prediction_churn
+from kdnotes.stats.calibration import align_predictions
+from kdnotes.stats.comparable import matched_pairs, unit_matrix
 from kdnotes.stats.compare import Comparison, compare
+from kdnotes.stats.intervals import Interval, mean_interval, ratio_interval
 from kdnotes.stats.tables import score_kind
-from kdnotes.stats.tests import ALPHA, Family, holm
+from kdnotes.stats.tests import ALPHA, holm
 from .facts import about_values, distinct
 from .steps import tested
 
@@ -26,13 +28,53 @@ _LOOK = {'format': pt.LOOKS['mixed_student'], 'draw': pt.LOOKS['full_student'], 
 
 
 @dataclass(frozen=True)
+class Churn:
+    "How far the models of two arms are from each other, one number per seed."
+
+    seeds: tuple[int, ...]
+    units: int  # of the primary metric's set
+    changed: tuple[int, ...]  # units whose primary metric differs
+    moved: tuple[float, ...]  # mean absolute difference of scores
+
+    @property
+    def distance(self) -> Interval:
+        "How far a score moves on average, with an interval over seeds."
+        return mean_interval(self.moved)
+
+
+def churn(
+    a: Sequence[dict],  # the runs of one arm
+    b: Sequence[dict],  # of the other
+    units: pd.DataFrame,
+    predictions: Mapping[str, pd.DataFrame],  # run_id -> predictions
+) -> Churn:
+    "Pair two arms by seed and look at every unit and every score."
+    rows = []
+    for pair in matched_pairs(a, b)[0]:
+        values = unit_matrix(pair, units, clusters=False)
+        scores = align_predictions(
+            [predictions[r['run_id']] for r in pair], pair[0]['primary']['set'], score_kind(pair)
+        )
+        changed = int((values.iloc[0] != values.iloc[1]).sum())
+        rows.append((pair[0]['seed'], changed, float((scores[0] - scores[1]).abs().mean())))
+    seeds, changed, moved = zip(*rows)
+    return Churn(seeds, values.shape[1], changed, moved)
+
+
+def churn_ratio(x: Churn, y: Churn) -> Interval:
+    "How many times as far scores move in x, over the seeds that both have."
+    both = sorted({*x.seeds} & {*y.seeds})
+    return ratio_interval(*([m.moved[m.seeds.index(s)] for s in both] for m in (x, y)))
+
+
+@dataclass(frozen=True)
 class AtRate:
     "What the format and controls do at one learning rate."
 
     rate: float
     fp32: tuple[dict, ...]  # records
     compared: Mapping[str, Comparison]  # of KINDS -> with fp32
-    moved: Mapping[str, PredictionChurn]  # the same
+    moved: Mapping[str, Churn]  # the same
 
 
 def at_rates(
@@ -55,9 +97,7 @@ def at_rates(
         paired = [kind for kind in KINDS if seeds.get('fp32', set()) & seeds.get(kind, set())]
         pairs = {kind: (of['fp32'], of[kind], units) for kind in paired}
         compared = {kind: compare(*pair) for kind, pair in pairs.items()}
-        moved = {
-            kind: prediction_churn(*pair, predictions, score_kind(students)) for kind, pair in pairs.items()
-        }
+        moved = {kind: churn(*pair, predictions) for kind, pair in pairs.items()}
         if pairs:
             made.append(AtRate(rate, tuple(of['fp32']), compared, moved))
     return made
@@ -83,7 +123,7 @@ def growth(rates: Sequence[AtRate]) -> dict[str, dict[str, dict]]:
         for kind in kinds_of(rates)
     }
     found: dict[str, dict[str, dict]] = {span: {} for span in spans}
-    for (span, kind), of in tested('growth', ratios, 'ratio', 1.0).items():
+    for (span, kind), of in tested(ratios, 'ratio', 1.0).items():
         found[span][kind] = of
     return found
 
@@ -103,7 +143,7 @@ def shape_of(grown: Mapping[str, Mapping[str, dict]]) -> dict[str, str]:
 def beside(rates: Sequence[AtRate], control: str) -> dict[float, dict]:  # rate -> as of `growth`
     "How many times as far the format moves a score as a control does, rate by rate."
     ratios = {x.rate: churn_ratio(x.moved['format'], x.moved[control]) for x in rates}
-    return tested(f'format beside {control}', ratios, 'ratio', 1.0)
+    return tested(ratios, 'ratio', 1.0)
 
 
 @pt.drawing
@@ -159,7 +199,7 @@ def rates_values(
     mean = {x.rate: np.mean([r['primary']['value'] for r in x.fp32]) for x in rates}  # in fp32
     best = max(mean, key=mean.get)
     p = {x.rate: x.compared['format'].p for x in rates if 'format' in kinds}
-    corrected = holm(p, Family('format', tuple(p))) if p else {}
+    corrected = holm(p)
     grown = growth(rates)
     controls = {c: beside(rates, c) for c in CONTROLS if {'format', c} <= {*kinds}}
     predicted = predictions[first['run_id']]

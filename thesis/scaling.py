@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from kdnotes.report import plotting as pt
 from kdnotes.scaling import published
-from kdnotes.scaling.measured import USUAL, Predicted, Setup, draw_more, measured, more_machines
+from kdnotes.scaling.steptime import USUAL, Predicted, Setup, draw_more, measured, more_machines
 from kdnotes.stats.intervals import LEVEL, Interval
 from .facts import distinct
 

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.results.table import arms_of
+from kdnotes.stats.comparable import bound_of, matched, paired_values
 from kdnotes.stats.compare import SEED, Comparison, metric_differences
 from kdnotes.stats.evidence import Evidence
 from kdnotes.stats.intervals import (
@@ -16,7 +17,7 @@ from kdnotes.stats.intervals import (
     ratio_interval,
 )
 from kdnotes.stats.tables import judged_by
-from kdnotes.stats.tests import ALPHA, Family, crossed_test, holm, interval_test
+from kdnotes.stats.tests import ALPHA, crossed_test, difference_and_test, holm, interval_test
 
 # of MAP, the thesis's metric; the first is the study's, the second is reported with its power
 MARGINS = task_info('answer_selection').margins['map']
@@ -55,12 +56,10 @@ def direction(of: Interval | None, p: float | None, null: float = 0.0) -> str:
     return 'open' if p >= ALPHA else 'more' if of.estimate > null else 'less'
 
 
-def tested(
-    family: str, of: Mapping[Hashable, Interval | None], name: str, null: float = 0.0
-) -> dict[Hashable, dict]:
+def tested(of: Mapping[Hashable, Interval | None], name: str, null: float = 0.0) -> dict[Hashable, dict]:
     "Intervals against no change, corrected together, ratios on the log scale: name, p, p_holm, verdict."
     p = {key: interval_test(i, null, log=null == 1.0).p if i else None for key, i in of.items()}
-    corrected = holm(p, Family(family, tuple(p))) if p else {}
+    corrected = holm(p)
     return {
         key: {name: of[key], 'p': p[key], 'p_holm': holms, 'verdict': direction(of[key], holms, null)}
         for key, holms in corrected.items()
@@ -96,6 +95,33 @@ def steps_values(e: Evidence, steps: Mapping[str, tuple[str, str]]) -> dict[str,
         if c and c.difference:
             found[key] |= compared(c)
     return found
+
+
+# what one factor changes in the effect of another -> weight of each arm; they add up to 0. Only students are
+# distilled, and the teacher's network in mixed precision runs on one rank only
+INTERACTIONS = {
+    'precision x kd': dict(mixed_kd=1, full_kd=-1, mixed_student=-1, full_student=1),
+    'network x precision': dict(mixed_student=1, full_student=-1, mixed_baseline=-1, baseline=1),
+}
+
+
+def interaction(
+    arms: Mapping[str, Sequence[dict]],
+    units: pd.DataFrame,
+    weights: Mapping[str, int],  # of INTERACTIONS
+) -> tuple[Interval | None, float | None]:
+    "The weighted sum of arms and its p, of the seeds, and teachers' seeds, that all arms have."
+    runs = [arms.get(arm, ()) for arm in weights]
+    rows = matched(runs, lambda r: r['primary']['value'] is not None)[0] if all(runs) else []
+    values = paired_values(zip(*rows), units)
+    if not values:
+        return None, None
+    bound = bound_of(rows[0], units)
+    # half of the sizes of the weights times a difference of two values
+    bound = None if bound is None else bound * sum(map(abs, weights.values())) / 2
+    matrix = sum(w * x for w, x in zip(weights.values(), values))
+    found, test = difference_and_test(matrix, np.random.default_rng(SEED), bound)
+    return found, test.p
 
 
 def pairs_by_seed(arms: Mapping[str, Sequence[dict]], step: str) -> list[tuple[dict, dict]]:
@@ -180,7 +206,7 @@ def memory_values(arms: dict[str, list[dict]]) -> dict:
             if measured := [pair for pair in peaks if all(pair)]:
                 a, b = zip(*measured)
                 ratios[step] = ratio_interval(b, a)
-    return tested('memory', ratios, 'ratio', 1.0)
+    return tested(ratios, 'ratio', 1.0)
 
 
 def decision_values(arms: dict[str, list[dict]]) -> dict[str, dict[str, dict]]:
@@ -197,6 +223,6 @@ def decision_values(arms: dict[str, list[dict]]) -> dict[str, dict[str, dict]]:
                     differences.setdefault((step, name), []).append(b[name] - a[name])
     found: dict[str, dict[str, dict]] = {}
     intervals = {key: mean_interval(of) for key, of in differences.items()}
-    for (step, name), of in tested('decisions', intervals, 'difference').items():
+    for (step, name), of in tested(intervals, 'difference').items():
         found.setdefault(step, {})[name] = of
     return found

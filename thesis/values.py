@@ -1,38 +1,59 @@
 """A study in numbers by key: its arms, compared with each other and with trivial baselines."""
 
 from __future__ import annotations
+from collections.abc import Mapping
 from dataclasses import replace
 import numpy as np
 import pandas as pd
 from kdnotes.core.config import task_info
-from kdnotes.stats import calibration, costs
+from kdnotes.stats import calibration
 from kdnotes.stats.comparable import TrivialBaseline, gain_interval, is_above, of_one_machine, unit_matrix
-from kdnotes.stats.compare import compare, study_factorial
+from kdnotes.stats.compare import compare
 from kdnotes.stats.deployment import deployment, share_interval, with_teachers
 from kdnotes.stats.evidence import Evidence
 from kdnotes.stats.intervals import Interval
+from kdnotes.stats.labels import ratio_of_means
 from kdnotes.stats.tables import teacher_agreement, pareto_front, score_kind
+from kdnotes.stats.tests import holm
 from kdnotes.results.table import arms_of
 from .facts import about_values, amp_values, gradient_values, seeds_made_again
 from .steps import (
+    INTERACTIONS,
     STEPS,
     agreed,
     compared,
     decision_values,
     direction,
+    interaction,
     memory_values,
     pairs_by_seed,
     steps_values,
     units_values,
 )
 
-INTERACTION = 'precision x kd (students)'
+INTERACTION = 'precision x kd'
 FROZEN = 'frozen_encoder'  # the pretrained encoder as it comes: cosine of its embeddings
 
 
 def transfer_seconds(found: list[dict]) -> dict[str, float]:  # network -> s
     "How long each network's first weights took, the same in all arms and seeds, where there is a transfer."
     return {r['factors']['network']: s for r in found if (s := r['time'].get('transfer_s'))}
+
+
+def prediction_s(record: dict, examples: Mapping[str, int]) -> float | None:
+    "Seconds of a prediction in a run's evaluations: on the way, and of all sets at the end; None: not known."
+    if record.get('resumed_at') or 'evaluation' not in (record.get('phases') or {}):
+        return None
+    evaluated = [p for p in record.get('curve') or () if p.get('value') is not None]
+    sets = [p.get('set') or [*record['metrics']][0] for p in evaluated[:-1]]  # the last point is of the end
+    n = sum(examples[name] for name in (*sets, *record['metrics']))
+    return record['phases']['evaluation']['seconds'] / n
+
+
+def cores(record: dict) -> tuple[str, int]:
+    "The device, and how many GPUs or cores of it."
+    of = record['parallel']
+    return record['environment']['device'], of['ranks'] * (of['threads_per_rank'] or 1)
 
 
 def paid_values(e: Evidence, predicted: dict[str, pd.DataFrame]) -> dict[str, dict]:
@@ -44,20 +65,23 @@ def paid_values(e: Evidence, predicted: dict[str, pd.DataFrame]) -> dict[str, di
     transfer = transfer_seconds(found)
     if not {'student', 'teacher'} <= transfer.keys():
         return {}
-    first = found[0]
-    units = e.units[e.units['run_id'] == first['run_id']]
-    kind = score_kind(found)
-    sizes = costs.sizes_of(predicted[first['run_id']], units, first['primary']['set'], 'p_at_1', kind)
+    rows = predicted[found[0]['run_id']]
+    if score_kind(found) != 'log_odds':  # a unit, not a row, is judged by itself
+        rows = rows.drop_duplicates(['split', 'unit'])
+    examples = rows['split'].value_counts().to_dict()
     own = transfer['student'] - transfer['teacher']
     by_id = {r['run_id']: r for r in found}
     paid = {}
     for arm, runs in arms_of(found).items():
-        taught = [r for r in runs if r['teacher_run_id'] in by_id]
-        each = [costs.payback(r, by_id[r['teacher_run_id']], sizes, found) for r in taught]
-        if each and all(p.seconds is not None for p in each):
-            extra, saved = (np.array([getattr(p, part).seconds for p in each]) for part in ('extra', 'saved'))
+        pairs = [(by_id[r['teacher_run_id']], r) for r in runs if r['teacher_run_id'] in by_id]
+        each = [[prediction_s(r, examples) for r in pair] for pair in pairs]
+        if not each or any(None in pair for pair in each) or any(cores(t) != cores(s) for t, s in pairs):
+            continue
+        saved = np.array([teachers - students for teachers, students in each])
+        extra = np.array([r['time']['train_s'] + (r['time']['teacher_s'] or 0.0) for _, r in pairs])
+        if saved.min() > 0:
             ways = dict(alone=extra, with_transfer=extra + own)
-            paid[arm] = {name: costs.ratio_of_means(seconds, saved) for name, seconds in ways.items()}
+            paid[arm] = {name: ratio_of_means(seconds, saved) for name, seconds in ways.items()}
     return paid
 
 
@@ -154,10 +178,11 @@ def part_values(e: Evidence, aims: dict, predicted: dict[str, pd.DataFrame]) -> 
     steps = steps_values(e, STEPS)
     for key in STEPS:
         steps[key] |= units_values(pairs_by_seed(arms, key), e.units)
-    effect = next(x for x in study_factorial(e.records, e.units) if x.name == INTERACTION)
-    interaction = dict(verdict=direction(effect.interval, effect.p_holm), difference=effect.interval)
-    if effect.p_holm is not None:
-        interaction |= dict(p=effect.p, p_holm=effect.p_holm)
+    effects = {name: interaction(arms, e.units, weights) for name, weights in INTERACTIONS.items()}
+    corrected = holm({name: p for name, (_, p) in effects.items()})
+    (difference, p), p_holm = effects[INTERACTION], corrected[INTERACTION]
+    of_both = dict(verdict=direction(difference, p_holm), difference=difference)
+    of_both |= {} if p_holm is None else dict(p=p, p_holm=p_holm)
     in_one_format = [arms.get(arm) for arm in ('mixed_baseline', 'mixed_kd')]
     means = {
         arm: {
@@ -170,7 +195,7 @@ def part_values(e: Evidence, aims: dict, predicted: dict[str, pd.DataFrame]) -> 
     return study_values(e) | dict(
         steps=steps,
         kd=dict(verdict=agreed(steps[k]['verdict'] for k in ('kd', 'kd_mixed'))),
-        interaction=interaction,
+        interaction=of_both,
         one_format=compared(compare(*in_one_format, e.units)) if all(in_one_format) else {},
         seeds_again=seeds_made_again(arms),
         decisions=decision_values(arms),

@@ -119,7 +119,7 @@ def study_tables(study: str) -> dict[str, str]:  # file name -> CSV; {}: the stu
     from kdnotes.stats.evidence import ReportError, difference_table, evidence
     from kdnotes.stats.deployment import deployment
     from kdnotes.stats.labels import label_efficiency
-    from kdnotes.stats.comparison_table import all_comparisons
+    from kdnotes.stats.tables import all_comparisons
     from kdnotes.experiment.study import all_differences
 
     try:

@@ -24,7 +24,7 @@ from ..experiment.study_plan import finished_runs
 from ..experiment.launch import why_ended
 from ..experiment.plan import Plan, plan
 from ..results.store import find_run_model
-from ..stats.estimate import estimate, work_planned
+from ..stats.hardware import estimate, work_planned
 from ..telemetry.summary import environment
 
 # %% auto #0

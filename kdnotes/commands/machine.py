@@ -120,7 +120,7 @@ def scaling(
     as_json: Json = False,
 ) -> None:
     "Measure the cost of synchronising ranks and fit a model of step time, in about 30 minutes."
-    from kdnotes.scaling.measured import predictions
+    from kdnotes.scaling.steptime import predictions
 
     measuring = program('scaling')
     if notebook:

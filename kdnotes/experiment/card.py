@@ -15,8 +15,7 @@ import kdnotes
 from ..stats.intervals import Interval, cluster_interval, exp_interval
 from ..stats.compare import trivial_baselines, gain_interval, is_above
 from ..stats.evidence import known_baselines, run_evidence
-from ..stats.convergence import unconverged_teachers
-from ..stats.deployment import deployment
+from ..stats.deployment import deployment, unconverged_teachers
 from ..core.arms import MODES
 from ..core.config import KdnotesError, task_info
 from ..core.spec import RunConfig, flat, is_given, teacher_names

@@ -18,7 +18,6 @@ from . import plotting as pt
 from kdnotes.stats.evidence import (
     Evidence,
     curve_of,
-    curve_points,
     curve_set,
     phase_seconds,
     pooled_gradients,
@@ -151,7 +150,7 @@ def smoothed(losses: Sequence[float]) -> np.ndarray:  # as many
 @pt.drawing
 def run_curves(record: dict) -> Figure:
     "Training loss and the primary metric of one run along its steps."
-    points = pd.DataFrame(curve_points(record), columns=['step', 'loss', 'set', 'value'])
+    points = pd.DataFrame(record.get('curve') or [], columns=['step', 'loss', 'set', 'value'])
     losses = points.dropna(subset='loss')
     # an epoch's end may be a step of `score_every`, too
     scores = points.dropna(subset='value').astype({'set': object}).fillna({'set': ''})
@@ -498,7 +497,7 @@ def _facts(
         all_units=e.units[e.units['split'] == primary['set']]['unit'].nunique(),
         unit_name=info.unit_name,
         curve_set=curve_set(e.records),
-        controls=[both.control for both in distilled_pairs(e)],
+        controls=[control for _, control in distilled_pairs(e)],
         score_kind=score_kind(e.records),
     )
 

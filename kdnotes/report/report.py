@@ -17,8 +17,7 @@ from ..stats.deployment import GapRecovered, deployment, summary
 from ..stats.intervals import Interval, t_limit
 from ..stats.labels import label_efficiency
 from ..results.table import arms_of, results_table
-from ..stats.comparison_table import all_comparisons
-from ..stats.tables import energy_note, teacher_agreement
+from ..stats.tables import all_comparisons, energy_note, teacher_agreement
 from ..core.config import score_name, task_info, escape_control_chars
 from ..core.files import figures_path
 from ..core.render import ALPHA, Reason, phrase, reason, render, sentences
@@ -57,7 +56,7 @@ class Report:
     notes: tuple[Reason, ...]  # what a reader should know
     figures: dict[str, Path]  # name -> file
     values: dict[str, dict[str, Interval]]  # arm -> quantity -> interval
-    numbers: pd.DataFrame  # one row per comparison and quantity, of `stats.comparison_table`
+    numbers: pd.DataFrame  # one row per comparison and quantity, of `stats.tables`
     results: pd.DataFrame  # one row per run, set and metric, of `results.table`
     setting: tuple[str, ...]  # sentences: how the arms were trained, and on how much they were scored
     # a trivial baseline -> set -> metric -> value; the best one first

@@ -21,53 +21,10 @@ from kdnotes.stats.intervals import (
 )
 
 # %% auto #0
-__all__ = ['COLUMNS', 'KINDS', 'NOT_CALIBRATED', 'align_predictions', 'PredictedProbabilities', 'predicted_probabilities',
-           'bin_of', 'reliability', 'agreement_values', 'agreement', 'TauGain', 'tau_gain']
+__all__ = ['KINDS', 'NOT_CALIBRATED', 'align_predictions', 'predicted_probabilities', 'reliability', 'agreement_values',
+           'agreement', 'TauGain', 'tau_gain']
 
 # %% ../../nbs/stats/07_calibration.ipynb #87ad518f
-COLUMNS = ('split', 'unit', 'item', 'label', 'score')
-
-
-def align_predictions(
-    runs: Sequence[pd.DataFrame],  # predictions, one frame per run
-    split: str,
-    kind: str = 'log_odds',  # of KINDS; where items are the runs' own, units are set side by side
-) -> pd.DataFrame:  # unit, item, label, and a column of scores for each run: 0, 1, ...
-    "Predictions of several runs on the same items, side by side."
-    if not len(runs):
-        raise StatsError('there are no predictions; give at least one frame')
-    frames = []
-    for k, run in enumerate(runs):
-        if missing := [c for c in COLUMNS if c not in run]:
-            raise StatsError(
-                f"predictions of run {k} have no column {', '.join(missing)}; they need {', '.join(COLUMNS)}"
-            )
-        f = (
-            run[run['split'] == split]
-            .assign(unit=lambda x: x['unit'].astype(str), item=lambda x: x['item'].astype(str))
-            .assign(item=lambda x: '' if kind == 'answerable' else x['item'])
-            .set_index(['unit', 'item'])
-            .sort_index()
-        )
-        if not len(f):
-            raise StatsError(f'predictions of run {k} hold nothing of split {split!r}')
-        if not np.isfinite(f['score'].astype(float)).all() or not f['label'].isin([0, 1]).all():
-            raise StatsError(
-                f'predictions of run {k} hold scores that are not finite or labels other than 0 and 1'
-            )
-        if not f.index.is_unique or (
-            frames and (not f.index.equals(frames[0].index) or (f['label'] != frames[0]['label']).any())
-        ):
-            raise StatsError(
-                f'predictions of run {k} are of other items or labels than those of run 0; compare '
-                'runs on one corpus, scored once each'
-            )
-        frames.append(f)
-    return pd.concat(
-        [frames[0]['label'], *(f['score'].rename(k) for k, f in enumerate(frames))], axis=1
-    ).reset_index()
-
-# %% ../../nbs/stats/07_calibration.ipynb #8af065c3
 KINDS = ('log_odds', 'logits', 'answerable')  # of scores that have a probability
 # kinds of scores that no calibration can be computed from, and why
 NOT_CALIBRATED = {
@@ -76,13 +33,35 @@ NOT_CALIBRATED = {
     'calibration cannot be computed',
 }
 
-# %% ../../nbs/stats/07_calibration.ipynb #9e1dd7c8
-def _check_kind(kind: str) -> None:
-    "Refuse scores without a probability of what was predicted."
-    if kind in NOT_CALIBRATED:
-        raise StatsError(NOT_CALIBRATED[kind])
+
+def align_predictions(
+    runs: Sequence[pd.DataFrame],  # predictions, one frame per run
+    split: str,
+    kind: str = 'log_odds',  # of KINDS; where items are the runs' own, units are set side by side
+) -> pd.DataFrame:  # unit, item, label, and a column of scores for each run: 0, 1, ...
+    "Predictions of several runs on the same items, side by side."
     if kind not in KINDS:
-        raise StatsError(f"kind={kind!r} must be one of {', '.join([*KINDS, *NOT_CALIBRATED])}")
+        raise StatsError(NOT_CALIBRATED.get(kind, f"kind={kind!r} must be one of {', '.join(KINDS)}"))
+    if not len(runs):
+        raise StatsError('there are no predictions; give at least one frame')
+    frames = []
+    for k, run in enumerate(runs):
+        f = run[run['split'] == split]
+        f = f.assign(unit=f['unit'].astype(str), item='' if kind == 'answerable' else f['item'].astype(str))
+        f = f.set_index(['unit', 'item']).sort_index()
+        if not len(f):
+            raise StatsError(f'predictions of run {k} hold nothing of split {split!r}')
+        if not np.isfinite(f['score'].astype(float)).all():
+            raise StatsError(f'predictions of run {k} hold scores that are not finite')
+        first = (frames or [f])[0]
+        if not (f.index.is_unique and f.index.equals(first.index) and f['label'].equals(first['label'])):
+            raise StatsError(
+                f'predictions of run {k} are of other items or labels than those of run 0; compare '
+                'runs on one corpus, scored once each'
+            )
+        frames.append(f)
+    scores = (f['score'].rename(k) for k, f in enumerate(frames))
+    return pd.concat([frames[0]['label'], *scores], axis=1).reset_index()
 
 # %% ../../nbs/stats/07_calibration.ipynb #6d5f5b92
 def _by_class(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
@@ -99,49 +78,23 @@ def _by_class(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     scores = table[list(range(runs))].to_numpy(float).T
     return scores.reshape(runs, *shape), table['label'].to_numpy(int).reshape(shape)
 
-# %% ../../nbs/stats/07_calibration.ipynb #d9b347b5
-@dataclass(frozen=True)
-class PredictedProbabilities:
-    "Predictions as probabilities, and whether they are right."
-
-    probability: np.ndarray  # (runs, n) of each prediction
-    right: np.ndarray  # (runs, n) 0 or 1
-    units: np.ndarray  # (n,) number of each prediction's unit
-    n_units: int
-
 # %% ../../nbs/stats/07_calibration.ipynb #ac4c2aba
 def predicted_probabilities(
     runs: Sequence[pd.DataFrame],  # predictions, one frame per run
     split: str = 'test',
     kind: str = 'log_odds',  # of KINDS
-) -> PredictedProbabilities:
+    # (runs, n) probability of each prediction; (runs, n) is it right, 0 or 1; (n,) number of its unit
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     "What a model predicts, and how surely: each item by itself; of classes, the most probable one."
-    _check_kind(kind)
     table = align_predictions(runs, split, kind)
     if kind == 'logits':
         scores, label = _by_class(table)
         predicted = scores.argmax(-1)
         right = np.take_along_axis(label[None], predicted[..., None], -1)[..., 0]
-        return PredictedProbabilities(softmax(scores, -1).max(-1), right, np.arange(len(label)), len(label))
-    units, names = pd.factorize(table['unit'])
+        return softmax(scores, -1).max(-1), right, np.arange(len(label))
     scores = table[list(range(len(runs)))].to_numpy(float).T
-    label = table['label'].to_numpy(int)
-    return PredictedProbabilities(expit(scores), np.broadcast_to(label, scores.shape), units, len(names))
-
-# %% ../../nbs/stats/07_calibration.ipynb #0a671a5f
-def bin_of(
-    probability: np.ndarray,  # (n,)
-    bins: int = 10,
-    by: str = 'mass',  # 'mass': equally many in each; 'width': equally wide
-) -> np.ndarray:  # (n,) 0 ... bins - 1
-    "The bin of each probability; equal probabilities are never parted."
-    if by not in ('mass', 'width') or bins < 1:
-        raise StatsError(f"by={by!r} must be 'mass' or 'width', bins={bins} at least 1")
-    p = np.asarray(probability)
-    if by == 'width':
-        return np.minimum((p * bins).astype(int), bins - 1)
-    edges = np.quantile(p, np.arange(1, bins) / bins)
-    return np.searchsorted(edges, p, side='left')
+    right = np.broadcast_to(table['label'].to_numpy(int), scores.shape)
+    return expit(scores), right, pd.factorize(table['unit'])[0]
 
 # %% ../../nbs/stats/07_calibration.ipynb #b9d23eb7
 _DRAWS = 500  # resamples of seeds and units
@@ -152,17 +105,16 @@ def reliability(
     rng: np.random.Generator,
     split: str = 'test',
     bins: int = 10,
-    by: str = 'mass',
     kind: str = 'log_odds',  # of KINDS
 ) -> pd.DataFrame:  # bin, n, probability, right, low, high; of bins that hold something
     "Mean probability and share of right predictions by bin, for a plot."
-    j = predicted_probabilities(runs, split, kind)
-    p = j.probability
-    which = bin_of(p.ravel(), bins, by).reshape(p.shape)
-    seed_draws, unit_draws = draw_counts((len(p), j.n_units), rng, _DRAWS)
+    p, is_right, units = predicted_probabilities(runs, split, kind)
+    n_units = int(units.max()) + 1
+    which = np.minimum((p * bins).astype(int), bins - 1)
+    seed_draws, unit_draws = draw_counts((len(p), n_units), rng, _DRAWS)
 
     def by_unit(weights):
-        return np.stack([np.bincount(j.units, w, j.n_units) for w in weights])
+        return np.stack([np.bincount(units, w, n_units) for w in weights])
 
     def drawn(counts):
         return np.einsum('ds,su,du->d', seed_draws, counts, unit_draws, optimize=True)
@@ -171,7 +123,7 @@ def reliability(
     for k in np.unique(which):
         of_bin = which == k
         total = by_unit(of_bin)
-        right = by_unit(of_bin * j.right)
+        right = by_unit(of_bin * is_right)
         drawn_total = drawn(total)
         if right.sum() in (0, total.sum()):
             different = int(of_bin.any(0).sum())  # items that are in the bin in any run
@@ -180,32 +132,12 @@ def reliability(
             seen = drawn_total > 0
             share = drawn(right)[seen] / drawn_total[seen]
             low, high = np.quantile(share, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        estimate = float(right.sum() / total.sum())
-        rows.append(
-            dict(
-                bin=int(k),
-                n=int(total.sum()),
-                probability=float(p[of_bin].mean()),
-                right=estimate,
-                low=min(estimate, float(low)),
-                high=max(estimate, float(high)),
-            )
-        )
+        mean = float(right.sum() / total.sum())
+        row = dict(bin=int(k), n=int(total.sum()), probability=float(p[of_bin].mean()), right=mean)
+        rows.append(row | dict(low=min(mean, float(low)), high=max(mean, float(high))))
     return pd.DataFrame(rows)
 
 # %% ../../nbs/stats/07_calibration.ipynb #085f7b82
-def _divergences(t: np.ndarray, s: np.ndarray, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    "KL(t || s) and JS of each row: of a probability and its complement, or of a distribution over classes."
-
-    def divergence(p, q):
-        if kind == 'logits':
-            return rel_entr(p, q).sum(-1)
-        return rel_entr(p, q) + rel_entr(1 - p, 1 - q)
-
-    m = (s + t) / 2
-    return divergence(t, s), (divergence(s, m) + divergence(t, m)) / 2
-
-# %% ../../nbs/stats/07_calibration.ipynb #15e42414
 def _tau(s: np.ndarray, t: np.ndarray) -> float:
     """Kendall's tau-b from the signs of all pairs; NaN where one side has no order.
     Equal to scipy's, at a twentieth of its time, which counts for thousands of short lists.
@@ -215,43 +147,38 @@ def _tau(s: np.ndarray, t: np.ndarray) -> float:
     size = np.sqrt((a * a).sum() * (b * b).sum())
     return float((a * b).sum() / size) if size else np.nan
 
-# %% ../../nbs/stats/07_calibration.ipynb #52467d15
-def _chosen_items(run: pd.DataFrame, split: str) -> pd.Series:
-    "By unit: the one item that a run names."
-    rows = run[run['split'] == split]
-    return rows.assign(unit=rows['unit'].astype(str)).set_index('unit')['item'].astype(str).sort_index()
-
 # %% ../../nbs/stats/07_calibration.ipynb #2458ddbf
 def agreement_values(
     student: pd.DataFrame,  # predictions of one run
     teacher: pd.DataFrame,  # on the same items
     split: str = 'test',
     kind: str = 'log_odds',  # of KINDS
-) -> pd.DataFrame:  # by unit: top_1, tau (NaN where it has none), kl, js; decisions, of log odds
+) -> pd.DataFrame:  # by unit: top_1, tau (NaN where it has none), js
     "Agreement of a student with its teacher, unit by unit."
-    _check_kind(kind)
     table = align_predictions([student, teacher], split, kind)
-    groups = table.groupby('unit', sort=True)
     scores = table[[0, 1]].to_numpy(float)
 
-    def first(k):
-        return table.sort_values([k, 'item']).groupby('unit', sort=True)['item'].last()
+    def first(k: int, run: pd.DataFrame) -> pd.Series:  # by unit: the item that a run puts first, or names
+        rows = run[run['split'] == split] if kind == 'answerable' else table.sort_values([k, 'item'])
+        rows = rows.assign(unit=rows['unit'].astype(str), item=rows['item'].astype(str))
+        return rows.groupby('unit', sort=True)['item'].last()
 
-    if kind == 'answerable':
-        same = _chosen_items(student, split) == _chosen_items(teacher, split)
-    else:
-        same = first(0) == first(1)
-    values = pd.DataFrame({'top_1': same.astype(float)})
-    values['tau'] = pd.Series({unit: _tau(*scores[rows].T) for unit, rows in groups.indices.items()})
+    values = pd.DataFrame({'top_1': (first(0, student) == first(1, teacher)).astype(float)})
+    rows_of = table.groupby('unit', sort=True).indices
+    values['tau'] = pd.Series({unit: _tau(*scores[rows].T) for unit, rows in rows_of.items()})
+
+    def divergence(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+        if kind == 'logits':
+            return rel_entr(p, q).sum(-1)
+        return rel_entr(p, q) + rel_entr(1 - p, 1 - q)  # right, and wrong
+
+    s, t = softmax(_by_class(table)[0], -1) if kind == 'logits' else expit(scores).T
+    m = (s + t) / 2
+    js = (divergence(s, m) + divergence(t, m)) / 2
     if kind == 'logits':
-        logits, _ = _by_class(table)
-        s, t = softmax(logits, -1)
-        values['kl'], values['js'] = _divergences(t, s, kind)
+        values['js'] = js
         return values
-    kl, js = _divergences(expit(scores[:, 1]), expit(scores[:, 0]), kind)
-    decisions = ((table[0] > 0) == (table[1] > 0)).astype(float)  # a probability above one half
-    means = table.assign(kl=kl, js=js, decisions=decisions).groupby('unit', sort=True)
-    return values.join(means[['kl', 'js', 'decisions']].mean())
+    return values.join(table.assign(js=js).groupby('unit', sort=True)['js'].mean())
 
 # %% ../../nbs/stats/07_calibration.ipynb #f4373def
 def _stacked(
@@ -261,7 +188,7 @@ def _stacked(
     kind: str,
 ) -> dict[str, np.ndarray]:  # of `agreement_values` -> (seeds, units)
     "Agreement of each student with its teacher."
-    values = [agreement_values(s, t, split, kind) for s, t in zip(students, teachers)]
+    values = [agreement_values(s, t, split, kind) for s, t in zip(students, teachers, strict=True)]
     if any(not v.index.equals(values[0].index) for v in values):
         raise StatsError('the seeds were not scored on the same units; compare runs on one corpus')
     return {name: np.stack([v[name] for v in values]) for name in values[0]}
@@ -272,16 +199,11 @@ def agreement(
     teachers: Sequence[pd.DataFrame],  # the teacher of each, in the same order
     split: str = 'test',
     kind: str = 'log_odds',  # of KINDS
-) -> dict[str, Interval]:  # top_1, tau, kl, js; decisions, of log odds
+) -> dict[str, Interval]:  # top_1, tau, js
     "Agreement over seeds and units."
-    if len(students) != len(teachers) or not students:
-        raise StatsError(
-            f'{len(students)} students and {len(teachers)} teachers cannot be paired; give each student '
-            'its own teacher'
-        )
     matrices = _stacked(students, teachers, split, kind)
     matrices['tau'] = matrices['tau'][:, np.isfinite(matrices['tau']).all(0)]
-    bounds = dict(top_1=1.0, decisions=1.0)  # shares of units
+    bounds = dict(top_1=1.0)  # a share of units
     return {name: score_interval(m, bounds.get(name)) for name, m in matrices.items() if m.size}
 
 # %% ../../nbs/stats/07_calibration.ipynb #624ede35
@@ -301,16 +223,9 @@ def tau_gain(
     teachers: Sequence[pd.DataFrame],  # the teacher of each
     rng: np.random.Generator,  # of the interval where few units differ
     split: str = 'test',
-    kind: str = 'log_odds',  # of KINDS
 ) -> TauGain:
     "How much nearer to its teacher's ranking a student is for having been taught."
-    _check_kind(kind)
-    if not len(taught) == len(control) == len(teachers) or not len(taught):
-        raise StatsError(
-            f'{len(taught)} students, {len(control)} controls and {len(teachers)} teachers cannot be paired; '
-            'give one of each a seed'
-        )
-    both = [_stacked(students, teachers, split, kind)['tau'] for students in (taught, control)]
+    both = [_stacked(students, teachers, split, 'log_odds')['tau'] for students in (taught, control)]
     ordered = np.isfinite(np.stack(both)).all((0, 1))
     if not ordered.any():
         raise StatsError(

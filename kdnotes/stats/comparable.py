@@ -18,9 +18,9 @@ from ..results.schema import HARDWARE, dropout_masks
 # %% auto #0
 __all__ = ['SEED', 'trained', 'Timed', 'timed', 'of_one_machine', 'recorded', 'differences', 'Attribution', 'attribute',
            'check_arm', 'commits', 'incompatible_kinds', 'refusal', 'matched', 'matched_pairs', 'missing_value',
-           'by_cluster', 'unit_matrix', 'units_alike', 'independent_name', 'TrivialBaseline', 'trivial_baselines',
-           'baselines_for', 'bound_of', 'gain', 'gain_interval', 'interval_of_gain', 'is_above', 'cells_of_modes',
-           'alike_cells', 'neighbours']
+           'by_cluster', 'primary_units', 'unit_matrix', 'paired_values', 'units_alike', 'independent_name',
+           'TrivialBaseline', 'trivial_baselines', 'baselines_for', 'bound_of', 'gain', 'gain_interval',
+           'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells', 'neighbours']
 
 # %% ../../nbs/stats/04_comparable.ipynb #af490aa1
 def trained(record: dict) -> bool:
@@ -68,24 +68,17 @@ def of_one_machine(records: Sequence[dict]) -> Timed:
     def machine(on) -> tuple[str, ...]:
         return tuple(dict.fromkeys(f'torch {on[i]}' if name == 'torch' else on[i] for i, name in differ))
 
-    def ids(runs):
-        return frozenset(r['run_id'] for r in runs)
-
     most, second = sorted(by_machine, key=lambda on: -len(by_machine[on]))[:2]
-    if len(by_machine[most]) == len(by_machine[second]):
-        return Timed((), ids(records), (reason('equal_machines', a=machine(most), b=machine(second)),))
-    others = ids(r for on, runs in by_machine.items() if on != most for r in runs)
+    used = by_machine[most]
+    if len(used) == len(by_machine[second]):
+        why = reason('equal_machines', a=machine(most), b=machine(second))
+        return Timed((), frozenset(r['run_id'] for r in records), (why,))
+    others = frozenset(r['run_id'] for on, runs in by_machine.items() if on != most for r in runs)
     seeds = tuple(sorted({r['seed'] for r in records if r['run_id'] in others and 'seed' in r}))
     # where the others are all there are of some seeds, their seeds say it shorter
     whole = len(others) > 1 and all((r.get('seed') in seeds) == (r['run_id'] in others) for r in records)
-    why = reason(
-        'other_machines',
-        n=len(by_machine[most]),
-        machine=machine(most),
-        excluded=tuple(sorted(others)),
-        seeds=seeds if whole else (),
-    )
-    return Timed(tuple(by_machine[most]), others, (why,))
+    about = dict(n=len(used), machine=machine(most), excluded=tuple(sorted(others)))
+    return Timed(tuple(used), others, (reason('other_machines', **about, seeds=seeds if whole else ()),))
 
 # %% ../../nbs/stats/04_comparable.ipynb #7534fbad
 _IDENTITY = ('schema', 'task', 'corpus_sha256', 'seed', 'teacher_seed', 'teacher_run_id', 'initial')
@@ -104,7 +97,7 @@ def recorded(record: dict) -> dict[str, Any]:  # name -> value; factors and sett
         **{k: v for k, v in record['settings'].items() if k not in unread},
         **record['factors'],
         **{k: record[k] for k in _IDENTITY},
-        **{k: value['sha256'] for k in ('teachers',) if (value := record.get(k))},
+        **({'teachers': record['teachers']['sha256']} if record.get('teachers') else {}),
         **{k: record['environment'].get(k) for k in HARDWARE},
     }
 
@@ -290,8 +283,8 @@ def by_cluster(
     return totals.mul(totals.shape[1] / matrix.shape[1]).add(matrix.mean(axis=1), axis=0)
 
 # %% ../../nbs/stats/04_comparable.ipynb #7451cc11
-def _primary_units(records: Sequence[dict], units: pd.DataFrame) -> pd.DataFrame:
-    "The rows of the primary metric."
+def primary_units(records: Sequence[dict], units: pd.DataFrame) -> pd.DataFrame:
+    "The rows of the primary metric of some runs."
     p = records[0]['primary']
     ids = [r['run_id'] for r in records]
     return units[(units['split'] == p['set']) & (units['metric'] == p['metric']) & units['run_id'].isin(ids)]
@@ -306,7 +299,7 @@ def unit_matrix(
     if units is None or not len(units) or any(r['primary']['value'] is None for r in records):
         return None
     ids = [r['run_id'] for r in records]
-    rows = _primary_units(records, units)
+    rows = primary_units(records, units)
     if set(rows['run_id']) != set(ids) or rows.duplicated(['run_id', 'unit']).any():
         return None
     matrix = rows.pivot(index='run_id', columns='unit', values='value').loc[ids]
@@ -314,6 +307,18 @@ def unit_matrix(
         matrix = by_cluster(matrix, rows.drop_duplicates('unit').set_index('unit')['cluster'])
     recorded_means = np.array([r['primary']['value'] for r in records])
     return matrix if np.allclose(matrix.mean(axis=1), recorded_means, rtol=1e-4, atol=1e-5) else None
+
+
+def paired_values(
+    arms: Iterable[Sequence[dict]],  # the runs of each
+    units: pd.DataFrame | None,  # of these runs
+    clusters: bool = True,  # as of `unit_matrix`
+) -> list[np.ndarray] | None:  # (runs, units) of each arm; None: not all runs have the same units
+    "The primary metric's values of several arms, with the units in one order."
+    matrices = [unit_matrix(list(runs), units, clusters) for runs in arms]
+    if any(m is None or m.isna().any(axis=None) or {*m} != {*matrices[0]} for m in matrices):
+        return None
+    return [m[matrices[0].columns].to_numpy() for m in matrices]
 
 # %% ../../nbs/stats/04_comparable.ipynb #b0df8ee3
 def units_alike(
@@ -324,7 +329,7 @@ def units_alike(
     task = records[0].get('task')
     if units is None or not len(units) or not task or not task_info(task).cluster_name:
         return False
-    rows = _primary_units(records, units)
+    rows = primary_units(records, units)
     return rows['cluster'].nunique() < rows['unit'].nunique()
 
 # %% ../../nbs/stats/04_comparable.ipynb #e3636f24
@@ -469,22 +474,18 @@ def _axes(arms: dict[str, list[dict]]) -> dict[str, dict[str, Any]]:  # setting 
     "The settings in which arms of one mode differ, without those that follow from another of them."
     values = {arm: recorded(runs[0]) for arm, runs in arms.items()}
     names = sorted(set().union(*values.values()) - _BY_SEED - {'dropout_masks', *HARDWARE})
-    all_axes = {name: {arm: settings.get(name) for arm, settings in values.items()} for name in names}
-    texts = {name: list(map(repr, by_arm.values())) for name, by_arm in all_axes.items()}
+    axes = {name: {arm: settings.get(name) for arm, settings in values.items()} for name in names}
+    texts = {name: [*map(repr, by_arm.values())] for name, by_arm in axes.items()}
+    texts = {name: of_arms for name, of_arms in texts.items() if len({*of_arms}) > 1}
 
     def tells(a: str, b: str) -> bool:
-        return len(set(zip(texts[a], texts[b]))) == len(set(texts[a]))
+        return len({*zip(texts[a], texts[b])}) == len({*texts[a]})
 
-    varied = [name for name in names if len(set(texts[name])) > 1]
-    return {
-        name: all_axes[name]
-        for name in varied
-        if not any(
-            tells(other, name) and (other < name or not tells(name, other))
-            for other in varied
-            if other != name
-        )
-    }
+    def follows(name: str) -> bool:  # of two that tell each other, the first one stays
+        others = (other for other in texts if other != name and tells(other, name))
+        return any(other < name or not tells(name, other) for other in others)
+
+    return {name: axes[name] for name in texts if not follows(name)}
 
 # %% ../../nbs/stats/04_comparable.ipynb #93dfe132
 def alike_cells(
@@ -499,11 +500,6 @@ def alike_cells(
     return [(x, y) for x in a for y in b if all(of_a[name][x] == of_b[name][y] for name in common)]
 
 # %% ../../nbs/stats/04_comparable.ipynb #79e18bbc
-def _rank(value: Any) -> tuple:
-    "Numbers by their size, before texts and lists."
-    return (0, value, '') if isinstance(value, (int, float)) else (1, 0, repr(value))
-
-
 def neighbours(
     arms: dict[str, list[dict]],  # arm -> runs, of one mode
 ) -> list[tuple[str, str]]:
@@ -511,6 +507,10 @@ def neighbours(
     axes = _axes(arms)
     if not axes:  # in their teachers, say
         return list(zip(arms, list(arms)[1:]))
+
+    def rank(value: Any) -> tuple:  # numbers by their size, before texts and lists
+        return (0, value, '') if isinstance(value, (int, float)) else (1, 0, repr(value))
+
     pairs = []
     for name, by_arm in axes.items():
         rows: dict[str, list[str]] = {}
@@ -518,6 +518,6 @@ def neighbours(
             others = repr([axis[arm] for other, axis in axes.items() if other != name])
             rows.setdefault(others, []).append(arm)
         for row in rows.values():
-            in_order = sorted(row, key=lambda arm: _rank(by_arm[arm]))
+            in_order = sorted(row, key=lambda arm: rank(by_arm[arm]))
             pairs += zip(in_order, in_order[1:])
     return pairs

@@ -9,19 +9,16 @@ from dataclasses import field, replace
 from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
+from fastcore.basics import patch
 from pydantic.dataclasses import dataclass
 from ..core.arms import CHAIN, CONTROLS, MODES, PROCEDURES
 from ..core.config import FIRST_TASK, task_info
 from ..core.render import ALPHA, Reason, phrase, reason
 from kdnotes.stats.tests import (
-    FACTORIAL,
-    INTERACTIONS,
-    Effect,
     Equivalence,
     Family,
     bounded_equivalence,
     bounded_test,
-    contrast,
     corrected_margins,
     crossed_test,
     effect_size,
@@ -47,7 +44,6 @@ from ..telemetry.summary import BUSY_SHARE, is_busy
 from kdnotes.stats.comparable import (
     SEED,
     Attribution,
-    TrivialBaseline,
     Timed,
     alike_cells,
     attribute,
@@ -59,7 +55,6 @@ from kdnotes.stats.comparable import (
     independent_name,
     is_above,
     missing_value,
-    matched,
     matched_pairs,
     neighbours,
     bound_of,
@@ -70,8 +65,8 @@ from kdnotes.stats.comparable import (
 )
 
 # %% auto #0
-__all__ = ['TIMES', 'VERDICTS', 'FAMILIES', 'metric_differences', 'Verdict', 'Comparison', 'compare', 'uncommitted',
-           'study_comparisons', 'study_steps', 'corrected', 'study_factorial']
+__all__ = ['TIMES', 'FAMILIES', 'metric_differences', 'Verdict', 'Comparison', 'compare', 'study_comparisons', 'study_steps',
+           'corrected']
 
 # %% ../../nbs/stats/05_compare.ipynb #0079f6ba
 def metric_differences(
@@ -165,13 +160,10 @@ def _difference_tests(
     return dict(difference=i, p=test.p, p_reason=test.reason, equivalences=alike) | more
 
 # %% ../../nbs/stats/05_compare.ipynb #39e93227
-VERDICTS = ('significant', 'not_significant', 'not_tested')  # codes
-
-
 class Verdict(NamedTuple):
     "What a test says of a difference."
 
-    code: str  # of VERDICTS
+    code: str  # significant | not_significant | not_tested
     reason: Reason | None = None  # why there is no test
 
 # %% ../../nbs/stats/05_compare.ipynb #baea9ddc
@@ -204,7 +196,6 @@ class Comparison:
     unit_name: str = 'units'  # what the metric averages over
     epochs: tuple[float | None, float | None] = (None, None)  # of a's and b's training; None: a given model
     task: str = FIRST_TASK  # whose names the metrics have
-    unvaried: tuple[str, ...] = ()  # factors in which the modes of a and b differ and these runs do not
 
     @property
     def n_seeds(self) -> int:
@@ -235,6 +226,16 @@ class Comparison:
         "Do so few units differ that the interval is that of a bounded mean?"
         return self.differing is not None and self.difference.se is None
 
+    @property
+    def unvaried(self) -> tuple[str, ...]:
+        "Factors in which the modes of a and b differ and these runs do not: a machine may have one core."
+        x = self.attribution
+        if x is None or x.factor or not {self.a, self.b} <= MODES.keys():
+            return ()
+        factors = ('network', 'precision', 'kd', 'ranks')
+        varied = [f for f in factors if getattr(MODES[self.a], f) != getattr(MODES[self.b], f)]
+        return tuple(f for f in varied if f not in x.factors)
+
     def __str__(self) -> str:
         return phrase('comparison.jinja', 'paragraph', self)
 
@@ -243,18 +244,33 @@ class Comparison:
         "Why times are missing, each reason once."
         return tuple(dict.fromkeys(self.reasons[key] for key in TIMES if key in self.reasons))
 
-    def tested(self, about: str = 'primary') -> tuple[Interval | None, float | None, float | None]:
-        "Interval, p and corrected p of the primary metric or of one of TIMES."
-        if about == 'primary':
-            return self.difference, self.p, self.p_holm
-        return self.speedup.get(about), self.p_times.get(about), self.p_times_holm.get(about)
+# %% ../../nbs/stats/05_compare.ipynb #7e8781e4
+@patch
+def tested(
+    self: Comparison,
+    about: str = 'primary',  # or one of TIMES
+) -> tuple[Interval | None, float | None, float | None]:
+    "Interval, p and corrected p of the primary metric or of a time."
+    if about == 'primary':
+        return self.difference, self.p, self.p_holm
+    return self.speedup.get(about), self.p_times.get(about), self.p_times_holm.get(about)
 
-    def verdict(self, about: str = 'primary') -> Verdict:
-        "Is a difference significant, not significant, or not tested? By the corrected p, where there is one."
-        interval, p, p_holm = self.tested(about)
-        if interval is None or p is None:
-            return Verdict('not_tested', _why_untested(self, about, interval))
+
+@patch
+def verdict(self: Comparison, about: str = 'primary') -> Verdict:
+    "Is a difference significant, not significant, or not tested? By the corrected p, where there is one."
+    interval, p, p_holm = self.tested(about)
+    if interval is not None and p is not None:
         return Verdict('significant' if (p if p_holm is None else p_holm) < ALPHA else 'not_significant')
+    unknown = reason('not_computed')
+    if interval is None:
+        key = 'difference' if about == 'primary' else about
+        return Verdict('not_tested', self.reasons.get('comparison') or self.reasons.get(key, unknown))
+    if interval.n == 1:
+        return Verdict('not_tested', reason('one_seed'))
+    if about == 'primary':
+        return Verdict('not_tested', self.reasons.get('p', unknown))
+    return Verdict('not_tested', interval_test(interval, 1.0, log=True).reason or unknown)
 
 # %% ../../nbs/stats/05_compare.ipynb #06859a27
 def _warnings(pairs: Sequence[tuple[dict, dict]], excluded: dict[str, tuple]) -> tuple[Reason, ...]:
@@ -274,15 +290,6 @@ def _warnings(pairs: Sequence[tuple[dict, dict]], excluded: dict[str, tuple]) ->
     if len(names := commits(r for pair in pairs for r in pair)) > 1:
         warnings.append(reason('commits', names=tuple(names)))
     return tuple(warnings)
-
-# %% ../../nbs/stats/05_compare.ipynb #6182ef2d
-def _unvaried(a: str, b: str, attribution: Attribution) -> tuple[str, ...]:
-    "Factors in which the modes of two arms differ and their runs do not."
-    if a not in MODES or b not in MODES or attribution.factor:
-        return ()
-    factors = ('network', 'precision', 'kd', 'ranks')
-    varied = [f for f in factors if getattr(MODES[a], f) != getattr(MODES[b], f)]
-    return tuple(f for f in varied if f not in attribution.factors)
 
 # %% ../../nbs/stats/05_compare.ipynb #3b6b6026
 def _masks_differ(pairs: Sequence[tuple[dict, dict]]) -> Reason | None:
@@ -304,9 +311,6 @@ def compare(
     records_b: Sequence[dict],  # the runs of another
     units: pd.DataFrame | None = None,  # of these runs
     times: Timed | None = None,  # whose times are used; None: chosen among these runs
-    # of resamples and permutations. None: a new one from SEED, so that every comparison draws the same seeds
-    # and units
-    rng: np.random.Generator | None = None,
 ) -> Comparison:  # b against a
     "Pair two arms by seed and say what differs, by how much, and how sure that is."
     pairs = []
@@ -326,14 +330,13 @@ def compare(
     tests = dict(p_reason=why)
     if d is not None:
         margins = task.margins.get(primary['metric'], ())
-        rng = rng or np.random.default_rng(SEED)
+        rng = np.random.default_rng(SEED)  # every comparison draws the same seeds and units
         tests = _difference_tests(d, primary['higher_is_better'], rng, margins, bound_of(runs, units))
     reasons |= {k: v for k, v in (('difference', why), ('p', tests.pop('p_reason'))) if v}
-    attribution = attribute(*pairs)
     return Comparison(
         a=a,
         b=b,
-        attribution=attribution,
+        attribution=attribute(*pairs),
         primary=primary,
         speedup=speedup,
         seeds=tuple(r['seed'] for r, _ in pairs),
@@ -344,27 +347,8 @@ def compare(
         unit_name=independent_name(runs, units),
         epochs=tuple(r['settings'].get('epochs') if trained(r) else None for r in pairs[0]),
         task=task.name,
-        unvaried=_unvaried(a, b, attribution),
         **tests,
     )
-
-# %% ../../nbs/stats/05_compare.ipynb #7be53a46
-def uncommitted(record: dict) -> bool:
-    "Was the run made with changes that were not committed?"
-    return (record['environment'].get('git') or '').endswith('-dirty')
-
-# %% ../../nbs/stats/05_compare.ipynb #cd2bcccd
-def _why_untested(c: Comparison, about: str, interval: Interval | None) -> Reason:
-    "Why a difference has no p."
-    unknown = reason('not_computed')
-    if interval is None:
-        key = 'difference' if about == 'primary' else about
-        return c.reasons.get('comparison') or c.reasons.get(key, unknown)
-    if interval.n == 1:
-        return reason('one_seed')
-    if about == 'primary':
-        return c.reasons.get('p', unknown)
-    return interval_test(interval, 1.0, log=True).reason or unknown
 
 # %% ../../nbs/stats/05_compare.ipynb #2d685b32
 def study_comparisons(
@@ -372,7 +356,7 @@ def study_comparisons(
     units: pd.DataFrame | None = None,  # of these runs
     baseline_table: pd.DataFrame | None = None,  # of `results.store.floors`; None: not measured
 ) -> list[tuple[str, Comparison]]:  # (chain | control | procedures | variant, comparison)
-    "All comparisons the arms of a study allow."
+    "All comparisons the arms of a study allow; marked where neither arm is better than a trivial baseline."
     arms: dict[str, list[dict]] = {}
     for r in records:
         arms.setdefault(r['arm'], []).append(r)
@@ -381,7 +365,19 @@ def study_comparisons(
         [(kind, compare(arms[a], arms[b], units, times)) for kind, a, b in study_steps(arms)]
     )
     trivial = trivial_baselines(records, baseline_table) if records else []
-    return _with_baselines(comparisons, trivial, arms, units) if trivial else comparisons
+    low = {}  # arm -> its best baseline, where it is not better
+    for arm, runs in arms.items():
+        baseline = next(iter(baselines_for(trivial, runs)), None)
+        gained = gain_interval(runs, baseline, units) if baseline else None
+        if gained is not None and gained.low is not None and not is_above(gained):
+            low[arm] = baseline.words
+    marked = []
+    for kind, c in comparisons:
+        if c.difference is not None and {c.a, c.b} <= low.keys():
+            names = tuple(dict.fromkeys(low[arm] for arm in (c.a, c.b)))
+            c = replace(c, at_baseline=reason('at_baseline', a=c.a, b=c.b, baselines=names))
+        marked.append((kind, c))
+    return marked
 
 # %% ../../nbs/stats/05_compare.ipynb #3779edf6
 def study_steps(
@@ -417,29 +413,6 @@ def study_steps(
         for pair in alike_cells(of_mode[first], of_mode[mode])
     ]
 
-# %% ../../nbs/stats/05_compare.ipynb #db77b33e
-def _with_baselines(
-    comparisons: list[tuple[str, Comparison]],
-    trivial: Sequence[TrivialBaseline],  # the best first
-    arms: dict[str, list[dict]],
-    units: pd.DataFrame | None,
-) -> list[tuple[str, Comparison]]:
-    "Comparisons, marked where neither arm is better than its best trivial baseline."
-    low = {}
-    for arm, runs in arms.items():
-        baseline = next(iter(baselines_for(trivial, runs)), None)
-        gained = gain_interval(runs, baseline, units) if baseline else None
-        if gained is not None and gained.low is not None and not is_above(gained):
-            low[arm] = baseline
-
-    marked = []
-    for kind, c in comparisons:
-        if c.difference is not None and {c.a, c.b} <= low.keys():
-            names = tuple(dict.fromkeys(low[arm].words for arm in (c.a, c.b)))
-            c = replace(c, at_baseline=reason('at_baseline', a=c.a, b=c.b, baselines=names))
-        marked.append((kind, c))
-    return marked
-
 # %% ../../nbs/stats/05_compare.ipynb #3738dd94
 # name -> kinds of comparisons
 FAMILIES = {'chain and controls': ('chain', 'control'), 'procedures and variants': ('procedures', 'variant')}
@@ -452,94 +425,34 @@ def corrected(
     updated = list(comparisons)
     for name, kinds in FAMILIES.items():
         places = [i for i, (kind, c) in enumerate(updated) if kind in kinds and len(c.seeds) != 1]
-        members = _margins_corrected([updated[i][1] for i in places])
-        for i, c in zip(places, _corrected_together(name, members)):
+        for i, c in zip(places, _corrected_together(name, [updated[i][1] for i in places])):
             updated[i] = (updated[i][0], c)
     return updated
-
-# %% ../../nbs/stats/05_compare.ipynb #3f68a69b
-def _margins_corrected(members: Sequence[Comparison]) -> list[Comparison]:
-    "Comparisons of precision, whose margins are what texts speak of, with margins corrected over them."
-    with_margins = {
-        str(i): c.equivalences
-        for i, c in enumerate(members)
-        if c.equivalences and c.attribution and c.attribution.factor == 'precision'
-    }
-    by_margin = [
-        corrected_margins(
-            {i: equivalences[k] for i, equivalences in with_margins.items()}, 'margins of precision'
-        )
-        for k in range(min(map(len, with_margins.values()), default=0))
-    ]
-    return [
-        replace(c, equivalences=tuple(margin[str(i)] for margin in by_margin))
-        if str(i) in with_margins
-        else c
-        for i, c in enumerate(members)
-    ]
 
 # %% ../../nbs/stats/05_compare.ipynb #815ddfcc
 def _corrected_together(name: str, members: Sequence[Comparison]) -> list[Comparison]:
     "Comparisons with the p-values of a family of that name, which they make up."
     if not members:
         return []
-    steps = [f'{c.a} -> {c.b}' for c in members]
-    family = Family(name, tuple(steps))
-    p = holm({step: c.p for step, c in zip(steps, members)}, family)
-    times = {key: holm({s: c.p_times.get(key) for s, c in zip(steps, members)}, family) for key in TIMES}
+    family = Family(name, tuple(f'{c.a} -> {c.b}' for c in members))
+    by_step = dict(zip(family.members, members))
+    p = holm({step: c.p for step, c in by_step.items()})
+    times = {key: holm({step: c.p_times.get(key) for step, c in by_step.items()}) for key in TIMES}
+    of_precision = {
+        step: c.equivalences
+        for step, c in by_step.items()
+        if c.equivalences and c.attribution and c.attribution.factor == 'precision'
+    }
+    margins = [
+        corrected_margins(dict(zip(of_precision, of_margin))) for of_margin in zip(*of_precision.values())
+    ]
     return [
         replace(
             c,
             family=family,
             p_holm=p[step],
             p_times_holm={key: times[key][step] for key in TIMES if key in c.p_times},
+            equivalences=tuple(m[step] for m in margins) if step in of_precision else c.equivalences,
         )
-        for step, c in zip(steps, members)
+        for step, c in by_step.items()
     ]
-
-# %% ../../nbs/stats/05_compare.ipynb #aebb472c
-def study_factorial(
-    records: Sequence[dict],  # of one study
-    units: pd.DataFrame | None = None,  # of these runs
-) -> list[Effect]:  # one for each of `stats.tests.FACTORIAL`, refused ones with their reason
-    "Effects and interactions of precision, KD, network and ranks over a study's modes."
-    arms = {m: [r for r in records if r['arm'] == m] for m in MODES}
-    effects = [
-        _effect(name, weights, {a: arms[a] for a in weights}, units) for name, weights in FACTORIAL.items()
-    ]
-    p = holm({e.name: e.p for e in effects if e.name in INTERACTIONS.members}, INTERACTIONS)
-    return [replace(e, p_holm=p.get(e.name)) for e in effects]
-
-# %% ../../nbs/stats/05_compare.ipynb #ce12834d
-def _effect(
-    name: str,
-    weights: dict[str, float],
-    arms: dict[str, list[dict]],
-    units: pd.DataFrame | None,
-) -> Effect:
-    "One contrast of arms, or why there is none."
-
-    def none(why):
-        return Effect(name, weights, None, None, why)
-
-    if missing := [a for a, runs in arms.items() if not runs]:
-        return none(reason('no_runs_of', arms=tuple(missing)))
-    first, *others = arms.values()
-    if why := next((w for runs in others if (w := refusal(first, runs))), None):
-        return none(why)
-    rows, left, why = matched(list(arms.values()), lambda r: r['primary']['value'] is not None)
-    if why:
-        return none(why)
-    null = [r for runs in arms.values() for r in runs if r['primary']['value'] is None]
-    if null and not rows:
-        return none(missing_value(null))
-    matrices = {a: unit_matrix(list(runs), units) for a, runs in zip(arms, zip(*rows))} or {'none': None}
-    if any(
-        m is None or m.isna().any(axis=None) or set(m.columns) != set(next(iter(matrices.values())).columns)
-        for m in matrices.values()
-    ):
-        return none(reason('no_common_units'))
-    columns = next(iter(matrices.values())).columns
-    values = {a: m[columns].to_numpy() for a, m in matrices.items()}
-    bound = bound_of([r for runs in arms.values() for r in runs], units)
-    return replace(contrast(name, weights, values, bound, np.random.default_rng(SEED)), excluded=left)

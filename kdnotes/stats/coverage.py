@@ -6,14 +6,11 @@
 from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 import numpy as np
 import pandas as pd
-from scipy import stats as distributions
-from scipy.special import chdtri, ndtr
+from scipy.special import ndtr
 from .tests import LEAST_SEEDS, flip_p, flips
 from kdnotes.stats.intervals import (
-    LEVEL,
     moments_of,
     StatsError,
     crossed_moments,
@@ -24,7 +21,7 @@ from kdnotes.stats.intervals import (
 
 # %% auto #0
 __all__ = ['CUTS', 'VALUES', 'BLOCK', 'COLUMNS', 'SETTINGS', 'ENOUGH_SEEDS', 'SHARES', 'FAMILY_SIZES', 'Setting', 'draw', 'rates',
-           'coverage_table', 'mean_squares_drawn', 'family_table', 'power']
+           'coverage_table', 'mean_squares_drawn', 'family_table']
 
 # %% ../../nbs/stats/09_coverage.ipynb #78bdb2dc
 CUTS = np.array([-1.4, -1.1, -0.85, -0.5, 0.15])  # of the latent ease
@@ -208,36 +205,3 @@ def family_table(
                 row |= {f'at .05/{k}': each.mean(), f'family of {k}': each[:, :k].any(1).mean()}
             rows[S, share] = {name: 100 * float(value) for name, value in row.items()}
     return pd.DataFrame.from_dict(rows, orient='index').rename_axis(index=['seeds', 'share of seeds'])
-
-# %% ../../nbs/stats/09_coverage.ipynb #b0d75769
-@lru_cache
-def _cube() -> np.ndarray:
-    "Points that fill the unit cube evenly, (2048, 3), none on its faces."
-    return distributions.qmc.Sobol(3, scramble=False).random_base2(11) + 0.5 / 2**11
-
-# %% ../../nbs/stats/09_coverage.ipynb #2ae8dbf3
-def power(
-    difference: float,  # the true one
-    # of one value: seeds, units, the rest (`Components.variance` of differences); not all 0
-    variance: tuple[float, float, float],
-    seeds: int,  # >= 2
-    units: int,  # >= 2
-) -> float:  # 0 to 1
-    "The chance that the crossed test rejects."
-    if min(seeds, units) < 2 or min(variance) < 0:
-        raise StatsError(
-            f'power needs 2 seeds, 2 units and variances >= 0, got {seeds}, {units} and {variance}'
-        )
-    if not any(variance):
-        raise StatsError(
-            'power needs a variance above 0: where all differences are the same the test is refused'
-        )
-    s, u, e = variance
-    df = np.array([seeds - 1, units - 1, (seeds - 1) * (units - 1)])
-    expected = np.array([units * s + e, seeds * u + e, e])
-    sigma = np.sqrt((expected[0] + expected[1] - e) / (seeds * units))
-    square, share = moments_of(expected * chdtri(df, 1 - _cube()) / df, df)
-    few, many = sorted(df[:2])
-    # a mean further from 0 is significant
-    limit = t_limit((1 + LEVEL) / 2, few, many, share) * np.sqrt(square)
-    return float((ndtr((difference - limit) / sigma) + ndtr((-difference - limit) / sigma)).mean())

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+import numpy as np
 import pandas as pd
 from kdnotes.stats.comparable import (
     TrivialBaseline,
@@ -15,12 +16,13 @@ from kdnotes.stats.comparable import (
     trivial_baselines,
     independent_name,
     incompatible_kinds,
+    paired_values,
+    primary_units,
     timed,
-    unit_matrix,
     units_alike,
 )
 from .compare import Comparison, study_comparisons
-from .intervals import SAME, Interval, compact_curve, mean_interval, score_interval
+from .intervals import SAME, Interval, mean_interval, score_interval
 from ..core.config import KdnotesError, pluralize, task_info
 from ..core.files import evidence_path, runs_path
 from ..results.runs import TABLES
@@ -31,8 +33,8 @@ from ..tasks.base import encoder_key, floors_key
 
 # %% auto #0
 __all__ = ['NotDrawn', 'ReportError', 'check_study', 'primary_interval', 'arm_values', 'Evidence', 'evidence', 'known_baselines',
-           'unscored_starts', 'run_evidence', 'difference_table', 'curve_points', 'curve_of', 'curve_set',
-           'phase_seconds', 'pooled_gradients']
+           'unscored_starts', 'run_evidence', 'difference_table', 'curve_of', 'curve_set', 'phase_seconds',
+           'pooled_gradients']
 
 # %% ../../nbs/stats/08_evidence.ipynb #e14f23c0
 class NotDrawn(KdnotesError):
@@ -45,31 +47,21 @@ class ReportError(KdnotesError):
 # %% ../../nbs/stats/08_evidence.ipynb #64651266
 def check_study(study: str, records: Sequence[dict]) -> None:
     "Refuse runs that do not belong into one report."
-
-    def refuse(why):
-        raise ReportError(f'study {study!r} cannot be reported, since {why}')
-
+    why = None
     if not records:
-        refuse(
+        why = (
             f'it has no finished runs in {runs_path() / study} and none exported to {evidence_path()}; '
             'train some first, with nbs/run.ipynb or nbs/study.ipynb'
         )
     for kind, seen in incompatible_kinds(records).items():
-        if kind != 'schemas':
+        if kind != 'schemas' and not why:
             text = f"it mixes {kind}: {' and '.join(seen)}"
-            refuse(f'{text}; report them apart, by run_ids or in studies of their own')
-    for runs in arms_of(records).values():
-        if why := check_arm(runs):
-            refuse(f'{why}, or report some of the runs by run_ids')
-
-# %% ../../nbs/stats/08_evidence.ipynb #90515a45
-def _off_the_end(runs: Sequence[dict], units: pd.DataFrame, most: float) -> int:
-    "In how many units, or clusters of them, some run is off the nearer end of the scale of its metric."
-    p = runs[0]['primary']
-    ids = [r['run_id'] for r in runs]
-    rows = units[(units['split'] == p['set']) & (units['metric'] == p['metric']) & units['run_id'].isin(ids)]
-    where = rows['cluster' if units_alike(runs, units) else 'unit']
-    return min(where[(rows['value'] - end).abs() > SAME].nunique() for end in (0.0, most))
+            why = f'{text}; report them apart, by run_ids or in studies of their own'
+    for runs in arms_of(records).values() if not why else ():
+        if mixed := check_arm(runs):
+            why = f'{mixed}, or report some of the runs by run_ids'
+    if why:
+        raise ReportError(f'study {study!r} cannot be reported, since {why}')
 
 # %% ../../nbs/stats/08_evidence.ipynb #425e0992
 def primary_interval(
@@ -77,13 +69,15 @@ def primary_interval(
     units: pd.DataFrame | None,  # of these runs
 ) -> Interval | None:  # None: no run has a value
     "The arm's primary metric, over seeds and units where there are units."
-    matrix = unit_matrix(runs, units)
-    if matrix is not None and not matrix.isna().any(axis=None):
+    if paired := paired_values([runs], units):
+        values = paired[0]
         most = task_info(runs[0]['task']).reach.get(runs[0]['primary']['metric'])
-        values = matrix.to_numpy()
         if most is None or values.min() < -SAME or values.max() > most + SAME:
-            return score_interval(matrix, None, None)  # a metric without that bound
-        return score_interval(matrix, most, _off_the_end(runs, units, most))
+            return score_interval(values, None, None)  # a metric without that bound
+        rows = primary_units(runs, units)
+        of_rows = rows['cluster' if units_alike(runs, units) else 'unit']
+        off = min(of_rows[(rows['value'] - end).abs() > SAME].nunique() for end in (0.0, most))
+        return score_interval(values, most, off)
     values = [r['primary']['value'] for r in runs if r['primary']['value'] is not None]
     return mean_interval(values) if values else None
 
@@ -162,33 +156,27 @@ def known_baselines(
     records: Sequence[dict],  # of it
 ) -> pd.DataFrame | None:  # None: not measured
     "What the trivial baselines of a study score on its sets, stored by it or by the study of a run."
-    tables_of: dict[str, pd.DataFrame] = {}  # study -> all that it stores
-    by_key: dict[str, pd.DataFrame] = {}
-    for key, about in _baselines(records).items():
-        for home in dict.fromkeys([study, *about.pop('homes')]):
-            if home not in tables_of:
-                tables_of[home] = floors(home)
-            table = tables_of[home]
-            if len(table := table[table['key'] == key]):
-                by_key[key] = table.assign(**{name: [value] * len(table) for name, value in about.items()})
-                break
-    tables = list(_with_distinct_names(by_key, task_info(records[0]['task']).floors)) if by_key else []
-    return pd.concat(tables, ignore_index=True) if tables else None
-
-# %% ../../nbs/stats/08_evidence.ipynb #ea56bb0c
-def _baselines(records: Sequence[dict]) -> dict[str, dict]:  # key -> labels, weights and homes
-    "The tables of baselines that some runs can be compared with."
-    wanted: dict[str, dict] = {}
+    wanted: dict[str, dict] = {}  # key of a table -> labels, weights
+    homes: dict[str, list[str]] = {}  # the same -> studies that may store it
     for r, encoders in zip(records, _encoders(records)):
         info = task_info(r['task'])
         settings = r['settings']
         reads = (settings.get('labels'),) if 'labels' in info.floor_settings else ()
         keys = {floors_key(info, r['corpus_sha256'], settings): dict(labels=reads, weights='')}
-        for name, key in encoders.items():
-            keys[key] = dict(labels=reads if info.probes else (), weights=name)
-        for key, about in keys.items():
-            wanted.setdefault(key, about | dict(homes=[]))['homes'].append(r['study'])
-    return wanted
+        keys |= {
+            key: dict(labels=reads if info.probes else (), weights=name) for name, key in encoders.items()
+        }
+        wanted = keys | wanted
+        for key in keys:
+            homes.setdefault(key, [study]).append(r['study'])
+    stored = cache(floors)
+    by_key = {}
+    for key, studies in homes.items():
+        tables = (table[table['key'] == key] for table in map(stored, dict.fromkeys(studies)))
+        if (table := next(filter(len, tables), None)) is not None:
+            by_key[key] = table.assign(**{k: [value] * len(table) for k, value in wanted[key].items()})
+    tables = list(_with_distinct_names(by_key, task_info(records[0]['task']).floors)) if by_key else []
+    return pd.concat(tables, ignore_index=True) if tables else None
 
 # %% ../../nbs/stats/08_evidence.ipynb #ecdd18b7
 def _encoders(records: Sequence[dict]) -> Iterator[dict[str, str]]:
@@ -213,28 +201,24 @@ def _with_distinct_names(
     words: dict[str, str],  # of `TaskInfo.floors`
 ) -> Iterator[pd.DataFrame]:
     "Tables whose baselines have names and words of their own."
-    every = [table.iloc[0] for table in tables.values()]
-    several_labels = len({about['labels'] for about in every if about['labels']}) > 1
-    several_weights = len({about['weights'] for about in every if about['weights']}) > 1
+    every = [(table['labels'].iloc[0], table['weights'].iloc[0]) for table in tables.values()]
+    several_labels, several_weights = (len({*column} - {(), ''}) > 1 for column in zip(*every))
     seen: dict[str, list[float]] = {}
-    for key, table in tables.items():
-        about = table.iloc[0]
-        labels = about['labels']
-        n = '' if not labels else 'all labels' if labels[0] is None else pluralize(labels[0], 'label')
-        weights_label = f' of {about["weights"].rpartition("/")[2]}' * (
-            several_weights and bool(about['weights'])
-        )
-        probe = bool(about['weights'] and labels)
-        more = f' on {n}' if probe else f' ({n})' if labels and several_labels else ''
+    for (key, table), (labels, weights) in zip(tables.items(), every):
+        of_weights = f' of {weights.rpartition("/")[2]}' if weights and several_weights else ''
+        of_labels = ''
+        if labels and (weights or several_labels):
+            n = 'all labels' if labels[0] is None else pluralize(labels[0], 'label')
+            of_labels = f' on {n}' if weights else f' ({n})'
         for name, rows in table.groupby('floor', sort=False):
-            called = name + weights_label + (more if several_labels else '')
+            called = name + of_weights + (of_labels if several_labels else '')
             values = rows['value'].tolist()
             if seen.get(called) == values:  # the same weights under two names of their content
                 continue
-            key_label = f' ({key})' if called in seen else ''  # other weights of the same name
-            seen[called + key_label] = values
+            of_key = f' ({key})' if called in seen else ''  # other weights of the same name
+            seen[called + of_key] = values
             yield rows.assign(
-                floor=called + key_label, words=words.get(name, name) + weights_label + more + key_label
+                floor=called + of_key, words=words.get(name, name) + of_weights + of_labels + of_key
             )
 
 # %% ../../nbs/stats/08_evidence.ipynb #4cdfb627
@@ -254,64 +238,56 @@ def run_evidence(
     "A run as a study of its own."
     teacher = find_record(record['teacher_run_id']) if record['teacher_run_id'] else None
     pair = [record, *([teacher[0]] if teacher else [])]
-    run_units = pd.concat([_units_of(r) for r in pair], ignore_index=True)
+    tables = []
+    for r in pair:
+        try:
+            tables.append(units(r['study'], [r['run_id']]))
+        except RecordError:  # its files are gone
+            tables.append(pd.DataFrame(columns=['run_id', 'arm', 'seed', *TABLES['units'][0]]))
+    run_units = pd.concat(tables, ignore_index=True)
     floors = known_baselines(record['study'], pair)
     return Evidence(record['study'], pair, run_units, arm_values(pair, run_units), [], floors)
-
-# %% ../../nbs/stats/08_evidence.ipynb #bfe124f1
-def _units_of(record: dict) -> pd.DataFrame:
-    "A run's units; none where its files are gone."
-    try:
-        return units(record['study'], [record['run_id']])
-    except RecordError:
-        return pd.DataFrame(columns=['run_id', 'arm', 'seed', *TABLES['units'][0]])
 
 # %% ../../nbs/stats/08_evidence.ipynb #263a0648
 def difference_table(
     comparison: Comparison,
 ) -> pd.DataFrame:  # setting, the value in each arm, and the factors it is part of ('' for none)
     "Every recorded setting in which two arms differ."
-    c = comparison
     x = comparison.attribution
-    if x is None:
-        return pd.DataFrame(columns=['setting', c.a, c.b, 'part of'])
-
-    def part(name):
-        return 'a factor' if name in x.factors else ', '.join(x.part_of.get(name, ()))
-
-    return pd.DataFrame(
-        [
-            {'setting': k, c.a: a, c.b: b, 'part of': part(k)}
-            for k, (a, b) in {**x.factors, **x.belongs, **x.others}.items()
-        ]
-    )
-
-# %% ../../nbs/stats/08_evidence.ipynb #ba3405f1
-def curve_points(record: dict) -> list[dict]:  # step and loss, or step, set and value
-    "What a record holds of the training curve."
-    return record.get('curve') or []
+    rows = []
+    for name, (a, b) in ({**x.factors, **x.belongs, **x.others} if x else {}).items():
+        rows.append((name, a, b, 'a factor' if name in x.factors else ', '.join(x.part_of.get(name, ()))))
+    return pd.DataFrame(rows, columns=['setting', comparison.a, comparison.b, 'part of'])
 
 # %% ../../nbs/stats/08_evidence.ipynb #7cdd42b4
 def curve_of(
     record: dict,
     points: int = 40,  # at most so many losses
-) -> list[dict]:  # of `stats.intervals.compact_curve`
-    "A run's training curve, with losses few enough for a figure of many runs."
-    curve = curve_points(record)
+) -> list[dict]:  # {'step', 'loss', 'value'}, by step; None where the point has no such number
+    "A run's training curve, with losses few enough for a figure of many runs, and evaluations of one set."
+
+    def short(x) -> float | None:  # six digits are enough for a figure
+        return float(f'{x:.6g}') if np.isfinite(x) else None
+
+    curve = record.get('curve') or []
+    losses = [(p['step'], p['loss']) for p in curve if p.get('loss') is not None]
     evaluated = [p for p in curve if p.get('value') is not None]
-    first = evaluated[0].get('set') if evaluated else None
-    return compact_curve(
-        [(p['step'], p['loss']) for p in curve if p.get('loss') is not None],
-        [(p['step'], p['value']) for p in evaluated if p.get('set') == first],
-        points,
-    )
+    short_curve = []
+    for part in np.array_split(np.arange(len(losses)), min(points, len(losses)) or 1):
+        if len(part):
+            loss = short(np.mean([losses[k][1] for k in part]))
+            short_curve.append(dict(step=int(losses[part[-1]][0]), loss=loss, value=None))
+    for p in evaluated:
+        if p.get('set') == evaluated[0].get('set'):
+            short_curve.append(dict(step=int(p['step']), loss=None, value=short(p['value'])))
+    return sorted(short_curve, key=lambda p: (p['step'], p['loss'] is None))
 
 # %% ../../nbs/stats/08_evidence.ipynb #29350250
 def curve_set(
     records: Sequence[dict],  # of one study
 ) -> str:
     "The set the curves are evaluated on."
-    named = [p['set'] for r in records for p in curve_points(r) if p.get('set')]
+    named = [p['set'] for r in records for p in r.get('curve') or () if p.get('set')]
     primary = records[0]['primary']['set']
     others = [where for where in records[0]['metrics'] if where != primary]
     return [*named, *others, primary][0]

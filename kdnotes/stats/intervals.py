@@ -12,11 +12,10 @@ from ..core.render import Reason, number_texts, reason
 
 # %% auto #0
 __all__ = ['LEVEL', 'TIE', 'FEW_DIFFER', 'SAME', 'MOST_TIMES', 'StatsError', 'Interval', 'no_interval', 'checked_numbers',
-           't_limit', 'mean_interval', 'cluster_interval', 'scaled', 'exp_interval', 'mean_squares', 'Components',
-           'variance_components', 'crossed_moments', 'moments_of', 'crossed_interval', 'values_interval',
-           'differing_units', 'few_differ', 'BoundedMean', 'bounded_mean', 'bounded_interval', 'difference_interval',
-           'wilson_limits', 'score_interval', 'ratio_interval', 'draw_counts', 'studentised_limits',
-           'bootstrap_interval', 'compact_curve']
+           't_limit', 'mean_interval', 'cluster_interval', 'scaled', 'exp_interval', 'mean_squares', 'crossed_moments',
+           'moments_of', 'crossed_interval', 'values_interval', 'differing_units', 'few_differ', 'BoundedMean',
+           'bounded_mean', 'bounded_interval', 'difference_interval', 'wilson_limits', 'score_interval',
+           'ratio_interval', 'draw_counts', 'studentised_limits', 'bootstrap_interval']
 
 # %% ../../nbs/stats/01_intervals.ipynb #0ce4f2d2
 class StatsError(KdnotesError, ValueError):
@@ -52,11 +51,6 @@ class Interval:
         low, high = (None if x is None else 1 / x for x in (self.high, self.low))
         return replace(self, estimate=1 / self.estimate, low=low, high=high)
 
-    def opposite(self) -> Interval:
-        "The interval of the difference the other way round."
-        low, high = (None if x is None else -x for x in (self.high, self.low))
-        return replace(self, estimate=-self.estimate, low=low, high=high)
-
     def within(self, least: float, most: float) -> Interval:
         "The same with limits that do not leave a scale; an unknown limit stays unknown."
         low = None if self.low is None else max(self.low, least)
@@ -88,19 +82,12 @@ def checked_numbers(
     "Finite float64 numbers of the given dimension, or a `StatsError`."
     try:
         values = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as e:
+        raise StatsError(f'{name}: {e}') from None
+    if values.ndim != ndim or not values.size or not np.isfinite(values).all():
         raise StatsError(
-            f'{name} must be numbers in {ndim} dimension(s), every row of one length; give the missing '
-            'ones or exclude the run'
-        ) from None
-    if values.ndim != ndim or not values.size:
-        raise StatsError(
-            f'{name} of shape {values.shape} must have {ndim} dimension(s) and at least one value'
-        )
-    if not np.isfinite(values).all():
-        raise StatsError(
-            f'{name} hold {int((~np.isfinite(values)).sum())} of {values.size} values that are not '
-            'finite; exclude those runs or units'
+            f'{name} of shape {values.shape} must be finite numbers in {ndim} dimension(s), one at least; '
+            'exclude the runs or units that have none'
         )
     return values
 
@@ -118,10 +105,8 @@ def t_limit(
     return np.sqrt(share * t**2 + (1 - share) * stdtrit(df_rest, q) ** 2)
 
 # %% ../../nbs/stats/01_intervals.ipynb #6d75891f
-def _t_interval(estimate, variance, df, level, df_rest=None, df_share=1.0, **more) -> Interval:
+def _t_interval(estimate, variance, df, df_rest=None, df_share=1.0, level=LEVEL, **more) -> Interval:
     "estimate +- `t_limit` * sqrt(variance)."
-    if not 0 < level < 1:
-        raise StatsError(f'level={level} must lie between 0 and 1; use 0.95')
     quantile = t_limit((1 + level) / 2, df, df_rest, df_share)
     half = float(quantile * np.sqrt(variance)) if variance > 0 else 0.0
     return Interval(
@@ -139,15 +124,13 @@ def _t_interval(estimate, variance, df, level, df_rest=None, df_share=1.0, **mor
 # %% ../../nbs/stats/01_intervals.ipynb #7cf536ae
 def mean_interval(
     values,  # (n,) one number per run
-    level: float = LEVEL,  # confidence level
 ) -> Interval:  # of the mean
     "Student's t interval of a mean (needs about normal values)."
     x = checked_numbers(values, 1, 'values')
-    if len(x) == 1:
+    n = len(x)
+    if n == 1:
         return no_interval(x[0], 1, 'one value', reason('one_value'))
-    return _t_interval(
-        x.mean(), x.var(ddof=1) / len(x), len(x) - 1, level, n=len(x), method='Student t over runs'
-    )
+    return _t_interval(x.mean(), x.var(ddof=1) / n, n - 1, n=n, method='Student t over runs')
 
 # %% ../../nbs/stats/01_intervals.ipynb #5b0c3e12
 def cluster_interval(
@@ -166,9 +149,8 @@ def cluster_interval(
         return no_interval(mean, 1, 'one cluster', reason('one_cluster'), len(y))
     residuals = np.bincount(which, weights=y - mean)
     variance = n / (n - 1) * (residuals**2).sum() / len(y) ** 2
-    interval = _t_interval(
-        mean, variance, n - 1, LEVEL, n=n, units=len(y), method='linearised ratio, Student t over clusters'
-    )
+    method = 'linearised ratio, Student t over clusters'
+    interval = _t_interval(mean, variance, n - 1, n=n, units=len(y), method=method)
     if most is None:
         return interval
     off = min(len(np.unique(which[np.abs(y - end) > SAME])) for end in (0.0, most))
@@ -207,30 +189,6 @@ def mean_squares(
     df = (S - 1, U - 1, (S - 1) * (U - 1))
     squares = U * (seeds**2).sum((-2, -1)), S * (units**2).sum((-2, -1)), (rest**2).sum((-2, -1))
     return mean[..., 0, 0], np.stack([s / d for s, d in zip(squares, df)], -1), df
-
-# %% ../../nbs/stats/01_intervals.ipynb #a49b217b
-@dataclass(frozen=True)
-class Components:
-    "Two-way analysis of variance without replication: mean squares and variance components."
-
-    ms: tuple[float, float, float]  # mean squares of seeds, units, the rest
-    df: tuple[int, int, int]  # their degrees of freedom
-    variance: tuple[float, float, float]  # components of one value: seeds, units, the rest; >= 0
-
-# %% ../../nbs/stats/01_intervals.ipynb #2ddf72c5
-def variance_components(
-    matrix,  # (seeds, units), both >= 2
-) -> Components:
-    "Variance between seeds, between units, and of the rest, by the method of moments."
-    y = checked_numbers(matrix, 2, 'matrix')
-    S, U = y.shape
-    if min(S, U) < 2:
-        raise StatsError(
-            f'a matrix of {S} seed(s) and {U} unit(s) has no two variances; at least 2 of each are needed'
-        )
-    _, ms, df = mean_squares(y)
-    ms = tuple(map(float, ms))
-    return Components(ms, df, (max(0.0, (ms[0] - ms[2]) / U), max(0.0, (ms[1] - ms[2]) / S), ms[2]))
 
 # %% ../../nbs/stats/01_intervals.ipynb #bebc69b7
 TIE = 1e-9  # mean squares that differ by less, relatively, are equal: rounding must not decide
@@ -273,15 +231,15 @@ def crossed_interval(
         return no_interval(mean, 1, 'one value', reason('one_value'), 1)
     if 1 in (S, U):
         method = 'Student t over units of one seed' if S == 1 else 'Student t over seeds of one unit'
-        return _t_interval(mean, y.var(ddof=1) / y.size, y.size - 1, level, n=S, units=U, method=method)
+        return _t_interval(mean, y.var(ddof=1) / y.size, y.size - 1, level=level, n=S, units=U, method=method)
     mean, variance, share = crossed_moments(y)
     return _t_interval(
         mean,
         variance,
         min(S, U) - 1,
-        level,
         max(S, U) - 1,
         share,
+        level,
         n=S,
         units=U,
         method='two-way random effects, seeds crossed with units, t limits of both in quadrature',
@@ -375,15 +333,8 @@ def bounded_interval(mean: BoundedMean) -> Interval:  # without a standard error
     one_sided = (1 + LEVEL) / 2
     S, U = mean.shape
     over = 'units of one seed' if S == 1 else 'units and seeds'
-    return Interval(
-        mean.estimate,
-        mean.low(one_sided),
-        mean.high(one_sided),
-        S,
-        LEVEL,
-        f'bounded mean over {over}',
-        units=U,
-    )
+    limits = mean.low(one_sided), mean.high(one_sided)
+    return Interval(mean.estimate, *limits, S, LEVEL, f'bounded mean over {over}', units=U)
 
 # %% ../../nbs/stats/01_intervals.ipynb #48ea4a40
 def difference_interval(
@@ -401,10 +352,9 @@ def difference_interval(
 def wilson_limits(
     mean: float,  # of values between 0 and 1
     n: int,  # independent values
-    level: float = LEVEL,  # confidence level
 ) -> tuple[float, float]:
     "Wilson's limits of a share."
-    z = ndtri((1 + level) / 2)
+    z = ndtri((1 + LEVEL) / 2)
     centre = mean + z**2 / (2 * n)
     half = z * np.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2))
     return tuple(float(np.clip((centre + side * half) / (1 + z**2 / n), 0, 1)) for side in (-1, 1))
@@ -515,9 +465,8 @@ def studentised_limits(
     "Studentised bootstrap limits for given resamples."
     center = matrix.mean()
     mean, se = _resampled(matrix - center, seeds, units)
-    matrix_se = _resampled(matrix - center, np.ones((1, matrix.shape[0])), np.ones((1, matrix.shape[1])))[1][
-        0
-    ]
+    once = (np.ones((1, n)) for n in matrix.shape)
+    matrix_se = _resampled(matrix - center, *once)[1][0]
     with np.errstate(divide='ignore', invalid='ignore'):
         t = np.where(mean == 0, 0.0, mean / se)
     low, high = np.quantile(t, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method='closest_observation')
@@ -542,24 +491,3 @@ def bootstrap_interval(
     if not np.isfinite(limits).all():
         return no_interval(y.mean(), S, method, reason('resamples_without_spread', seeds=S, units=U), U)
     return Interval(float(y.mean()), *limits, S, LEVEL, method, units=U)
-
-# %% ../../nbs/stats/01_intervals.ipynb #ccccf0c6
-def compact_curve(
-    steps,  # (step, loss) of the logged optimizer steps, in order
-    evaluations,  # (step, value) of the primary metric on the set that is evaluated during training
-    points: int = 40,  # at most so many losses
-) -> list[dict]:  # {'step', 'loss', 'value'}, by step; None where the point has no such number
-    "A training curve as a short list, the same for the same rows."
-    steps = list(steps)
-    curve = []
-    for part in np.array_split(np.arange(len(steps)), min(points, len(steps)) or 1):
-        if len(part):
-            loss = _short(np.mean([steps[k][1] for k in part]))
-            curve.append(dict(step=int(steps[part[-1]][0]), loss=loss, value=None))
-    curve += [dict(step=int(step), loss=None, value=_short(value)) for step, value in evaluations]
-    return sorted(curve, key=lambda p: (p['step'], p['loss'] is None))
-
-
-def _short(x) -> float | None:
-    "Six digits are enough for a figure; None for what is not a number."
-    return None if x is None or not np.isfinite(x) else float(f'{x:.6g}')

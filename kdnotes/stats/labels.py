@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 from scipy.optimize import brentq
-from .comparable import unit_matrix
+from .comparable import paired_values
 from .intervals import LEVEL, Interval, values_interval
 from .evidence import Evidence
 from ..core.render import Reason, reason
 
 # %% auto #0
-__all__ = ['STEPS', 'BEFORE', 'BEYOND', 'TrainedArm', 'trained_arms', 'values_of', 'gap_closed', 'EquivalentLabels',
-           'equivalent_labels', 'LabelEfficiency', 'best_alone', 'numbers_of_labels', 'label_efficiency']
+__all__ = ['STEPS', 'BEFORE', 'BEYOND', 'TrainedArm', 'trained_arms', 'values_of', 'ratio_of_means', 'gap_closed',
+           'EquivalentLabels', 'equivalent_labels', 'LabelEfficiency', 'best_alone', 'numbers_of_labels',
+           'label_efficiency']
 
 # %% ../../nbs/stats/11_labels.ipynb #55056818
 @dataclass(frozen=True)
@@ -73,20 +74,34 @@ def values_of(
     seeds = set.intersection(*({r['seed'] for r in arm.runs} for arm in wanted))
     runs = [[r for r in arm.runs if r['seed'] in seeds] for arm in wanted]
     sign = 1 if runs[0][0]['primary']['higher_is_better'] else -1
-    matrices = [unit_matrix(arm_runs, units) for arm_runs in runs] if seeds else []
-    columns = {tuple(m.columns) for m in matrices if m is not None}
-    if len(columns) == 1 and not any(m is None or m.isna().any(axis=None) for m in matrices):
-        return [sign * m.to_numpy() for m in matrices]
+    if seeds and (matrices := paired_values(runs, units)):
+        return [sign * values for values in matrices]
     return [sign * np.array([r['primary']['value'] for r in arm_runs]) for arm_runs in runs]
 
-# %% ../../nbs/stats/11_labels.ipynb #27c4918f
-def _edge(above: Callable[[float], float], inside: float, step: float) -> float:
-    "Where a limit that is below 0 at `inside` reaches 0, going by `step`."
-    outside = inside + step
-    while above(outside) < 0:
-        step *= 2
-        outside += step
-    return brentq(above, *sorted((inside, outside)))
+# %% ../../nbs/stats/11_labels.ipynb #89ce6134
+def ratio_of_means(
+    x: np.ndarray,  # (seeds, units), or (seeds,)
+    y: np.ndarray,  # of the same shape, paired
+) -> Interval | None:  # of mean(x) / mean(y); None: the interval of mean(y) is not above 0
+    "Fieller's interval of a ratio, by inverted intervals."
+    lower = values_interval(y)
+    if lower.low is None or lower.low <= 0:
+        return None
+
+    def limit(
+        inside: Callable[[float], float], step: float
+    ) -> float:  # where it is 0, from the ratio by `step`
+        outside = ratio + step
+        while inside(outside) < 0:
+            step *= 2
+            outside += step
+        return brentq(inside, *sorted((ratio, outside)))
+
+    ratio = float(x.mean() / y.mean())
+    low = limit(lambda r: values_interval(x - r * y).low, -0.1)
+    high = limit(lambda r: -values_interval(x - r * y).high, 0.1)
+    n, units = (*y.shape, None)[:2]
+    return Interval(ratio, low, high, n, LEVEL, 'ratio of means, by inverted intervals', units=units)
 
 # %% ../../nbs/stats/11_labels.ipynb #679196ce
 def gap_closed(
@@ -95,15 +110,7 @@ def gap_closed(
     teacher: np.ndarray,
 ) -> Interval | None:  # None: the teacher is not better than the student, as far as the interval tells
     "The share of the gap between a student without distillation and its teacher that distillation closes."
-    gained, gap = taught - alone, teacher - alone
-    whole = values_interval(gap)
-    if whole.low is None or whole.low <= 0:
-        return None
-    share = float(gained.mean() / gap.mean())
-    low = _edge(lambda r: values_interval(gained - r * gap).low, share, -0.1)
-    high = _edge(lambda r: -values_interval(gained - r * gap).high, share, 0.1)
-    n, units = (*gap.shape, None)[:2]
-    return Interval(share, low, high, n, LEVEL, 'ratio of means, by inverted intervals', units=units)
+    return ratio_of_means(taught - alone, teacher - alone)
 
 # %% ../../nbs/stats/11_labels.ipynb #ed376a22
 STEPS = 60  # numbers of labels that are looked at between two that were tried
@@ -126,15 +133,6 @@ class EquivalentLabels:
         return not (self.low == BEFORE and self.high == BEYOND)
 
 # %% ../../nbs/stats/11_labels.ipynb #d29b3dcf
-def _line(curve: Sequence[tuple[int, np.ndarray]]) -> list[tuple[float, np.ndarray]]:
-    "Scores at many numbers of labels, straight in their logarithm between those that were tried."
-    points = []
-    for (few, below), (more, above) in zip(curve, curve[1:]):
-        for w in np.arange(STEPS) / STEPS:
-            points.append((few * (more / few) ** w, (1 - w) * below + w * above))
-    return [*points, curve[-1]]
-
-# %% ../../nbs/stats/11_labels.ipynb #416927fe
 def equivalent_labels(
     taught: np.ndarray,  # of `values_of`
     curve: Sequence[tuple[int, np.ndarray]],  # at least two numbers of labels, ascending, and their values
@@ -142,17 +140,18 @@ def equivalent_labels(
     "The fewest labels with which a student without distillation scores as the distilled one."
     if len(taught) < 2:
         return None
-    line = [(n, values_interval(taught - values)) for n, values in _line(curve)]
-    fewest = line[0][0]
+    line = []  # straight in the logarithm of the labels between those that were tried
+    for (few, below), (more, above) in zip(curve, curve[1:]):
+        for w in np.arange(STEPS) / STEPS:
+            line.append((few * (more / few) ** w, (1 - w) * below + w * above))
+    behind = [(n, values_interval(taught - values)) for n, values in (*line, curve[-1])]
 
-    def first(behind: Callable[[Interval], float]) -> float:
-        n = next((n for n, d in line if behind(d) <= 0), BEYOND)
-        return BEFORE if n == fewest else n
+    def first(limit: str) -> float:
+        n = next((n for n, d in behind if getattr(d, limit) <= 0), BEYOND)
+        return BEFORE if n == behind[0][0] else n
 
-    low, estimate, high = (
-        first(limit) for limit in (lambda d: d.low, lambda d: d.estimate, lambda d: d.high)
-    )
-    return EquivalentLabels(estimate, low, high, (curve[0][0], curve[-1][0]), len(taught))
+    ends = (first(limit) for limit in ('estimate', 'low', 'high'))
+    return EquivalentLabels(*ends, (curve[0][0], curve[-1][0]), len(taught))
 
 # %% ../../nbs/stats/11_labels.ipynb #aaf18e5c
 @dataclass(frozen=True)
@@ -165,9 +164,8 @@ class LabelEfficiency:
     closed: Interval | None
     why: Reason | None  # why `closed` is None
     equivalent: EquivalentLabels | None
-    control: TrainedArm | None = (
-        None  # the best of those that start from the same weights; None: there is none
-    )
+    # the best of those that start from the same weights; None: there is none
+    control: TrainedArm | None = None
 
     @property
     def other_start(self) -> bool:
@@ -186,63 +184,47 @@ def best_alone(known: Iterable[TrainedArm]) -> dict[int, TrainedArm]:
             best[arm.labels] = arm
     return best
 
-# %% ../../nbs/stats/11_labels.ipynb #8e2c9f23
-def _rivals(taught: TrainedArm, known: Sequence[TrainedArm]) -> list[TrainedArm]:
-    "Arms without distillation that have a network of the same size and all of the seeds."
-    seeds = {r['seed'] for r in taught.runs}
-    shared = [replace(arm, runs=tuple(r for r in arm.runs if r['seed'] in seeds)) for arm in known]
-    return [
-        arm
-        for arm in shared
-        if arm.role == 'alone' and len(arm.runs) == len(seeds) and arm.n_parameters == taught.n_parameters
-    ]
-
 # %% ../../nbs/stats/11_labels.ipynb #b9ab284a
 def numbers_of_labels(known: Sequence[TrainedArm]) -> list[int]:  # ascending
     "How many labels the arms of a study have."
     return sorted({arm.labels for arm in known if arm.labels is not None})
 
-
-def _teacher_of(taught: TrainedArm, known: Sequence[TrainedArm]) -> TrainedArm | None:
-    "The arm that taught it, one run per seed of the student; a run that taught several is repeated."
-    ids = {r['teacher_run_id'] for r in taught.runs}
-    for arm in known:
-        by_id = {r['run_id']: r for r in arm.runs}
-        if ids <= by_id.keys():
-            runs = (by_id[r['teacher_run_id']] | dict(seed=r['seed']) for r in taught.runs)
-            return replace(arm, runs=tuple(runs))
-    return None
-
 # %% ../../nbs/stats/11_labels.ipynb #63fe7c31
 def label_efficiency(
     e: Evidence,  # of one study
-) -> list[
-    LabelEfficiency
-]:  # by labels; []: all runs have the same rows, or no distilled arm has one to compare with
+    # by labels; []: all runs have the same rows, or no distilled arm has one to compare with
+) -> list[LabelEfficiency]:
     "What distillation did for each arm that has one without it of as many labels and the same size."
     known = trained_arms(e.arms)
     if len(numbers_of_labels(known)) < 2 and not any(arm.texts for arm in known):
         return []
     efficiencies = []
-    for taught in known:
-        rivals = _rivals(taught, known) if taught.role == 'taught' else []
+    for taught in (arm for arm in known if arm.role == 'taught'):
+        seeds = {r['seed'] for r in taught.runs}
+        alike = [arm for arm in known if arm.role == 'alone' and arm.n_parameters == taught.n_parameters]
+        shared = [replace(arm, runs=tuple(r for r in arm.runs if r['seed'] in seeds)) for arm in alike]
+        rivals = [arm for arm in shared if len(arm.runs) == len(seeds)]
         best = best_alone(rivals)
         if taught.labels not in best:
             continue
         alone = best[taught.labels]
-        alike = best_alone(arm for arm in rivals if arm.start == taught.start)
-        teacher = _teacher_of(taught, known)
+        control = best_alone(arm for arm in rivals if arm.start == taught.start).get(taught.labels)
+        teacher = None
+        for arm in known:
+            by_id = {r['run_id']: r for r in arm.runs}
+            if teacher is None and {r['teacher_run_id'] for r in taught.runs} <= by_id.keys():
+                runs = tuple(by_id[r['teacher_run_id']] | dict(seed=r['seed']) for r in taught.runs)
+                teacher = replace(arm, runs=runs)
         closed = equivalent = None
-        why = (
-            reason('no_teacher') if teacher is None else reason('no_seeds') if len(taught.runs) < 2 else None
-        )
-        if why is None:
+        if teacher is None:
+            why = reason('no_teacher')
+        elif len(taught.runs) < 2:
+            why = reason('no_seeds')
+        else:
             closed = gap_closed(*values_of([alone, taught, teacher], e.units))
             why = None if closed else reason('teacher_not_above', alone=alone.arm)
         if len(best) > 1:
             values, *others = values_of([taught, *best.values()], e.units)
             equivalent = equivalent_labels(values, list(zip(best, others)))
-        efficiencies.append(
-            LabelEfficiency(taught, alone, teacher, closed, why, equivalent, alike.get(taught.labels))
-        )
+        efficiencies.append(LabelEfficiency(taught, alone, teacher, closed, why, equivalent, control))
     return efficiencies

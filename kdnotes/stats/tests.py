@@ -4,9 +4,10 @@
 
 # %% ../../nbs/stats/02_tests.ipynb #828b8e26
 from __future__ import annotations
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any, NamedTuple
 import numpy as np
 from scipy import stats as distributions
 from scipy.optimize import brentq
@@ -26,21 +27,15 @@ from kdnotes.stats.intervals import (
 )
 
 # %% auto #0
-__all__ = ['ROUNDING', 'EXACT', 'LEAST_SEEDS', 'FACTORIAL', 'INTERACTIONS', 'PValue', 'tail_probability', 'interval_test',
-           'crossed_test', 'flips', 'flip_p', 'permutation_test', 'seed_test', 'Family', 'holm', 'effect_size',
-           'Equivalence', 'corrected_margins', 'equivalence', 'bounded_test', 'difference_and_test',
-           'bounded_equivalence', 'Effect', 'contrast']
+__all__ = ['ROUNDING', 'EXACT', 'LEAST_SEEDS', 'PValue', 'tail_probability', 'interval_test', 'crossed_test', 'flips', 'flip_p',
+           'permutation_test', 'seed_test', 'Family', 'holm', 'effect_size', 'Equivalence', 'corrected_margins',
+           'equivalence', 'bounded_test', 'difference_and_test', 'bounded_equivalence']
 
 # %% ../../nbs/stats/02_tests.ipynb #44f17aaa
-@dataclass(frozen=True)
-class PValue:
-    "A test of a null hypothesis."
+class PValue(NamedTuple):
+    "What a test says of a null hypothesis."
 
-    p: float | None  # two-sided; None: no test, see `reason`
-    statistic: float | None  # in the words of `method`
-    method: str  # its name
-    n: int  # runs, or pairs of runs
-    units: int | None = None  # units per run
+    p: float | None  # two-sided; None: no test
     reason: Reason | None = None  # why p is None
 
 # %% ../../nbs/stats/02_tests.ipynb #dbbb1772
@@ -81,14 +76,13 @@ def interval_test(
     "The two-sided t test an interval turns over."
     i = interval
     if i.se is None or i.df is None:
-        return PValue(None, None, i.method, i.n, i.units, i.reason or reason('no_standard_error'))
+        return PValue(None, i.reason or reason('no_standard_error'))
     away = np.log(i.estimate / null) if log else i.estimate - null
     if away == 0 and i.se == 0:
-        return PValue(1.0, 0.0, i.method, i.n, i.units)
+        return PValue(1.0)
     if i.se <= ROUNDING * abs(away):
-        return PValue(None, None, i.method, i.n, i.units, reason('no_spread'))
-    p = 2 * tail_probability(float(abs(away) / i.se), i)
-    return PValue(min(p, 1.0), float(away / i.se), i.method, i.n, i.units)
+        return PValue(None, reason('no_spread'))
+    return PValue(min(2 * tail_probability(float(abs(away) / i.se), i), 1.0))
 
 # %% ../../nbs/stats/02_tests.ipynb #a8332402
 def crossed_test(
@@ -98,7 +92,7 @@ def crossed_test(
     "Is the mean over all seeds and units there could be another than `null`?"
     i = crossed_interval(matrix)
     if i.n == 1:
-        return PValue(None, None, i.method, 1, i.units, reason('one_seed'))
+        return PValue(None, reason('one_seed'))
     return interval_test(i, null)
 
 # %% ../../nbs/stats/02_tests.ipynb #c3bca187
@@ -134,17 +128,11 @@ def permutation_test(
     matrix,  # (seeds, units) of differences
     rng: np.random.Generator | None,  # None will do for few units
     n_draws: int = 9999,  # random flips where there are too many to count
-) -> PValue:  # statistic: the mean difference
+) -> PValue:
     "Paired permutation test over units, on the means over seeds."
-    y = checked_numbers(matrix, 2, 'matrix')
-    x = y.mean(0)
+    x = checked_numbers(matrix, 2, 'matrix').mean(0)
     signs = flips(int((x != 0).sum()), rng, n_draws)
-    return PValue(
-        float(flip_p(x[x != 0], signs)),
-        float(y.mean()),
-        f'paired permutation over units on seed means, {len(signs)} flips; these seeds only',
-        *y.shape,
-    )
+    return PValue(float(flip_p(x[x != 0], signs)))
 
 # %% ../../nbs/stats/02_tests.ipynb #2d3bb588
 LEAST_SEEDS = 8  # tests over seeds alone need so many
@@ -153,16 +141,14 @@ LEAST_SEEDS = 8  # tests over seeds alone need so many
 def seed_test(
     values,  # (n,) one difference per seed
     rng: np.random.Generator | None = None,  # needed with more than 16 seeds
-) -> PValue:  # statistic: the mean
+) -> PValue:
     "Flips of the seeds' signs: units fixed, seeds random; refused below 8 seeds."
     x = checked_numbers(values, 1, 'values')
-    method = 'paired permutation over seeds; these units only'
     n = len(x)
     if n < LEAST_SEEDS:
         why = reason('too_few_seeds', n=n, least=min(1.0, 2 / 2**n), needed=LEAST_SEEDS)
-        return PValue(None, float(x.mean()), method, n, reason=why)
-    signs = flips(n, rng)
-    return PValue(float(flip_p(x, signs)), float(x.mean()), f'{method}, {len(signs)} flips', n)
+        return PValue(None, why)
+    return PValue(float(flip_p(x, flips(n, rng))))
 
 # %% ../../nbs/stats/02_tests.ipynb #e56b1c93
 @dataclass(frozen=True)
@@ -178,24 +164,18 @@ class Family:
 
 # %% ../../nbs/stats/02_tests.ipynb #d3c50cab
 def holm(
-    p: dict[str, float | None],  # member -> p; None: could not be tested
-    family: Family,
-) -> dict[str, float | None]:  # member -> corrected p
+    p: Mapping[Any, float | None],  # test -> p; None: could not be made, and counts all the same
+) -> dict[Any, float | None]:  # test -> corrected p
     "Holm's corrected p values over a family."
-    if set(p) != set(family.members):
-        raise StatsError(
-            f'family {family.name!r} has other members than the tests given: '
-            f'{sorted(set(p) ^ set(family.members))}'
-        )
     # statsmodels has it too, but collects the garbage of the whole process at each call
-    rising = sorted(family.members, key=lambda m: 1.0 if p[m] is None else p[m])
+    rising = sorted(p, key=lambda test: 1.0 if p[test] is None else p[test])
     corrected = {}
     largest = 0.0
-    for rank, member in enumerate(rising):
-        if p[member] is not None:
-            largest = max(largest, p[member] * (len(rising) - rank))
-        corrected[member] = None if p[member] is None else min(largest, 1.0)
-    return {m: corrected[m] for m in family.members}
+    for rank, test in enumerate(rising):
+        if p[test] is not None:
+            largest = max(largest, p[test] * (len(p) - rank))
+        corrected[test] = None if p[test] is None else min(largest, 1.0)
+    return {test: corrected[test] for test in p}
 
 # %% ../../nbs/stats/02_tests.ipynb #b1cbd2fb
 def effect_size(
@@ -264,29 +244,18 @@ class Equivalence:
 
 # %% ../../nbs/stats/02_tests.ipynb #c7f98d2e
 def corrected_margins(
-    equivalences: dict[str, Equivalence],  # comparison -> of one margin
-    name: str,  # of what is corrected together
+    equivalences: Mapping[str, Equivalence],  # comparison -> of one margin
 ) -> dict[str, Equivalence]:
     "The same with Holm's corrected p values."
-    family = Family(name, tuple(equivalences))
-    worse, different = (
-        holm({member: getattr(e, f'p_{kind}') for member, e in equivalences.items()}, family)
-        for kind in ('noninferior', 'equivalent')
-    )
+    worse = holm({c: e.p_noninferior for c, e in equivalences.items()})
+    different = holm({c: e.p_equivalent for c, e in equivalences.items()})
+    n = len(equivalences)
     return {
-        member: replace(
-            e, p_noninferior=worse[member], p_equivalent=different[member], corrected_over=len(equivalences)
-        )
-        for member, e in equivalences.items()
+        c: replace(e, p_noninferior=worse[c], p_equivalent=different[c], corrected_over=n)
+        for c, e in equivalences.items()
     }
 
 # %% ../../nbs/stats/02_tests.ipynb #f97060ac
-def _check_margin(margin: float) -> None:
-    "Refuse a margin that no difference lies within."
-    if not margin > 0:
-        raise StatsError(f'margin={margin} must be > 0: how large a difference would matter?')
-
-
 def equivalence(
     interval: Interval,  # of b - a
     margin: float,  # > 0
@@ -294,7 +263,6 @@ def equivalence(
 ) -> Equivalence:
     "Non-inferiority and equivalence from an interval's standard error and degrees of freedom."
     i = interval
-    _check_margin(margin)
     if i.se is None or i.n == 1:
         return Equivalence(margin, None, None, i.reason or reason('one_seed'))
     if i.se <= ROUNDING * max(abs(i.estimate), margin):
@@ -318,11 +286,10 @@ def bounded_test(
     mean: BoundedMean,  # of differences
 ) -> PValue:
     "Is the mean another than 0? The test that `bounded_interval` turns over."
-    i = bounded_interval(mean)
     if mean.shape[0] == 1:
-        return PValue(None, None, i.method, 1, i.units, reason('one_seed'))
+        return PValue(None, reason('one_seed'))
     p = 2 * min(_bounded_p(mean.low), _bounded_p(lambda level: -mean.high(level)))
-    return PValue(min(p, 1.0), mean.estimate, i.method, i.n, i.units)
+    return PValue(min(p, 1.0))
 
 # %% ../../nbs/stats/02_tests.ipynb #da95fb3b
 def difference_and_test(
@@ -343,62 +310,9 @@ def bounded_equivalence(
     higher_is_better: bool = True,  # False: worse means larger
 ) -> Equivalence:
     "Non-inferiority and equivalence where few units differ."
-    _check_margin(margin)
     if mean.shape[0] == 1:
         return Equivalence(margin, None, None, reason('one_seed'))
     # p of 'at most -margin' and of 'at least margin'
     above = _bounded_p(lambda level: mean.low(level) + margin)
     below = _bounded_p(lambda level: margin - mean.high(level))
     return Equivalence(margin, above if higher_is_better else below, max(above, below))
-
-# %% ../../nbs/stats/02_tests.ipynb #1fed8e80
-# the students' two by two
-_PLAIN = 'full_student'
-_KD = 'full_kd'
-_MIXED = 'mixed_student'
-_BOTH = 'mixed_kd'
-
-FACTORIAL = {  # effect -> weight of each arm
-    'kd (students, mean over precisions)': {_KD: 0.5, _BOTH: 0.5, _PLAIN: -0.5, _MIXED: -0.5},
-    'precision (students, mean over kd)': {_MIXED: 0.5, _BOTH: 0.5, _PLAIN: -0.5, _KD: -0.5},
-    'precision x kd (students)': {_BOTH: 1, _KD: -1, _MIXED: -1, _PLAIN: 1},
-    "precision (teacher's network, 1 rank)": {'mixed_baseline': 1, 'baseline': -1},
-    'network (fp32, no kd)': {_PLAIN: 1, 'parallel_baseline': -1},
-    'ranks (fp32, no kd)': {'parallel_baseline': 1, 'baseline': -1},
-    'network x precision (no kd)': {_MIXED: 1, _PLAIN: -1, 'mixed_baseline': -1, 'baseline': 1},
-}
-
-# %% ../../nbs/stats/02_tests.ipynb #25ddc572
-INTERACTIONS = Family('interactions', tuple(name for name in FACTORIAL if ' x ' in name))
-
-
-@dataclass(frozen=True)
-class Effect:
-    "A contrast of arms."
-
-    name: str
-    weights: dict[str, float]  # arm -> weight
-    interval: Interval | None  # of the weighted sum; None: see `reason`
-    p: float | None  # of `difference_and_test`
-    reason: Reason | None = None  # why there is no interval, or no p
-    p_holm: float | None = None  # of an interaction: corrected over `INTERACTIONS`
-    excluded: dict[str, tuple] = field(default_factory=dict)  # arm -> seeds that not all arms have
-
-# %% ../../nbs/stats/02_tests.ipynb #b62400f8
-def contrast(
-    name: str,  # of the effect
-    weights: dict[str, float],  # arm -> weight; they add up to 0
-    matrices: dict[str, np.ndarray],  # arm -> (seeds, units), the same seeds and units in the same order
-    bound: float | None = None,  # no difference of two values is larger; None: there is no bound
-    rng: np.random.Generator | None = None,  # of the interval where few units differ; with `bound`
-) -> Effect:
-    "An effect or an interaction of factors, as a contrast of arms with its own interval."
-    if len({np.shape(matrices[arm]) for arm in weights}) > 1:
-        raise StatsError('the arms have different seeds or units; keep those all have')
-    if abs(sum(weights.values())) > 1e-9:
-        raise StatsError(f'the weights of {name!r} must add up to 0')
-    matrix = sum(w * checked_numbers(matrices[arm], 2, f'arm {arm!r}') for arm, w in weights.items())
-    # of weights that add up to 0: half of their sizes times a difference of two values
-    scaled_bound = None if bound is None else bound * sum(map(abs, weights.values())) / 2
-    interval, test = difference_and_test(matrix, rng, scaled_bound)
-    return Effect(name, weights, interval, test.p, test.reason)
