@@ -170,7 +170,7 @@ def test_a_ledger_is_not_written_for_every_part(tmp_path, monkeypatch):
 
 
 def test_a_folder_is_compared_once_while_it_does_not_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, '_SETTLED_NS', 0)
+    monkeypatch.setattr(module, 'SETTLED_NS', 0)
     cached(tmp_path / 'a', two_parts)
     compared = []
     usual = module.sha256_file

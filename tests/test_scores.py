@@ -486,7 +486,8 @@ def test_probabilities_of_nearly_all_rows_are_not_taken_for_logits(row, n, words
 @pytest.mark.parametrize('weights', ['1e308,1e308', '1e-320,1e-320', '1e308,1', '1e-10,1'])
 def test_weights_that_cannot_be_added_or_compared_are_refused(weights, tmp_path):
     with pytest.raises(
-        KdnotesError, match='teachers_weights=.* must be numbers from 1e-9 to 1e9; only their r'
+        KdnotesError,
+        match='teachers_weights=.* must be a number from 1e-9 to 1e9 for each of 2 teachers; only their r',
     ):
         plan(
             asked(two_teachers(tmp_path), small(tmp_path / 'teacher', 2), **OF_TWO, teachers_weights=weights)

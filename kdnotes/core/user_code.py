@@ -6,7 +6,6 @@
 from __future__ import annotations
 import ast
 import inspect
-import linecache
 import symtable
 import sys
 import textwrap
@@ -15,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
-from .config import ConfigError, truncate_repr
-from .spec import RunConfig, flat, is_given
+from .config import ConfigError, execute, read_source, truncate_repr
+from .spec import RunConfig, declared, flat, is_given, parameters
 from .files import atomic_write, cache_path, sha256_text
 
 # %% auto #0
-__all__ = ['LOSS_FILE', 'PLUGIN_FILE', 'UserCode', 'read_code', 'code_of', 'as_file', 'load_code', 'error_at', 'planned_loss',
+__all__ = ['LOSS_FILE', 'PLUGIN_FILE', 'UserCode', 'read_code', 'code_of', 'as_file', 'load_code', 'planned_loss',
            'remember_plugin', 'load_loss']
 
 # %% ../../nbs/core/16_user_code.ipynb #3b5d0615
@@ -47,18 +46,7 @@ def read_code(
     shown = f'{parameter}={truncate_repr(given)}'
     if not colon or not name.isidentifier():
         raise ConfigError(f'{shown} must be <file.py>:<function>, as in focal.py:focal')
-    try:
-        file = Path(path).expanduser()
-        text = file.read_text(encoding='utf-8')
-    except (OSError, RuntimeError, ValueError) as e:
-        why = 'there is no such file' if isinstance(e, FileNotFoundError) else f'it cannot be read ({e})'
-        raise ConfigError(f'{shown}: {why}; correct the path') from None
-    _check_defined(text, name, shown)
-    return UserCode(text, name, str(file))
-
-
-def _check_defined(text: str, name: str, shown: str) -> None:
-    "Refuse a text that is no Python, or that does not define a function."
+    file, text = read_source(path, shown)
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as e:
@@ -69,9 +57,10 @@ def _check_defined(text: str, name: str, shown: str) -> None:
     imported = {
         (a.asname or a.name) for node in tree.body for a in getattr(node, 'names', ()) if hasattr(a, 'name')
     }
-    if name not in functions and name not in assigned | imported:
+    if name not in {*functions, *assigned, *imported}:
         there = f'the file defines {", ".join(functions)}' if functions else 'the file defines no function'
         raise ConfigError(f'{shown}: there is no function {name}; {there}')
+    return UserCode(text, name, str(file))
 
 # %% ../../nbs/core/16_user_code.ipynb #f70621b5
 def code_of(
@@ -98,17 +87,6 @@ def code_of(
         return read_code(f'{file}:{name}', parameter)
     return UserCode(_module_of(function, parameter), name, f'the function {name}')
 
-
-def _source_of(function: FunctionType, parameter: str) -> str:
-    "The text of a function."
-    try:
-        return textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):
-        raise ConfigError(
-            f'{parameter}={function.__name__}: the source of the function is not available, as when it is '
-            'made by exec; write it into a file and import it'
-        ) from None
-
 # %% ../../nbs/core/16_user_code.ipynb #abd27ca6
 def _global_names(source: str) -> set[str]:
     "The names that a text uses and does not define inside its functions."
@@ -130,7 +108,14 @@ def _module_of(function: FunctionType, parameter: str) -> str:
     functions: dict[str, str] = {}
 
     def add(callee: FunctionType) -> None:
-        functions[callee.__name__] = source = _source_of(callee, parameter)
+        try:
+            source = textwrap.dedent(inspect.getsource(callee))
+        except (OSError, TypeError):
+            raise ConfigError(
+                f'{parameter}={callee.__name__}: the source of the function is not available, as when it is '
+                'made by exec; write it into a file and import it'
+            ) from None
+        functions[callee.__name__] = source
         for name in sorted(_global_names(source) & callee.__globals__.keys()):
             value = callee.__globals__[name]
             if name in lines or name in functions:
@@ -187,55 +172,18 @@ def load_code(
 ) -> Callable:
     "Execute the text, and return its function."
     shown = f'{parameter}={code.name} ({code.origin})'
-    module = ModuleType(f'kdnotes_user_{code.id.replace("-", "_")}')
-    file = f'<{code.origin}>'
-    module.__file__ = file
-    linecache.cache[file] = (len(code.text), None, code.text.splitlines(True), file)
-    sys.modules[module.__name__] = module
-    try:
-        exec(compile(code.text, file, 'exec'), vars(module))
-    except (Exception, SystemExit) as e:
-        raise ConfigError(f'{shown} cannot be loaded: {error_at(e, file)}; correct the file') from None
-    function = getattr(module, code.name, None)
+    name = f'kdnotes_user_{code.id.replace("-", "_")}'
+    function = getattr(execute(code.text, name, f'<{code.origin}>', shown), code.name, None)
     if not callable(function):
         raise ConfigError(
             f'{shown}: {code.name} is no function but a {type(function).__name__}; name a function'
         )
     return function
 
-
-def error_at(
-    error: BaseException,
-    file: str,  # of the user's code
-) -> str:  # 'KeyError: 'logits' (line 7)'
-    "An error, and the last line of the user's code that it passed."
-    line = None
-    trace = error.__traceback__
-    while trace:
-        if trace.tb_frame.f_code.co_filename == file:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    text = ' '.join(str(error).split())[:300]
-    name = type(error).__name__ + (f': {text}' if text else '')
-    return f'{name} (line {line})' if line else name
-
 # %% ../../nbs/core/16_user_code.ipynb #9a9aec27
 # in the folder of a run: the texts that its ranks execute
 LOSS_FILE = 'loss.py'
 PLUGIN_FILE = 'task.py'
-
-# settings of the task's own loss
-_OWN_LOSS = (
-    'alpha',
-    'temperature',
-    'dialect',
-    'min_probability',
-    'top_k',
-    'soft_weight',
-    'hard_weight',
-    'ranking_loss',
-    'soft_on',
-)
 
 
 def planned_loss(
@@ -254,8 +202,9 @@ def planned_loss(
     code = read_code(config.train.custom_loss)
     changed = flat(config, changed=True)
     usual = type(config.task_settings)()  # a task may have other defaults than its fields
-    for name in _OWN_LOSS:
-        if name in changed and changed[name] != getattr(usual, name, None):
+    for name, field in parameters(config.task).items():
+        own = declared(field, 'of_task_loss') and name in changed
+        if own and changed[name] != getattr(usual, name, None):
             raise ConfigError(
                 f'{name}={truncate_repr(changed[name])} belongs to the loss of the task, and '
                 f'loss={code.name} replaces it; leave it out, and write the number into the function'
