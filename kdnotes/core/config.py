@@ -45,7 +45,7 @@ class KdnotesError(Exception):
 class ConfigError(KdnotesError, ValueError):
     "A parameter that does not exist, or a value it cannot have."
 
-
+# %% ../../nbs/core/01_config.ipynb #f430f813
 def truncate_repr(
     value: Any,  # a parameter's, or a cell's of a corpus
 ) -> str:  # at most 120 characters
@@ -53,7 +53,7 @@ def truncate_repr(
     quoted = repr(value)
     return quoted if len(quoted) <= 120 else f'{quoted[:60]}...{quoted[-20:]}'
 
-
+# %% ../../nbs/core/01_config.ipynb #0d0a7669
 # what a terminal obeys or what turns the order of letters, but line breaks and tabs
 # zero-width space, marks of direction, byte order mark
 _INVISIBLE = (0x200B, 0x200E, 0x200F, 0x061C, 0xFEFF)
@@ -110,7 +110,7 @@ def read_source(
         why = 'there is no such file' if isinstance(e, FileNotFoundError) else f'it cannot be read ({e})'
         raise ConfigError(f'{shown}: {why}; correct the path') from None
 
-
+# %% ../../nbs/core/01_config.ipynb #b8be7800
 def execute(
     text: str,  # of Python
     name: str,  # of the module it becomes
@@ -130,7 +130,7 @@ def execute(
         raise ConfigError(f'{shown} cannot be loaded: {error_at(e, file)}; correct the file') from None
     return module
 
-
+# %% ../../nbs/core/01_config.ipynb #189bc15b
 def error_at(
     error: BaseException,
     file: str,  # of the user's code
@@ -195,7 +195,7 @@ def with_plugin(
         raise ConfigError(f'plugin={truncate_repr(plugin)} is no path; give a Python file that defines TASK')
     return dict(task=load_plugin(plugin)) | given
 
-
+# %% ../../nbs/core/01_config.ipynb #fb047f42
 def plugin_text(
     task: str,  # of TASKS
 ) -> str:  # '': it is a task of kdnotes, or of a package
@@ -212,7 +212,7 @@ def plugin_id(
     task_info(task)
     return _sha256(plugin_text(task) or inspect.getsource(importlib.import_module(TASKS[task])))
 
-
+# %% ../../nbs/core/01_config.ipynb #a46340dd
 def is_task(task: Any) -> bool:
     "Is there such a task, in the list or remembered from an earlier run?"
     if not isinstance(task, str):
@@ -259,7 +259,7 @@ def score_name(
     "The same and the set it is of, as tables call it."
     return f"{record['primary']['set']} {primary_name(record)}"
 
-
+# %% ../../nbs/core/01_config.ipynb #7df1f793
 def taught_by(
     record: dict,
 ) -> str | None:  # None: nobody

@@ -331,15 +331,11 @@ def unread(
     given: Mapping[str, Any],  # flat parameters
 ) -> dict[str, str]:  # those that the arm of a mode does not have -> why, of _WHY
     "The given parameters that the arm of a mode does not have."
-    lacks = {name: _lack(mode, given, name) for name in given}
+    lacks = {name: _reason_unread(mode, given, name) for name in given}
     return {name: why for name, why in lacks.items() if why}
 
 # %% ../../nbs/core/03_parse.ipynb #f0995512
-# flat names of what teaches instead of a run
-_INSTEAD = ('teachers', 'scores_are', 'teachers_mean', 'teachers_weights')
-
-
-def _lack(mode: str, given: Mapping[str, Any], name: str) -> str | None:
+def _reason_unread(mode: str, given: Mapping[str, Any], name: str) -> str | None:
     "Why an arm does not have a parameter, of _WHY; None: it has it, as far as its mode says."
     arm = MODES[mode]
     task = given.get('task', FIRST_TASK)
@@ -357,7 +353,9 @@ def _lack(mode: str, given: Mapping[str, Any], name: str) -> str | None:
         return None if mixed else 'precision'
     if name in ('ranks', 'nodes', 'launcher', 'rendezvous'):
         return 'one rank' if arm.ranks == '1' else None
-    group = 'loss' if name in _INSTEAD else group_of(name, task) if name in parameters(task) else ''
+    group = group_of(name, task) if name in parameters(task) else ''
+    if group == 'teacher':  # scores or models, which nothing but the loss reads
+        group = 'loss'
     has = {'loss': arm.kd, 'model.student': student, 'train': student or teacher_mode != 'given'}
     return None if has.get(group, True) else group
 
@@ -633,8 +631,8 @@ def _teacher_spec(config: RunConfig, names: TeacherNames, given: Mapping[str, An
     mode = 'mixed_baseline' if mixed else 'baseline'
     named = {name: value for name, value in names if PATHS[name].startswith('teacher.train.')}
     changes = {PATHS[name].rpartition('.')[2]: value for name, value in named.items() if value is not None}
-    own = {name.removeprefix('teacher.'): given[name] for name in given if name.startswith('teacher.')}
-    changes |= own
+    prefixed = {name.removeprefix('teacher.'): given[name] for name in given if name.startswith('teacher.')}
+    changes |= prefixed
     if config.where.teacher_setting == 'shared':
         shared = of_arm(mode, _common(config))
         if (config.compute.precision == 'mixed') != mixed:
@@ -645,7 +643,7 @@ def _teacher_spec(config: RunConfig, names: TeacherNames, given: Mapping[str, An
     else:
         shared = dict(task=config.task) | (dict(amp_dtype=config.compute.amp_dtype) if mixed else {})
     teacher = make_config(mode=mode, **shared | changes)
-    for name in own:
+    for name in prefixed:
         field = parameters(config.task)[name]
         decided = group_of(name, config.task) in ('data', 'model', 'where') or declared(field, 'of_student')
         value = value_of(teacher, name)
@@ -723,7 +721,7 @@ def _assembled(
     groups = {group: _build(group, kind, parts[group]) for group, kind in kinds.items()}
     mode = MODES[where.mode]
     student = groups['model.student'] if mode.network == 'student' else None
-    own = dict(
+    fields = dict(
         task_settings=settings,
         data=groups['data'],
         model=_build('model', Model, parts['model'] | dict(student=student)),
@@ -732,7 +730,7 @@ def _assembled(
         train=groups['train'] if student or names.teacher_mode != 'given' else None,
         where=where,
     )
-    config = _build('', RunConfig, parts[''] | own)
+    config = _build('', RunConfig, parts[''] | fields)
     if checks:
         _check_unread(config, given, groups | dict(where=where, teacher=names, task_settings=settings))
     config = config.model_copy(update=dict(teacher=_teacher(config, names, given)))

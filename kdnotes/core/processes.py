@@ -68,7 +68,7 @@ def process_environment(
         env.setdefault('GOMP_SPINCOUNT', str(SPINS))
     return env | ({} if threads is None else dict(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads)))
 
-
+# %% ../../nbs/core/06_processes.ipynb #85986e8f
 def rank_environment(
     rank: int,
     ranks: int,  # that train one model, all on this machine
@@ -238,7 +238,7 @@ def _handled(handler: Callable, *numbers: int) -> Iterator[None]:
         for number in handled:
             signal.signal(number, before[number])
 
-
+# %% ../../nbs/core/06_processes.ipynb #8453f34d
 ONE_STOP_S = 2.0  # within these a second signal is the same stop: shells, terminals and schedulers repeat it
 
 
@@ -255,7 +255,7 @@ def interruptible() -> AbstractContextManager:
 
     return _handled(interrupt, signal.SIGTERM, signal.SIGHUP)
 
-
+# %% ../../nbs/core/06_processes.ipynb #3c8cfe63
 @contextmanager
 def held_back() -> Iterator[None]:
     "Inside, Ctrl-C waits until what must not be done by half is done; in the main thread."
@@ -284,7 +284,7 @@ def stoppable(
     finally:
         _running.discard(run)
 
-
+# %% ../../nbs/core/06_processes.ipynb #c6162429
 def stop_all() -> None:
     "Stop what other threads of this process have started and watch."
     for ranks in list(_running):
@@ -356,7 +356,7 @@ def start(self: Ranks) -> None:
             )
             self._processes.append(process)
 
-
+# %% ../../nbs/core/06_processes.ipynb #fce77f71
 @patch
 def poll(
     self: Ranks,
@@ -384,7 +384,7 @@ def poll(
         return EXIT_STOPPED  # killed, because it did not follow
     return self._cause or 0
 
-
+# %% ../../nbs/core/06_processes.ipynb #a312d751
 @patch
 def _first_ended(self: Ranks, codes: list[int | None]) -> None:
     "A rank has ended with an error: the others are asked to follow, or killed."

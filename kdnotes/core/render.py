@@ -306,25 +306,14 @@ def environment() -> Environment:
         auto_reload=False,
     )
     jinja.globals |= dict(unit_of=unit_of, metric_name=metric_name, task_info=task_info, ALPHA=ALPHA)
+    functions = (number, amount, percent, p_text, p_equals, listed, duration, local_time, quantity, score)
+    jinja.filters |= {f.__name__: f for f in (*functions, cells, metric_on, markdown)}
     jinja.filters |= dict(
         fixed=number,
-        number=number,
-        amount=amount,
-        percent=percent,
-        p_text=p_text,
-        p_equals=p_equals,
-        listed=listed,
-        duration=duration,
-        local_time=local_time,
-        quantity=quantity,
-        score=score,
         one_line=_one_line,
-        cells=cells,
         plural=pluralize,
         quoted=truncate_repr,
-        metric_on=metric_on,
         having=lambda records, key: [r for r in records if r.get(key)],
-        markdown=markdown,
         capital=lambda text: text[:1].upper() + text[1:],
     )
     return jinja
@@ -339,7 +328,7 @@ def render(
     return escape_control_chars(text) if name.endswith('.html') else text
 
 
-def _said(name: str, macro: str, values: tuple, named: dict) -> str:
+def _macro_text(name: str, macro: str, values: tuple, named: dict) -> str:
     "What a macro says; it sees no variables but its own."
     return str(getattr(environment().get_template(name).module, macro)(*values, **named))
 
@@ -352,7 +341,7 @@ def phrase(
     **named: Any,
 ) -> str:  # one line; '': the macro says nothing
     "What a macro says."
-    return _one_line(_said(name, macro, values, named))
+    return _one_line(_macro_text(name, macro, values, named))
 
 # %% ../../nbs/core/15_render.ipynb #28c6c365
 def sentences(
@@ -363,7 +352,7 @@ def sentences(
     **named: Any,
 ) -> tuple[str, ...]:
     "What a macro says, a line for each of its paragraphs."
-    paragraphs = map(_one_line, re.split(r'\n\s*\n', _said(name, macro, values, named)))
+    paragraphs = map(_one_line, re.split(r'\n\s*\n', _macro_text(name, macro, values, named)))
     return tuple(paragraph for paragraph in paragraphs if paragraph)
 
 # %% ../../nbs/core/15_render.ipynb #3769c716
@@ -374,7 +363,7 @@ def table(
     **named: Any,
 ) -> list[list[str]]:  # rows of cells
     "What a macro says in columns."
-    lines = _said(name, macro, values, named).splitlines()
+    lines = _macro_text(name, macro, values, named).splitlines()
     return [line.split('\t') for line in lines if line.strip()]
 
 # %% ../../nbs/core/15_render.ipynb #e9b6a87d

@@ -362,7 +362,6 @@ def factor_settings(
     known = parameters(task)
     # a student that learns from no teacher has none of these
     kd = {name for name in known if group_of(name, task) == 'loss'}
-    kd |= {'teachers', 'scores_are', 'teachers_mean', 'teachers_weights'}
     return {
         factor: recorded
         | {name for name, field in known.items() if factor in declared(field, 'factors', ())}

@@ -315,13 +315,13 @@ class TeacherNames(Group):
     )
     # models that teach together: folders, hub ids or run_ids of fine-tuned models, used without training.
     # None: one teacher, as set by teacher_mode
-    teachers: tuple[str, ...] | None = parameter(None, by_content=True)
+    teachers: tuple[str, ...] | None = parameter(None, by_content=True, factors=('kd',))
     # what the scores of teacher_mode=scores are
-    scores_are: Literal['logits', 'probabilities'] = 'logits'
+    scores_are: Literal['logits', 'probabilities'] = parameter('logits', factors=('kd',))
     # how several teachers are combined: by the mean of their logits or of their probabilities
-    teachers_mean: Literal['logits', 'probabilities'] = 'logits'
+    teachers_mean: Literal['logits', 'probabilities'] = parameter('logits', factors=('kd',))
     # weight of each of several teachers, as in '2,1'; None: equal weights
-    teachers_weights: tuple[float, ...] | None = None
+    teachers_weights: tuple[float, ...] | None = parameter(None, factors=('kd',))
     # random seed of the teacher's training; None: the seed of the run
     teacher_seed: int | None = parameter(None, ge=0, lt=2**32, factors=('network', 'kd', 'init'))
     # number of passes over the training examples in the teacher's training; None: as set by teacher_setting

@@ -39,11 +39,10 @@ class UserCode:
 # %% ../../nbs/core/16_user_code.ipynb #d583d7a5
 def read_code(
     given: str,  # 'file.py:function'
-    parameter: str = 'loss',  # that it is the value of, for messages
 ) -> UserCode:
     "The function that a parameter names."
     path, colon, name = given.rpartition(':')
-    shown = f'{parameter}={truncate_repr(given)}'
+    shown = f'loss={truncate_repr(given)}'
     if not colon or not name.isidentifier():
         raise ConfigError(f'{shown} must be <file.py>:<function>, as in focal.py:focal')
     file, text = read_source(path, shown)
@@ -65,27 +64,24 @@ def read_code(
 # %% ../../nbs/core/16_user_code.ipynb #f70621b5
 def code_of(
     function: Callable,  # of a module, a script or a notebook
-    parameter: str = 'loss',
 ) -> UserCode:
     "The source of a function."
     if not isinstance(function, FunctionType):
-        raise ConfigError(
-            f'{parameter}={truncate_repr(function)} is no function with a source; define one with def'
-        )
+        raise ConfigError(f'loss={truncate_repr(function)} is no function with a source; define one with def')
     name = function.__name__
     if name == '<lambda>':
-        raise ConfigError(f'{parameter} is a lambda, which has no name; define it with def')
+        raise ConfigError('loss is a lambda, which has no name; define it with def')
     if function.__closure__:
         variables = ', '.join(function.__code__.co_freevars)
         raise ConfigError(
-            f'{parameter}={name} uses {variables} of the function around it, which other processes do not '
+            f'loss={name} uses {variables} of the function around it, which other processes do not '
             'have; define it at the top level, with constants in its own body'
         )
     module = sys.modules.get(function.__module__)
     file = getattr(module, '__file__', None)
     if file and module.__name__ != '__main__' and function.__qualname__ == name:
-        return read_code(f'{file}:{name}', parameter)
-    return UserCode(_module_of(function, parameter), name, f'the function {name}')
+        return read_code(f'{file}:{name}')
+    return UserCode(_module_of(function), name, f'the function {name}')
 
 # %% ../../nbs/core/16_user_code.ipynb #abd27ca6
 def _global_names(source: str) -> set[str]:
@@ -102,7 +98,7 @@ def _global_names(source: str) -> set[str]:
     return of_table(symtable.symtable(source, 'function', 'exec'))
 
 
-def _module_of(function: FunctionType, parameter: str) -> str:
+def _module_of(function: FunctionType) -> str:
     "A function with all that it uses, as the text of a module."
     lines: dict[str, str] = {}  # name -> the import or constant that defines it
     functions: dict[str, str] = {}
@@ -112,7 +108,7 @@ def _module_of(function: FunctionType, parameter: str) -> str:
             source = textwrap.dedent(inspect.getsource(callee))
         except (OSError, TypeError):
             raise ConfigError(
-                f'{parameter}={callee.__name__}: the source of the function is not available, as when it is '
+                f'loss={callee.__name__}: the source of the function is not available, as when it is '
                 'made by exec; write it into a file and import it'
             ) from None
         functions[callee.__name__] = source
@@ -123,7 +119,7 @@ def _module_of(function: FunctionType, parameter: str) -> str:
             if isinstance(value, FunctionType) and value.__globals__ is callee.__globals__:
                 add(value)
             else:
-                lines[name] = _definition(name, value, function, parameter)
+                lines[name] = _definition(name, value, function)
 
     add(function)
     imports = [line for line in lines.values() if 'import ' in line]
@@ -131,7 +127,7 @@ def _module_of(function: FunctionType, parameter: str) -> str:
     return '\n\n\n'.join(['\n'.join([*sorted(imports), *sorted(constants)]), *functions.values()])
 
 # %% ../../nbs/core/16_user_code.ipynb #a3de7585
-def _definition(name: str, value: Any, function: FunctionType, parameter: str) -> str:
+def _definition(name: str, value: Any, function: FunctionType) -> str:
     "A line that defines a global name."
     if isinstance(value, ModuleType):
         return f'import {value.__name__} as {name}'
@@ -146,19 +142,18 @@ def _definition(name: str, value: Any, function: FunctionType, parameter: str) -
     if value is None or isinstance(value, (bool, int, float, str)):
         return f'{name} = {value!r}'
     raise ConfigError(
-        f'{parameter}={function.__name__} uses {name}, a {type(value).__name__} that other processes do not '
+        f'loss={function.__name__} uses {name}, a {type(value).__name__} that other processes do not '
         'have; define it inside the function, or write both into a file and import it'
     )
 
 # %% ../../nbs/core/16_user_code.ipynb #a2610b2a
 def as_file(
     value: Any,  # a function, or 'file.py:function'
-    parameter: str = 'loss',
 ) -> str:  # 'file.py:function'
     "A function given in Python, as the parameter that names it."
     if not callable(value):
         return value
-    code = code_of(value, parameter)
+    code = code_of(value)
     file = cache_path() / 'code' / code.id / f'{code.name}.py'
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -168,10 +163,9 @@ def as_file(
 # %% ../../nbs/core/16_user_code.ipynb #05330b51
 def load_code(
     code: UserCode,
-    parameter: str = 'loss',
 ) -> Callable:
     "Execute the text, and return its function."
-    shown = f'{parameter}={code.name} ({code.origin})'
+    shown = f'loss={code.name} ({code.origin})'
     name = f'kdnotes_user_{code.id.replace("-", "_")}'
     function = getattr(execute(code.text, name, f'<{code.origin}>', shown), code.name, None)
     if not callable(function):
@@ -203,8 +197,8 @@ def planned_loss(
     changed = flat(config, changed=True)
     usual = type(config.task_settings)()  # a task may have other defaults than its fields
     for name, field in parameters(config.task).items():
-        own = declared(field, 'of_task_loss') and name in changed
-        if own and changed[name] != getattr(usual, name, None):
+        replaced = declared(field, 'of_task_loss') and name in changed
+        if replaced and changed[name] != getattr(usual, name, None):
             raise ConfigError(
                 f'{name}={truncate_repr(changed[name])} belongs to the loss of the task, and '
                 f'loss={code.name} replaces it; leave it out, and write the number into the function'
