@@ -403,6 +403,7 @@ def _check_arm(config: RunConfig) -> None:
 def _check_losses(config: RunConfig) -> None:
     "Refuse losses that other groups contradict."
     loss = config.loss
+    layers = loss.hidden_layers
     student = config.model.student
     profile = PROFILES[config.model.profile]
     if loss.unlabelled == 'rest' and config.train.labels is None:
@@ -416,16 +417,16 @@ def _check_losses(config: RunConfig) -> None:
         )
     if loss.hidden_loss == 'none':
         return
-    if student.init == 'hub' and not loss.hidden_layers:
+    if student.init == 'hub' and not layers:
         raise ConfigError(
             "hidden_loss needs hidden_layers with student_init='hub': "
             "for each layer of the student the teacher's that it learns from, counted from 0"
         )
     usual = profile.student_layers if config.model.pretrained in (None, profile.teacher) else None
     n_layers = student.layers or len(student.kept_layers or usual or ())  # 0: the plan knows the teacher
-    if student.init != 'hub' and n_layers and len(loss.hidden_layers or (-1,)) not in (1, n_layers):
+    if student.init != 'hub' and layers is not None and n_layers and len(layers) not in (1, n_layers):
         raise ConfigError(
-            f'hidden_layers={truncate_repr(loss.hidden_layers)} must name a layer of the teacher for each '
+            f'hidden_layers={truncate_repr(layers)} must name a layer of the teacher for each '
             f'of the {n_layers} layers of the student, or one for its last'
         )
 
@@ -442,14 +443,12 @@ def _check_unread(
     nowhere = dict.fromkeys(given.keys() & task_info(config.task).unread, 'nowhere')
     for name, why in (unread(mode, given) | nowhere).items():
         _, _, group, field = FLAT_NAMES.get(name, ('', None, 'task_settings', name))
-        value = given[name]
-        usual = None
-        if not name.startswith('teacher.'):
-            value = getattr(groups[group], field)
-            usual = getattr(type(groups[group])(), field)
+        of_teacher = name.startswith('teacher.')
+        value = given[name] if of_teacher else getattr(groups[group], field)
+        usual = None if of_teacher else getattr(type(groups[group])(), field)
         # what all runs of a study share
-        shared = why == 'no teacher' and (name == 'teacher_seed' or group == 'task_settings' and usual)
-        if shared or name in ('teacher_mode', 'launcher', 'rendezvous'):
+        shared = name == 'teacher_seed' or group == 'task_settings' and not of_teacher
+        if why == 'no teacher' and shared or name in ('teacher_mode', 'launcher', 'rendezvous'):
             continue
         if value in (usual, None, (), 'auto') or why == 'one rank' and value == 1:
             continue
