@@ -348,7 +348,7 @@ def test_several_models_teach_as_the_mean_of_their_scores_does(signal, tmp_path,
 @pytest.mark.parametrize(
     'given, words',
     [
-        (dict(mode='full_student'), 'learns from no teacher'),
+        (dict(mode='full_student'), 'learns from none'),
         (dict(student_init='teacher_finetuned'), 'a student can start from the layers of one'),
         (dict(teacher_mode='given'), 'names another teacher'),
         (dict(teachers_weights='1,2,3'), 'for each of 2 teachers'),
