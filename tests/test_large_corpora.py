@@ -273,7 +273,7 @@ def test_a_disk_that_is_too_small_for_columns(pairs, large, monkeypatch):
 def test_columns_that_cannot_be_written_leave_no_corpus(pairs, large, size):
     "The system refuses more bytes, whichever file and write they are of."
     with files_no_larger_than(size):
-        assert re.search(r'(train[.0-9a-z]*|json|lock): it would be larger than a file may', refused(pairs))
+        assert re.search(r'(train[.0-9a-z]*|json|lock): File too large', refused(pairs))
     assert not list((cache_path() / 'corpora').glob('*.corpus/*'))
     assert len(load_corpus('answer_selection', str(pairs)).splits['train']) == ROWS
 

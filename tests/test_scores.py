@@ -350,7 +350,7 @@ def test_several_models_teach_as_the_mean_of_their_scores_does(signal, tmp_path,
 @pytest.mark.parametrize(
     'given, words',
     [
-        (dict(mode='full_student'), 'learns from no teacher'),
+        (dict(mode='full_student'), 'learns from none'),
         (dict(student_init='teacher_finetuned'), 'a student can start from the layers of one'),
         (dict(teacher_mode='given'), 'names another teacher'),
         (dict(teachers_weights='1,2,3'), 'for each of 2 teachers'),
@@ -488,7 +488,8 @@ def test_probabilities_of_nearly_all_rows_are_not_taken_for_logits(row, n, words
 @pytest.mark.parametrize('weights', ['1e308,1e308', '1e-320,1e-320', '1e308,1', '1e-10,1'])
 def test_weights_that_cannot_be_added_or_compared_are_refused(weights, tmp_path):
     with pytest.raises(
-        KdnotesError, match='teachers_weights=.* must be numbers from 1e-9 to 1e9; only their r'
+        KdnotesError,
+        match='teachers_weights=.* must be a number from 1e-9 to 1e9 for each of 2 teachers; only their r',
     ):
         plan(
             asked(two_teachers(tmp_path), small(tmp_path / 'teacher', 2), **OF_TWO, teachers_weights=weights)

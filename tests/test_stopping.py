@@ -344,9 +344,9 @@ def test_a_stop_while_something_is_written(undisturbed, home, monkeypatch, what)
 
 
 SPOILED = {
-    'a file stands where a folder is needed; move it away': lambda runs: runs.write_text(''),
-    'something else stands where a folder is needed': lambda runs: runs.symlink_to(runs.parent / 'gone/away'),
-    'leads to itself': lambda runs: runs.symlink_to(runs),
+    'Not a directory; move it away': lambda runs: runs.write_text(''),
+    'File exists; move it away': lambda runs: runs.symlink_to(runs.parent / 'gone/away'),
+    'Too many levels of symbolic links': lambda runs: runs.symlink_to(runs),
 }
 
 
@@ -357,7 +357,7 @@ def test_runs_that_cannot_be_written_are_a_sentence(home, monkeypatch, capsys, w
         SPOILED[words](home / 'runs')
     else:
         (home / 'file').write_text('')
-        there, words = home / 'file' / 'home', 'a file stands where a folder is needed'
+        there, words = home / 'file' / 'home', 'Not a directory'
     monkeypatch.setenv('KDNOTES_HOME', str(there))
     given = dict(corpus=home / 'corpus', teacher=home / 'teacher', smoke=True, max_length=64)
     argv = [part for name, value in given.items() for part in ('-p', f'{name}={value}')]

@@ -18,7 +18,7 @@ from parity import Run, World
 from small_runs import write_corpus, write_model
 from kdnotes.core.arms import MODES, PRESETS
 from kdnotes.core.config import ConfigError
-from kdnotes.core.spec import PATHS, TaskSettings, parameter, value_of
+from kdnotes.core.spec import PATHS, value_of
 from kdnotes.core.parse import make_config, preset_values
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.heads import (
@@ -646,15 +646,9 @@ def test_qa_dropout_of_a_task_reaches_the_model(monkeypatch):
 # ---- presets ----
 
 
-class Settings(TaskSettings):
-    soft_weight: float = parameter(5.0, group='loss')
-    hard_weight: float = parameter(2.0, group='loss')
-    qa_dropout: float | None = parameter(None, group='train')
-
-
 def test_a_preset_fills_what_is_not_given_and_what_the_mode_reads():
     def filled(**given):
-        return preset_values(dict(preset='sigopt_baseline') | given, Settings)
+        return preset_values(dict(preset='sigopt_baseline', task='extractive_qa') | given)
 
     assert filled() == PRESETS['sigopt_baseline']
     assert filled(dropout=None).keys() == filled().keys() - {'dropout'}

@@ -2,7 +2,7 @@
 
 import json
 import pytest
-from kdnotes.telemetry.timeline import TRACE, compact_gradients, compact_timeline
+from kdnotes.telemetry.summary import TRACE, compact_gradients, compact_timeline
 
 
 def samples(n, step=0.5, **values):

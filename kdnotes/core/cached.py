@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from fastcore.basics import patch
 from kdnotes.core.files import (
+    SETTLED_NS,
     FileError,
     file_errors,
     file_state,
@@ -188,9 +189,6 @@ def _mapped(folder: Path, files: dict[str, dict[str, Any]]) -> dict[str, np.ndar
     return arrays
 
 # %% ../../nbs/core/08_cached.ipynb #c7d10a51
-_SETTLED_NS = (
-    2_000_000_000  # a file that changed later than this may change again without its times showing it
-)
 _verified: dict[Path, list] = {}  # of this process: by folder the state of its files when they were compared
 
 # %% ../../nbs/core/08_cached.ipynb #4f21d2e6
@@ -205,7 +203,7 @@ def open_cached(
         if _verified.get(folder) != states:
             if any(sha256_file(folder / name) != file['sha256'] for name, file in known['files'].items()):
                 return None
-            if all(changed_ns < time.time_ns() - _SETTLED_NS for _, _, changed_ns, _ in states):
+            if all(changed_ns < time.time_ns() - SETTLED_NS for _, _, changed_ns, _ in states):
                 _verified[folder] = states
         return Cached(_mapped(folder, known['files']), known['state'])
     except (FileError, OSError, KeyError, TypeError, ValueError):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import linecache
 import re
 import sys
 import traceback
@@ -17,9 +18,9 @@ from types import ModuleType
 from typing import Any
 
 # %% auto #0
-__all__ = ['TASKS', 'FIRST_TASK', 'KdnotesError', 'ConfigError', 'truncate_repr', 'escape_control_chars', 'pluralize',
-           'register_task', 'load_plugin', 'with_plugin', 'plugin_text', 'plugin_id', 'is_task', 'task_info',
-           'metric_name', 'primary_name', 'score_name', 'taught_by', 'is_unicode']
+__all__ = ['FIRST_TASK', 'TASKS', 'KdnotesError', 'ConfigError', 'truncate_repr', 'escape_control_chars', 'pluralize',
+           'read_source', 'execute', 'error_at', 'load_plugin', 'with_plugin', 'plugin_text', 'plugin_id', 'is_task',
+           'task_info', 'metric_name', 'primary_name', 'score_name', 'taught_by', 'is_unicode']
 
 # %% ../../nbs/core/01_config.ipynb #b48611c9
 class KdnotesError(Exception):
@@ -44,7 +45,7 @@ class KdnotesError(Exception):
 class ConfigError(KdnotesError, ValueError):
     "A parameter that does not exist, or a value it cannot have."
 
-
+# %% ../../nbs/core/01_config.ipynb #f430f813
 def truncate_repr(
     value: Any,  # a parameter's, or a cell's of a corpus
 ) -> str:  # at most 120 characters
@@ -52,7 +53,7 @@ def truncate_repr(
     quoted = repr(value)
     return quoted if len(quoted) <= 120 else f'{quoted[:60]}...{quoted[-20:]}'
 
-
+# %% ../../nbs/core/01_config.ipynb #0d0a7669
 # what a terminal obeys or what turns the order of letters, but line breaks and tabs
 # zero-width space, marks of direction, byte order mark
 _INVISIBLE = (0x200B, 0x200E, 0x200F, 0x061C, 0xFEFF)
@@ -81,36 +82,68 @@ def pluralize(
     return f'{number} {noun if n == 1 else plural or noun + "s"}'
 
 # %% ../../nbs/core/01_config.ipynb #94d7e0e2
-TASKS: dict[str, str] = {}  # name of a task -> its module, which has `TASK`
-
 # older than the others: its studies and stored signals keep the names they had
 FIRST_TASK = 'answer_selection'
 _BUILT_IN = (FIRST_TASK, 'text_classification', 'masked_lm', 'extractive_qa', 'sentence_pairs')
+# name of a task -> its module, which has `TASK`, a `tasks.base.TaskInfo` of this name
+TASKS = {name: f'kdnotes.tasks.{name}' for name in _BUILT_IN}
 
-
-def register_task(
-    name: str,
-    module: str,  # importable; it has `TASK`, a `tasks.base.TaskInfo` of this name
-) -> None:
-    "Add a task to the list."
-    if TASKS.get(name, module) != module:
-        raise ConfigError(
-            f'the task {name!r} of {module} is refused: {TASKS[name]} has a task of this name; rename '
-            'one of them'
-        )
-    TASKS[name] = module
-
-
-for _name in _BUILT_IN:
-    register_task(_name, f'kdnotes.tasks.{_name}')
 for _point in entry_points(group='kdnotes.tasks'):
-    try:
-        register_task(_point.name, _point.value)
-    except ConfigError as _error:  # one package must not stop all commands
-        warnings.warn(str(_error), stacklevel=2)
+    if TASKS.setdefault(_point.name, _point.value) != _point.value:
+        # one package must not stop all commands
+        warnings.warn(
+            f'the task {_point.name!r} of {_point.value} is refused: {TASKS[_point.name]} has a task of '
+            'this name; rename one of them',
+            stacklevel=2,
+        )
 
 # %% ../../nbs/core/01_config.ipynb #56ffcea7
-_PLUGIN_NAME = 'kdnotes_task_'  # of a plugin's module, before its hash
+def read_source(
+    file: str | Path,  # of a user
+    shown: str,  # the parameter that names it, for messages
+) -> tuple[Path, str]:
+    "The path and the text of a file of Python."
+    try:
+        path = Path(file).expanduser()
+        return path, path.read_text(encoding='utf-8')
+    except (OSError, RuntimeError, ValueError) as e:
+        why = 'there is no such file' if isinstance(e, FileNotFoundError) else f'it cannot be read ({e})'
+        raise ConfigError(f'{shown}: {why}; correct the path') from None
+
+# %% ../../nbs/core/01_config.ipynb #b8be7800
+def execute(
+    text: str,  # of Python
+    name: str,  # of the module it becomes
+    file: str,  # as a traceback calls it
+    shown: str,  # what it is, for messages
+) -> ModuleType:
+    "Execute the code of a user."
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = file
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    try:
+        exec(compile(text, file, 'exec'), vars(module))
+    except BaseException as e:
+        del sys.modules[name]
+        if not isinstance(e, (Exception, SystemExit)):
+            raise
+        raise ConfigError(f'{shown} cannot be loaded: {error_at(e, file)}; correct the file') from None
+    return module
+
+# %% ../../nbs/core/01_config.ipynb #189bc15b
+def error_at(
+    error: BaseException,
+    file: str,  # of the user's code
+) -> str:  # 'KeyError: 'logits' (line 7)'
+    "An error, and the last line of the user's code that it passed."
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == file]
+    line = lines[-1] if lines else getattr(error, 'lineno', None)
+    text = ' '.join(str(error).split())[:300]
+    name = type(error).__name__ + (f': {text}' if text else '')
+    return f'{name} (line {line})' if line else name
+
+# %% ../../nbs/core/01_config.ipynb #c82b07ae
 _plugins: dict[str, tuple[str, Path, bool]] = {}  # task -> its text, its file; is it only remembered?
 
 
@@ -120,13 +153,20 @@ def load_plugin(
 ) -> str:  # the name of its task
     "Execute a file and add its task to the list."
     shown = f'plugin={truncate_repr(str(file))}'
-    try:
-        path = Path(file).expanduser().absolute()
-        text = path.read_text(encoding='utf-8')
-    except (OSError, RuntimeError, ValueError) as e:
-        why = 'there is no such file' if isinstance(e, FileNotFoundError) else f'it cannot be read ({e})'
-        raise ConfigError(f'{shown}: {why}; give a Python file that defines TASK') from None
-    info = _executed(path, text, shown).TASK
+    path, text = read_source(file, shown)
+    path = path.absolute()
+    name = f'kdnotes_task_{_sha256(text)}'
+    module = sys.modules.get(name) or execute(text, name, str(path), shown)
+    info = getattr(module, 'TASK', None)
+    if info is None:
+        raise ConfigError(f'{shown} has no TASK; define TASK = kdnotes.tasks.base.TaskInfo(...)')
+    if type(info).__name__ != 'TaskInfo':
+        raise ConfigError(f'{shown}: TASK is a {type(info).__name__}, not a kdnotes.tasks.base.TaskInfo')
+    if not re.fullmatch(r'[a-z][a-z0-9_]{0,49}', info.name):
+        raise ConfigError(
+            f"{shown}: the name {truncate_repr(info.name)} is refused; use at most 50 small letters, "
+            "digits and '_', beginning with a letter"
+        )
     known_text, known_file, weak = _plugins.get(info.name, ('', path, True))
     if known_text == text:
         return info.name
@@ -136,47 +176,12 @@ def load_plugin(
             f'{shown}: there is a task {info.name!r} already, of {owner}; give yours another name'
         )
     _plugins[info.name] = (text, path, remembered)
-    TASKS[info.name] = _PLUGIN_NAME + _sha256(text)
+    TASKS[info.name] = name
     return info.name
 
 
 def _sha256(text: str) -> str:  # 12 hex digits
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _executed(path: Path, text: str, shown: str) -> ModuleType:
-    "The module of a plugin, with its TASK."
-    name = _PLUGIN_NAME + _sha256(text)
-    if name in sys.modules:
-        return sys.modules[name]
-    module = ModuleType(name)
-    module.__file__ = str(path)
-    sys.modules[name] = module
-    try:
-        exec(compile(text, str(path), 'exec'), vars(module))
-        info = getattr(module, 'TASK', None)
-        if info is None:
-            raise ConfigError(f'{shown} has no TASK; define TASK = kdnotes.tasks.base.TaskInfo(...)')
-        if type(info).__name__ != 'TaskInfo':
-            raise ConfigError(f'{shown}: TASK is a {type(info).__name__}, not a kdnotes.tasks.base.TaskInfo')
-        if not re.fullmatch(r'[a-z][a-z0-9_]{0,49}', info.name):
-            raise ConfigError(
-                f"{shown}: the name {truncate_repr(info.name)} is refused; use at most 50 small letters, "
-                "digits and '_', beginning with a letter"
-            )
-    except BaseException as e:
-        del sys.modules[name]
-        if isinstance(e, ConfigError) or not isinstance(e, (Exception, SystemExit)):
-            raise
-        lines = [
-            frame.lineno for frame in traceback.extract_tb(e.__traceback__) if frame.filename == str(path)
-        ]
-        line = getattr(e, 'lineno', None) or (lines[-1] if lines else None)
-        why = ' '.join(f'{type(e).__name__}: {e}'.split())[:300]
-        raise ConfigError(
-            f'{shown} cannot be loaded: {why}{f" (line {line})" if line else ""}; correct the file'
-        ) from None
-    return module
 
 # %% ../../nbs/core/01_config.ipynb #f0a97ddc
 def with_plugin(
@@ -190,7 +195,7 @@ def with_plugin(
         raise ConfigError(f'plugin={truncate_repr(plugin)} is no path; give a Python file that defines TASK')
     return dict(task=load_plugin(plugin)) | given
 
-
+# %% ../../nbs/core/01_config.ipynb #fb047f42
 def plugin_text(
     task: str,  # of TASKS
 ) -> str:  # '': it is a task of kdnotes, or of a package
@@ -207,7 +212,7 @@ def plugin_id(
     task_info(task)
     return _sha256(plugin_text(task) or inspect.getsource(importlib.import_module(TASKS[task])))
 
-
+# %% ../../nbs/core/01_config.ipynb #a46340dd
 def is_task(task: Any) -> bool:
     "Is there such a task, in the list or remembered from an earlier run?"
     if not isinstance(task, str):
@@ -254,7 +259,7 @@ def score_name(
     "The same and the set it is of, as tables call it."
     return f"{record['primary']['set']} {primary_name(record)}"
 
-
+# %% ../../nbs/core/01_config.ipynb #7df1f793
 def taught_by(
     record: dict,
 ) -> str | None:  # None: nobody

@@ -22,16 +22,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import IO
 import psutil
 from .config import KdnotesError, is_unicode, truncate_repr
 
 # %% auto #0
-__all__ = ['MORE_MEMORY', 'CACHE', 'FileError', 'BusyError', 'lacks_memory', 'file_errors', 'atomic_write', 'sync', 'sync_tree',
-           'check_room', 'free_memory', 'sha256_file', 'sha256_bytes', 'sha256_text', 'sha256_texts', 'write_json',
-           'read_json', 'write_signed', 'read_signed', 'lock', 'is_named', 'root', 'checkout', 'runs_path',
-           'cache_path', 'figures_path', 'evidence_path', 'PrivateFolder', 'private_folder', 'at_home', 'cached_at',
-           'with_evidence', 'own_home', 'local_disk_folder', 'file_state', 'sha256_big_file', 'without_password']
+__all__ = ['MORE_MEMORY', 'CACHE', 'SETTLED_NS', 'FileError', 'BusyError', 'lacks_memory', 'file_errors', 'atomic_write', 'sync',
+           'sync_tree', 'check_room', 'free_memory', 'sha256_file', 'sha256_bytes', 'sha256_text', 'sha256_texts',
+           'write_json', 'read_json', 'write_signed', 'read_signed', 'lock', 'is_named', 'root', 'checkout',
+           'runs_path', 'cache_path', 'figures_path', 'evidence_path', 'PrivateFolder', 'private_folder', 'at_home',
+           'cached_at', 'with_evidence', 'own_home', 'local_disk_folder', 'file_state', 'sha256_big_file',
+           'without_password']
 
 # %% ../../nbs/core/05_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -46,29 +46,19 @@ class BusyError(KdnotesError):
     exit_code = 1
 
 # %% ../../nbs/core/05_files.ipynb #2305cbf3
-_NO_ACCESS = 'it may not be written or read; change its permissions, or set KDNOTES_HOME to another folder'
+_NO_ACCESS = 'change its permissions, or set KDNOTES_HOME to another folder'
+_LIMITED = 'end other programs, or raise the limit of this process (ulimit)'
+# error of the file system -> what to do about it
 _ADVICE = {
-    errno.ENOSPC: 'the disk is full, or has no room for one more file; free some',
-    errno.EDQUOT: 'the quota is used up; free some room',
-    errno.EACCES: _NO_ACCESS,
-    errno.EPERM: _NO_ACCESS,
-    errno.EROFS: 'its file system is read-only; set KDNOTES_HOME to a folder that can be written',
-    errno.ENOTDIR: 'a file stands where a folder is needed; move it away',
-    errno.EEXIST: 'something else stands where a folder is needed; move it away',
-    errno.EISDIR: 'a folder stands where a file is needed; move it away',
-    errno.ENAMETOOLONG: 'the name is too long; give a shorter one',
-    errno.ELOOP: 'it is a link that leads to itself; put it right',
-    errno.ENOENT: 'it is not there, or a link leads nowhere; put it back',
-    errno.EIO: 'the disk could not read or write it; look at the disk',
-    errno.EMFILE: 'too many files are open; raise `ulimit -n`',
-    errno.ENFILE: 'too many files are open on this machine; close some programs',
-    errno.ENOLCK: 'its file system has no locks; set KDNOTES_HOME to a folder on another',
-    errno.ENOTEMPTY: 'the folder holds files that are not expected there; move it away',
-    errno.ENOMEM: 'the machine has no memory left for it; end other programs',
-    errno.EXDEV: 'it lies on another file system than where it is moved to; move it by hand',
-    errno.EFBIG: 'it would be larger than a file may be; raise `ulimit -f`',
-    errno.EAGAIN: 'the machine is out of processes or memory for it; end other programs',
-    errno.ESTALE: 'its network file system has lost it; mount it again',
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), 'free some room'),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK), _NO_ACCESS),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENOTEMPTY), 'move it away'),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.EAGAIN, errno.ENOMEM), _LIMITED),
+    **dict.fromkeys((errno.ENOENT, errno.ELOOP), 'put it back, or put the link right'),
+    errno.ENAMETOOLONG: 'give a shorter one',
+    errno.EIO: 'look at the disk',
+    errno.EXDEV: 'move it by hand',
+    errno.ESTALE: 'mount its file system again',
 }
 
 # %% ../../nbs/core/05_files.ipynb #ed4d95cb
@@ -105,7 +95,9 @@ def file_errors() -> Iterator[None]:
         if e.errno not in _ADVICE:
             raise  # a broken pipe, a child that is gone: no matter of files
         path = e.filename2 or e.filename or 'a file'
-        raise FileError(f'{path}: {_ADVICE[e.errno]}, and start the same command again') from e
+        raise FileError(
+            f'{path}: {os.strerror(e.errno)}; {_ADVICE[e.errno]}, and start the same command again'
+        ) from e
 
 # %% ../../nbs/core/05_files.ipynb #f3a16bb1
 def atomic_write(
@@ -314,9 +306,14 @@ def lock(
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, 'a') as f:
-            if _is_taken(f) and is_named(f.fileno(), path):  # it may have been moved away meanwhile
-                yield f.fileno()
-                return
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass
+            else:
+                if is_named(f.fileno(), path):  # it may have been moved away meanwhile
+                    yield f.fileno()
+                    return
         if time.monotonic() >= deadline:
             raise BusyError(f'{path} is held by another process; wait for it to end, or stop it')
         time.sleep(0.05)
@@ -331,15 +328,6 @@ def is_named(
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
         return False
-
-
-def _is_taken(f: IO) -> bool:
-    "Try to take a file's lock."
-    try:
-        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 # %% ../../nbs/core/05_files.ipynb #e57f1c82
 def root() -> Path:
@@ -364,7 +352,7 @@ def runs_path() -> Path:
     "The folder of all runs. One that may not be read is refused: its runs are not missing."
     path = root() / 'runs'
     if path.is_dir() and not os.access(path, os.R_OK | os.X_OK, effective_ids=True):
-        raise FileError(f'{path}: {_NO_ACCESS}')
+        raise FileError(f'{path}: {os.strerror(errno.EACCES)}; {_NO_ACCESS}')
     return path
 
 # %% ../../nbs/core/05_files.ipynb #ea8565ae
@@ -388,7 +376,6 @@ def evidence_path() -> Path:
 
 # %% ../../nbs/core/05_files.ipynb #8416acbf
 _OWNER = '.owner'  # in a temporary folder: locked by those it belongs to
-_DAY_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -423,23 +410,15 @@ def private_folder(
 def _remove_abandoned(place: Path) -> None:
     "Remove this user's temporary folders that belong to nobody who lives."
     for folder in place.glob('kdnotes-*'):
-        with suppress(OSError):  # another was quicker, or it is no folder
-            if folder.lstat().st_uid == os.getuid():
-                _remove_if_abandoned(folder)
-
-# %% ../../nbs/core/05_files.ipynb #975a5cfd
-def _remove_if_abandoned(folder: Path) -> None:
-    try:
-        descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        if time.time() - folder.lstat().st_mtime > _DAY_S:
-            folder.rmdir()  # of an older version, where it is empty; else it is somebody's
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder)
-    finally:
-        os.close(descriptor)
+        with suppress(OSError):  # its owner lives, another was quicker, or it is no folder
+            if folder.lstat().st_uid != os.getuid():
+                continue
+            descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(descriptor)
 
 # %% ../../nbs/core/05_files.ipynb #e86441e3
 @contextmanager
@@ -486,20 +465,21 @@ def with_evidence(
 # %% ../../nbs/core/05_files.ipynb #cd2c538e
 # where the hub's libraries look before they look into XDG_CACHE_HOME
 _NAMED_CACHES = (
-    'HF_HOME',
-    'HF_HUB_CACHE',
-    'HUGGINGFACE_HUB_CACHE',
-    'HF_DATASETS_CACHE',
-    'HF_ASSETS_CACHE',
-    'HF_XET_CACHE',
-    'TRANSFORMERS_CACHE',
+    *('HF_HOME', 'HF_HUB_CACHE', 'HUGGINGFACE_HUB_CACHE', 'HF_DATASETS_CACHE'),
+    *('HF_ASSETS_CACHE', 'HF_XET_CACHE', 'TRANSFORMERS_CACHE'),
 )
 _places: dict[int, Path] = {}  # by process: a fork has one of its own
 
 # %% ../../nbs/core/05_files.ipynb #d7faa9ea
 def own_home() -> Path:  # without runs; beside it the evidence of the checkout
     "A new home, and until this process ends a data folder and caches of its own."
-    place = _process_folder()
+    if os.getpid() not in _places:
+        folder = private_folder('lessons')
+        (folder.path / 'data').mkdir()
+        # at the end of a worker, too
+        Finalize(None, shutil.rmtree, (folder.path,), dict(ignore_errors=True), exitpriority=0)
+        _places[os.getpid()] = folder.path
+    place = _places[os.getpid()]
     home = Path(tempfile.mkdtemp(prefix='home-', dir=place))
     if here := checkout():
         with_evidence(home, here)
@@ -509,17 +489,6 @@ def own_home() -> Path:  # without runs; beside it the evidence of the checkout
         KDNOTES_HOME=str(home), KDNOTES_DATA=str(place / 'data'), XDG_CACHE_HOME=str(place / 'cache')
     )
     return home
-
-# %% ../../nbs/core/05_files.ipynb #9ebd437e
-def _process_folder() -> Path:
-    "The folder of this process, which goes with it."
-    if os.getpid() not in _places:
-        folder = private_folder('lessons')
-        (folder.path / 'data').mkdir()
-        # at the end of a worker, too
-        Finalize(None, shutil.rmtree, (folder.path,), dict(ignore_errors=True), exitpriority=0)
-        _places[os.getpid()] = folder.path
-    return _places[os.getpid()]
 
 # %% ../../nbs/core/05_files.ipynb #52505c63
 def local_disk_folder(
@@ -541,7 +510,7 @@ def file_state(
     return stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino
 
 
-_UNSETTLED_NS = 2_000_000_000  # a file changed later than this may change again without its times telling
+SETTLED_NS = 2_000_000_000  # a file changed later than this may change again without its times showing it
 
 # %% ../../nbs/core/05_files.ipynb #7e9e50d1
 def sha256_big_file(
@@ -550,25 +519,17 @@ def sha256_big_file(
     "The sha256 of a big file, computed again only when the file has changed."
     path = Path(path)
     state = file_state(path)
-    known = _remembered(path, state)
-    try:
+    # two files may agree in size and times
+    key = sha256_text(str(path.resolve()), *map(str, state))[:32]
+    known = cache_path() / 'sha256' / f'{key}.json'
+    with suppress(FileError, KeyError):
         return read_json(known)['sha256']
-    except (FileError, KeyError):
-        pass
     digest = sha256_file(path)
     _, _, changed_ns, _ = state
-    settled = changed_ns < time.time_ns() - _UNSETTLED_NS
-    if settled and file_state(path) == state:
-        try:
+    if changed_ns < time.time_ns() - SETTLED_NS and file_state(path) == state:
+        with suppress(OSError):  # a folder one cannot write to costs time, not the run
             write_json(known, dict(path=str(path), sha256=digest))
-        except OSError:
-            pass  # a folder one cannot write to costs time, not the run
     return digest
-
-# %% ../../nbs/core/05_files.ipynb #0548ee28
-def _remembered(path: Path, state: tuple[int, ...]) -> Path:
-    "Where the hash of a file in this state is remembered."
-    return cache_path() / 'sha256' / f'{sha256_text(str(path.resolve()), *map(str, state))[:32]}.json'
 
 # %% ../../nbs/core/05_files.ipynb #7d5a1f01
 def without_password(

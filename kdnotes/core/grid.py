@@ -31,7 +31,7 @@ def read_grid(
     if isinstance(grid, Mapping):
         pairs = list(grid.items())
     elif grid is None or isinstance(grid, (str, list, tuple)):
-        pairs = [_pair(word) for word in _words(grid or ())]
+        pairs = _pairs(grid or ())
     else:
         raise ConfigError(
             f'grid={truncate_repr(grid)} is no grid; write grid={{\'temperature\': [2, 4]}}, say'
@@ -39,7 +39,11 @@ def read_grid(
     parsed: dict[str, list] = {}
     for name, values in pairs:
         name = flat_name(name) if isinstance(name, str) else name
-        _check_name(name)
+        if name in _OF_A_STUDY:
+            raise ConfigError(
+                f'{name} cannot be in a grid, since all runs of a study share it or arms and seeds say it; '
+                'leave it out, or make several studies'
+            )
         if name in parsed:
             raise ConfigError(f'the grid names {name} twice; name it once, with all its values')
         parsed[name] = _values(name, values)
@@ -51,34 +55,23 @@ def read_grid(
     return parsed
 
 # %% ../../nbs/core/10_grid.ipynb #4f08f454
-def _words(grid: str | Sequence[str]) -> Sequence[str]:
-    "The words of a grid that is typed in one line."
-    if not isinstance(grid, str):
-        return grid
+def _pairs(grid: str | Sequence[str]) -> list[tuple[str, str]]:
+    "Names and values of a grid that is typed in one line, or in words."
     try:
-        return shlex.split(grid)
+        words = shlex.split(grid) if isinstance(grid, str) else grid
     except ValueError as e:
         raise ConfigError(
             f'grid={truncate_repr(grid)} cannot be read: {str(e).lower()}; close the quotes'
         ) from None
-
-
-def _pair(word: Any) -> tuple[str, str]:
-    name, equals, values = str(word).partition('=')
-    if not (name and equals):
-        raise ConfigError(
-            f'{truncate_repr(word)} is no part of a grid; write name=value,value, say temperature=2,4'
-        )
-    return name, values
-
-# %% ../../nbs/core/10_grid.ipynb #4859d72a
-def _check_name(name: Any) -> None:
-    "Refuse what all runs of a study have in common."
-    if name in _OF_A_STUDY:
-        raise ConfigError(
-            f'{name} cannot be in a grid, since all runs of a study share it or arms and seeds say it; '
-            'leave it out, or make several studies'
-        )
+    pairs = []
+    for word in words:
+        name, equals, values = str(word).partition('=')
+        if not (name and equals):
+            raise ConfigError(
+                f'{truncate_repr(word)} is no part of a grid; write name=value,value, say temperature=2,4'
+            )
+        pairs.append((name, values))
+    return pairs
 
 # %% ../../nbs/core/10_grid.ipynb #9d73d7cb
 def _values(name: str, values: Any) -> list:

@@ -24,7 +24,9 @@ from kdnotes.core.config import (
 )
 from kdnotes.core.spec import (
     ALIASES,
+    FLAT_NAMES,
     GROUPS,
+    NAMES,
     NAME_RULE,
     PATHS,
     Data,
@@ -45,7 +47,7 @@ from kdnotes.core.spec import (
     group_of,
     needs_teacher,
     parameters,
-    read_texts,
+    starts_from,
     value_of,
 )
 
@@ -107,130 +109,106 @@ def check_names(
     task: str,  # of TASKS
 ) -> None:
     "Refuse a name that is no parameter, or that another task reads."
+    known = parameters(task)
     for name in names:
         base_name = name.removeprefix('teacher.')
-        if base_name in parameters(task):
+        if base_name in known:
             continue
         readers = [t for t in TASKS if base_name in task_info(t).settings.model_fields]
-        if readers:
-            raise ConfigError(
-                f"{name} is a setting of task={' and '.join(map(repr, readers))}, "
-                f"and task={task!r} does not read it; leave it out"
-            )
-        raise ConfigError(no_parameter(name, parameters(task)))
+        if not readers:
+            raise ConfigError(no_parameter(name, known))
+        raise ConfigError(
+            f"{name} is a setting of task={' and '.join(map(repr, readers))}, "
+            f"and task={task!r} does not read it; leave it out"
+        )
 
 # %% ../../nbs/core/03_parse.ipynb #ea0646b7
 def flat_names(
     nested: Mapping[str, Any],  # a spec as YAML or JSON holds it, or flat names, or both
 ) -> dict[str, Any]:  # by flat names
     "A nested spec by the flat names of its fields; a parameter that has two values is refused."
-    values: dict[str, Any] = {}
     where = nested.get('where') if isinstance(nested.get('where'), Mapping) else {}
     mode = nested.get('mode', where.get('mode', Where.model_fields['mode'].default))
-    for key, value in nested.items():
-        if not isinstance(key, str):
-            raise ConfigError(f'{truncate_repr(key)} is no name of a parameter; names are text')
-        for name, setting in _flat_entry(key, value, mode, nested.get('task', FIRST_TASK)).items():
-            if name in values and values[name] != setting:
-                raise ConfigError(
-                    f'{name} has two values, {truncate_repr(values[name])} and {truncate_repr(setting)}; '
-                    'keep one of them'
-                )
-            values[name] = setting
-    return values
-
-
-def _flat_entry(key: str, value: Any, mode: Any, task: Any) -> dict[str, Any]:
-    "One entry of a nested spec."
-    if key == 'teacher' and isinstance(value, Mapping):
-        return _flat_teacher(value, task)
-    if key == 'task_settings' and isinstance(value, Mapping):
-        return dict(value)
-    if key in GROUPS and isinstance(value, Mapping):
-        return _flat_group(key, value, mode)
-    if key in GROUPS or key == 'task_settings':
-        if value is None:
-            return _absent(key, mode)
-        if key not in PATHS:
-            raise ConfigError(
-                f'{key}={truncate_repr(value)} is no group; write its fields, as in {key}: {{name: value}}'
-            )
-    return {flat_name(key): value}
+    return _flat_group('', nested, mode, nested.get('task', FIRST_TASK))
 
 
 def flat_name(
     key: str,  # a flat name, or a path as in PATHS; of a teacher with `teacher.` before it
 ) -> str:
     "The flat name of a parameter."
-    names = {path: name for name, path in PATHS.items()}
-    if key in names:
-        return names[key]
+    if key in NAMES:
+        return NAMES[key]
     if key.startswith('task_settings.'):
         return key.partition('.')[2]
     if key.startswith('teacher.'):
         return _name_of_teacher(flat_name(key.partition('.')[2]))
     return key
 
+# %% ../../nbs/core/03_parse.ipynb #5f6a0c53
+def _flat_group(group: str, values: Mapping[str, Any], mode: Any, task: Any) -> dict[str, Any]:
+    "The fields of a group by their flat names; those of a whole spec for the group ''."
+    flat_values: dict[str, Any] = {}
+    for key, value in values.items():
+        if not isinstance(key, str):
+            raise ConfigError(f'{truncate_repr(key)} is no name of a parameter; names are text')
+        path = f'{group}.{key}'.lstrip('.')
+        is_group = path in GROUPS or path == 'task_settings'
+        if path == 'teacher' and isinstance(value, Mapping):
+            named = _flat_teacher(value, task)
+        elif path == 'task_settings' and isinstance(value, Mapping):
+            named = dict(value)
+        elif is_group and isinstance(value, Mapping):
+            named = _flat_group(path, value, mode, task)
+        elif is_group and value is None:
+            named = _absent(path, mode)
+        elif is_group and path not in PATHS:  # `teacher` and `loss` are flat names, too
+            raise ConfigError(
+                f'{path}={truncate_repr(value)} is no group; write its fields, as in {path}: {{name: value}}'
+            )
+        elif not group or path in NAMES:
+            named = {flat_name(path): value}
+        else:
+            fields = [known.rpartition('.')[2] for known in NAMES if known.rpartition('.')[0] == group]
+            raise ConfigError(f'{group}: {no_parameter(key, fields)}')
+        for name in named.keys() & flat_values.keys():
+            if named[name] != flat_values[name]:
+                raise ConfigError(
+                    f'{name} has two values, {truncate_repr(flat_values[name])} and '
+                    f'{truncate_repr(named[name])}; keep one of them'
+                )
+        flat_values |= named
+    return flat_values
+
 
 def _absent(group: str, mode: Any) -> dict[str, Any]:
     "What it means that a group is null: the run does not have it, which its mode must agree with."
     arm = MODES.get(mode) if isinstance(mode, str) else None
-    if arm is None or group in ('teacher', 'data', 'where', 'compute', 'task_settings'):
+    if arm is None:
         return {}
     if group == 'train' and arm.network == 'teacher':
         return dict(teacher_mode='given')
-    has = {'loss': arm.kd, 'model.student': arm.network == 'student', 'train': True}
-    if has.get(group):
+    if {'loss': arm.kd, 'model.student': arm.network == 'student', 'train': True}.get(group):
         raise ConfigError(
             f'{group}: null contradicts mode={mode!r}, which has it; leave it out, or choose another mode'
         )
     return {}
 
-# %% ../../nbs/core/03_parse.ipynb #5f6a0c53
-def _flat_group(group: str, values: Mapping[str, Any], mode: Any) -> dict[str, Any]:
-    "The fields of a group by their flat names."
-    names = {path: name for name, path in PATHS.items()}
-    flat_values: dict[str, Any] = {}
-    for key, value in values.items():
-        path = f'{group}.{key}'
-        if path in GROUPS and isinstance(value, Mapping):
-            flat_values |= _flat_group(path, value, mode)
-        elif path in GROUPS and value is None:
-            flat_values |= _absent(path, mode)
-        elif path in GROUPS:
-            raise ConfigError(
-                f'{path}={truncate_repr(value)} is no group; write its fields, as in {path}: {{name: value}}'
-            )
-        elif path in names:
-            flat_values[names[path]] = value
-        else:
-            allowed = [p.rpartition('.')[2] for p in names if p.rpartition('.')[0] == group]
-            raise ConfigError(f'{group}: {no_parameter(str(key), allowed)}')
-    return flat_values
-
 # %% ../../nbs/core/03_parse.ipynb #54620088
-# fields of a teacher that is no run -> their flat names
-_TEACHER_FIELDS = {
-    'scores': dict(are='scores_are', mean='teachers_mean', weights='teachers_weights'),
-    'models': dict(sources='teachers', mean='teachers_mean', weights='teachers_weights'),
-}
-
-
 def _flat_teacher(values: Mapping[str, Any], task: Any) -> dict[str, Any]:
     "What a nested spec says of a teacher, by flat names."
     kind = values.get('kind', 'run')
     values = {key: value for key, value in values.items() if key != 'kind'}
     if kind == 'run':
         return _flat_teacher_run(values, task)
-    if kind not in _TEACHER_FIELDS:
+    if kind not in ('scores', 'models'):
         raise ConfigError(f'teacher: kind={truncate_repr(kind)} is none of run, scores and models')
-    names = _TEACHER_FIELDS[kind]
     if kind == 'models' and not values.get('sources'):
         raise ConfigError('teacher: kind=models needs sources: [<folder, hub id or run_id>, ...]')
-    if unknown := sorted(values.keys() - names.keys()):
-        raise ConfigError(f'teacher: {no_parameter(str(unknown[0]), names)}')
+    fields = dict(scores=Scores, models=Models)[kind].model_fields
+    if unknown := sorted(values.keys() - fields.keys()):
+        raise ConfigError(f'teacher: {no_parameter(str(unknown[0]), fields.keys() - {"kind"})}')
     more = dict(teacher_mode='scores') if kind == 'scores' else {}
-    return {names[key]: value for key, value in values.items()} | more
+    return {NAMES[f'teacher.{key}']: value for key, value in values.items()} | more
 
 
 def _flat_teacher_run(values: Mapping[str, Any], task: Any) -> dict[str, Any]:
@@ -241,20 +219,21 @@ def _flat_teacher_run(values: Mapping[str, Any], task: Any) -> dict[str, Any]:
         raise ConfigError(
             f'teacher: task={truncate_repr(values["task"])} is not that of its student; leave it out'
         )
-    is_model = 'train' in values and values['train'] is None
-    inner = {
+    given = {
         key: value for key, value in values.items() if key not in ('task', 'teacher') and value is not None
     }
-    teacher_values = flat_names(inner | dict(mode='baseline'))
-    if teacher_values.pop('mode') != 'baseline':
+    named = flat_names(given | dict(mode='baseline'))
+    if named.pop('mode') != 'baseline':
         raise ConfigError(
             'teacher: its mode follows from its precision and from whether it is trained; leave it out'
         )
-    mixed = not is_model and teacher_values.get('precision') == 'mixed'
-    if mixed:
-        teacher_values.pop('precision')
-    kind = dict(teacher_mode='given') if is_model else dict(teacher_mode='mixed_baseline') if mixed else {}
-    return {_name_of_teacher(name): value for name, value in teacher_values.items()} | kind
+    kind = {}
+    if 'train' in values and values['train'] is None:
+        kind = dict(teacher_mode='given')
+    elif named.get('precision') == 'mixed':
+        kind = dict(teacher_mode='mixed_baseline')
+        del named['precision']
+    return {_name_of_teacher(name): value for name, value in named.items()} | kind
 
 # %% ../../nbs/core/03_parse.ipynb #04e6e66a
 def _name_of_teacher(
@@ -262,9 +241,8 @@ def _name_of_teacher(
 ) -> str:  # in its student's run
     "What a student's run calls a parameter of its teacher."
     short = {path.rpartition('.')[2]: alias for alias, path in ALIASES.items() if path.startswith('teacher.')}
-    return {'teacher': 'teacher', 'train_questions': 'teacher_questions'}.get(name) or short.get(
-        name, f'teacher.{name}'
-    )
+    short |= dict(teacher='teacher', train_questions='teacher_questions')
+    return short.get(name, f'teacher.{name}')
 
 # %% ../../nbs/core/03_parse.ipynb #5eddfea0
 def read_spec(
@@ -279,24 +257,23 @@ def read_spec(
     class Loader(yaml.SafeLoader):
         "Refuses a key that is given twice."
 
-    def mapping(loader, node, deep=False):
-        merge = 'tag:yaml.org,2002:merge'
-        keys = [loader.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
-        twice = [key for key in keys if keys.count(key) > 1]
-        if twice:
-            line = node.start_mark.line + 1
-            raise ConfigError(
-                f'{path}: {twice[0]!r} is given twice in the group at line {line}; keep one of them'
-            )
-        return yaml.SafeLoader.construct_mapping(loader, node, deep)
+        def construct_mapping(self, node, deep=False):
+            merge = 'tag:yaml.org,2002:merge'
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
+            for key in keys:
+                if keys.count(key) > 1:
+                    line = node.start_mark.line + 1
+                    raise ConfigError(
+                        f'{path}: {key!r} is given twice in the group at line {line}; keep one of them'
+                    )
+            return super().construct_mapping(node, deep)
 
-    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     try:
         with open(path, encoding='utf-8') as file:
             nested = yaml.load(file, Loader)
+    except ConfigError:
+        raise
     except (OSError, ValueError, RecursionError, TypeError, yaml.YAMLError) as e:
-        if isinstance(e, ConfigError):
-            raise
         raise ConfigError(
             f'spec={truncate_repr(str(path))} cannot be read: {" ".join(str(e).split())}'
         ) from None
@@ -325,7 +302,7 @@ def _is_none(value: Any) -> bool:
 
 # %% ../../nbs/core/03_parse.ipynb #f63a547e
 def student_start(
-    given: dict[str, Any],  # flat parameters of a run or a study
+    given: Mapping[str, Any],  # flat parameters of a run or a study
 ) -> str:  # of the parameter student_init
     "Where a student starts: as given, or at its teacher's layers, fine-tuned if a single model teaches."
     if not _is_none(given.get('student_init')):
@@ -336,50 +313,51 @@ def student_start(
 # %% ../../nbs/core/03_parse.ipynb #8ad20d3e
 # parameters that say how several ranks and machines find each other
 PLACE = ('nodes', 'launcher', 'rendezvous', 'node_cache', 'stage')
+# why the arm of a mode does not have a parameter
+_WHY = {
+    'loss': 'needs a teacher, and mode={mode!r} learns from none; use a KD mode',
+    'model.student': 'is about a student, and mode={mode!r} has the network of the teacher; leave it out',
+    'train': 'would change a training, and a given teacher is not trained; leave it out',
+    'no teacher': 'changes the teacher, and {who} has none; leave it out',
+    'untrained': "changes the teacher's training, and there is none; leave it out",
+    'precision': 'contradicts mode={mode!r}, which trains in fp32; use a mixed mode, or leave it out',
+    'one rank': 'contradicts mode={mode!r}, which runs on 1 rank; use a parallel mode',
+    'nowhere': 'is not read by task={task!r}; leave it out',
+}
 
 
 def unread(
     mode: str,  # of MODES
     given: Mapping[str, Any],  # flat parameters
-) -> set[str]:  # of the given ones
-    "The parameters that the arm of a mode does not have."
-    arm = MODES[mode]
-    task = given.get('task', FIRST_TASK)
-    student = arm.network == 'student'
-    taught = arm.kd or student and student_start(dict(given)) == 'teacher_finetuned'
-    model_given = given.get('teacher_mode') == 'given' and not student
-    lacks = {
-        'loss': not arm.kd,
-        'model.student': not student,
-        'train': model_given,
-    }
-    names = {name for name in given if name in parameters(task) and lacks.get(group_of(name, task))}
-    return (
-        names | _unread_of_teacher(arm, given, taught, model_given) | _unread_of_compute(arm, given, taught)
-    )
+) -> dict[str, str]:  # those that the arm of a mode does not have -> why, of _WHY
+    "The given parameters that the arm of a mode does not have."
+    lacks = {name: _reason_unread(mode, given, name) for name in given}
+    return {name: why for name, why in lacks.items() if why}
 
 # %% ../../nbs/core/03_parse.ipynb #f0995512
-def _unread_of_teacher(arm, given: Mapping[str, Any], taught: bool, model_given: bool) -> set[str]:
-    "Of the parameters about a teacher those that an arm does not have."
-    of_run = {name for name in given if name.startswith(('teacher_', 'teacher.'))}
-    together = {'teachers', 'scores_are', 'teachers_mean', 'teachers_weights'}
-    lacks = set() if arm.kd else together & given.keys()
-    if not taught:
-        lacks |= of_run - ({'teacher_mode'} if model_given else set())
-    elif given.get('teacher_mode') == 'scores' or not _is_none(given.get('teachers')):
-        lacks |= of_run - {'teacher_mode'}
-    return lacks
-
-# %% ../../nbs/core/03_parse.ipynb #3837469e
-def _unread_of_compute(arm, given: Mapping[str, Any], taught: bool) -> set[str]:
-    "Of the parameters about formats and ranks those that an arm does not have."
-    lacks = set()
-    mixed_teacher = taught and given.get('teacher_mode') == 'mixed_baseline'
-    if arm.precision == 'fp32' and not mixed_teacher:
-        lacks |= {'amp_dtype'} & given.keys()
-    if arm.ranks == '1':
-        lacks |= ({'ranks', *PLACE} - {'node_cache', 'stage'}) & given.keys()
-    return lacks
+def _reason_unread(mode: str, given: Mapping[str, Any], name: str) -> str | None:
+    "Why an arm does not have a parameter, of _WHY; None: it has it, as far as its mode says."
+    arm = MODES[mode]
+    task = given.get('task', FIRST_TASK)
+    teacher_mode = given.get('teacher_mode')
+    student = arm.network == 'student'
+    taught = arm.kd or student and student_start(given) == 'teacher_finetuned'
+    no_run = teacher_mode == 'scores' or not _is_none(given.get('teachers'))
+    if name == 'teacher_mode':
+        return None if taught or teacher_mode == 'given' and not student else 'no teacher'
+    if name.startswith(('teacher_', 'teacher.')):
+        as_it_is = teacher_mode == 'given' and name not in ('teacher_seed', 'teacher_setting')
+        return 'no teacher' if not taught else 'untrained' if no_run or as_it_is else None
+    if name == 'amp_dtype':
+        mixed = arm.precision == 'mixed' or taught and teacher_mode == 'mixed_baseline'
+        return None if mixed else 'precision'
+    if name in ('ranks', 'nodes', 'launcher', 'rendezvous'):
+        return 'one rank' if arm.ranks == '1' else None
+    group = group_of(name, task) if name in parameters(task) else ''
+    if group == 'teacher':  # scores or models, which nothing but the loss reads
+        group = 'loss'
+    has = {'loss': arm.kd, 'model.student': student, 'train': student or teacher_mode != 'given'}
+    return None if has.get(group, True) else group
 
 # %% ../../nbs/core/03_parse.ipynb #10e1e872
 def of_arm(
@@ -400,131 +378,85 @@ def arm(
     spec: RunConfig,  # with everything that a run can have
 ) -> RunConfig:
     "The run of an arm: the same texts and training, without what the arm does not have."
-    given = {
-        name: value
-        for name, value in flat(spec, changed=True).items()
-        if name not in ('mode', 'seed', 'arm', 'preset')  # the values of a preset are among the others
-    }
-    return make_config(mode=mode, **of_arm(mode, given))
+    return make_config(mode=mode, **of_arm(mode, _common(spec)))
+
+
+def _common(spec: RunConfig) -> dict[str, Any]:
+    "What another arm can have of a run; the values of a preset are among the others."
+    values = flat(spec, changed=True)
+    return {name: value for name, value in values.items() if name not in ('mode', 'seed', 'arm', 'preset')}
 
 # %% ../../nbs/core/03_parse.ipynb #2c4977a4
-def _check_arm(config: RunConfig, given: Mapping[str, Any]) -> None:
-    "Refuse ranks, machines and formats that contradict the mode."
+def _check_arm(config: RunConfig) -> None:
+    "Refuse a start and a format that contradict the mode."
     mode = MODES[config.where.mode]
-    named = f'mode={config.where.mode!r}'
-    student = config.model.student
-    if student and student.init == 'transferred' and config.data.transfer == 'none':
+    if starts_from(config, 'transferred') and config.data.transfer == 'none':
         raise ConfigError("student_init='transferred' needs transfer=<corpus> that the student learns first")
-    for name in ('ranks', 'nodes'):
-        value = given.get(name, 1)
-        if mode.ranks == '1' and value not in (1, '1', 'auto'):
-            raise ConfigError(
-                f'{name}={value} contradicts {named}, which runs on 1 rank; use a parallel mode'
-            )
-    compute = config.compute
-    if compute.precision and (compute.precision == 'mixed') != (mode.precision == 'mixed'):
+    precision = config.compute.precision
+    if precision and (precision == 'mixed') != (mode.precision == 'mixed'):
         raise ConfigError(
-            f'precision={compute.precision!r} contradicts {named}, which trains in {mode.precision}'
-        )
-    teacher = config.teacher
-    mixed_teacher = isinstance(teacher, RunSpec) and teacher.compute.precision == 'mixed'
-    if compute.amp_dtype != 'auto' and mode.precision != 'mixed' and not mixed_teacher:
-        raise ConfigError(
-            f'amp_dtype={compute.amp_dtype!r} contradicts {named}, '
-            f'which trains in {mode.precision}; use a mixed mode, or leave amp_dtype out'
+            f'precision={precision!r} contradicts mode={config.where.mode!r}, which trains in '
+            f'{mode.precision}'
         )
 
 # %% ../../nbs/core/03_parse.ipynb #0371a155
 def _check_losses(config: RunConfig) -> None:
     "Refuse losses that other groups contradict."
     loss = config.loss
-    info = task_info(config.task)
+    layers = loss.hidden_layers
+    student = config.model.student
+    profile = PROFILES[config.model.profile]
     if loss.unlabelled == 'rest' and config.train.labels is None:
         raise ConfigError(
             "unlabelled='rest' are the training rows that labels=<n> leaves without a label; give labels too"
         )
-    if loss.signal == 'cached' and info.batches_change(config):
+    if loss.signal == 'cached' and task_info(config.task).batches_change(config):
         raise ConfigError(
             f"signal='cached' keeps the teacher's outputs of one epoch, and the batches of "
             f"task={config.task!r} change with the epoch; use signal='online'"
         )
     if loss.hidden_loss == 'none':
         return
-    layers = loss.hidden_layers
-    student = config.model.student
-    profile = PROFILES[config.model.profile]
-    if student.init == 'hub':
-        if not layers:
-            raise ConfigError(
-                "hidden_loss needs hidden_layers with student_init='hub': "
-                "for each layer of the student the teacher's that it learns from, counted from 0"
-            )
-        return
-    usual = profile.student_layers if config.model.pretrained in (None, profile.teacher) else None
-    student_layers = student.kept_layers or usual
-    n_layers = student.layers or (
-        None if student_layers is None else len(student_layers)
-    )  # None: the plan knows the teacher
-    if layers is not None and n_layers is not None and len(layers) not in (1, n_layers):
+    if student.init == 'hub' and not layers:
         raise ConfigError(
-            f'hidden_layers={truncate_repr(layers)} must name a layer of the teacher for each of the '
-            f'{n_layers} layers of the student, or one for its last'
+            "hidden_loss needs hidden_layers with student_init='hub': "
+            "for each layer of the student the teacher's that it learns from, counted from 0"
         )
-
-# %% ../../nbs/core/03_parse.ipynb #e36e3524
-# why a run of a mode has no parameter of a group
-_WHY = {
-    'loss': "needs a teacher, and mode={mode!r} learns from none; use a KD mode",
-    'model.student': "is about a student, and mode={mode!r} has the network of the teacher; leave it out",
-    'train': 'would change a training, and a given teacher is not trained; leave it out',
-}
+    usual = profile.student_layers if config.model.pretrained in (None, profile.teacher) else None
+    n_layers = student.layers or len(student.kept_layers or usual or ())  # 0: the plan knows the teacher
+    if student.init != 'hub' and layers is not None and n_layers and len(layers) not in (1, n_layers):
+        raise ConfigError(
+            f'hidden_layers={truncate_repr(layers)} must name a layer of the teacher for each '
+            f'of the {n_layers} layers of the student, or one for its last'
+        )
 
 # %% ../../nbs/core/03_parse.ipynb #81f3700f
 def _check_unread(
-    mode: str,  # of MODES
+    config: RunConfig,
     given: Mapping[str, Any],  # flat, as they were given
     groups: Mapping[str, Any],  # group -> its model, with the values given
-    settings: TaskSettings,
 ) -> None:
-    "Refuse what is given and a run of this mode does not have, unless it is the default."
-    task = given.get('task', FIRST_TASK)
-    read_nowhere = task_info(task).unread
-    without = unread(mode, given) - {name for name in given if name.startswith(('teacher_', 'teacher.'))}
-    for name in given:
-        if name not in without and name not in read_nowhere:
-            continue
-        group = group_of(name, task)
-        owner = groups.get(group, settings) if name in PATHS else settings
-        field = PATHS[name].rpartition('.')[2] if name in PATHS else name
-        value = getattr(owner, field, None)
-        usual = getattr(type(owner)(), field, None)
-        if value == usual:
-            continue
-        if name in read_nowhere:
-            raise ConfigError(f'{name}={truncate_repr(value)} is not read by task={task!r}; leave it out')
-        if group in _WHY:
-            raise ConfigError(f'{name}={truncate_repr(value)} {_WHY[group].format(mode=mode)}')
-
-# %% ../../nbs/core/03_parse.ipynb #e1f3430a
-def _check_teacher(config: RunConfig, names: TeacherNames, given: Mapping[str, Any]) -> None:
-    "Refuse to change a teacher that there is not."
-    if needs_teacher(config) or names.teacher_mode == 'given':
-        return
+    "Refuse what is given and this run does not have, unless it is the default."
+    mode = config.where.mode
     student = config.model.student
-    who = f'mode={config.where.mode!r}' + (f' with student_init={student.init!r}' if student else '')
-    for name in given:
-        changes = name in ALIASES and ALIASES[name].startswith('teacher.') and name != 'teacher_seed'
-        if name == 'teacher_setting' and config.where.teacher_setting != 'own':
-            changes = True
-        value = getattr(names, name, given[name])
-        if (changes or name.startswith('teacher.')) and value is not None:
-            value = getattr(config.where, name, value)
-            raise ConfigError(
-                f'{name}={truncate_repr(value)} changes the teacher, and {who} has none; leave it out'
-            )
+    who = f'mode={mode!r}' + (f' with student_init={student.init!r}' if student else '')
+    nowhere = dict.fromkeys(given.keys() & task_info(config.task).unread, 'nowhere')
+    for name, why in (unread(mode, given) | nowhere).items():
+        _, _, group, field = FLAT_NAMES.get(name, ('', None, 'task_settings', name))
+        of_teacher = name.startswith('teacher.')
+        value = given[name] if of_teacher else getattr(groups[group], field)
+        usual = None if of_teacher else getattr(type(groups[group])(), field)
+        # what all runs of a study share
+        shared = name == 'teacher_seed' or group == 'task_settings' and not of_teacher
+        if why == 'no teacher' and shared or name in ('teacher_mode', 'launcher', 'rendezvous'):
+            continue
+        if value in (usual, None, (), 'auto') or why == 'one rank' and value == 1:
+            continue
+        reason = _WHY[why].format(mode=mode, who=who, task=config.task)
+        raise ConfigError(f'{name}={truncate_repr(value)} {reason}')
 
 # %% ../../nbs/core/03_parse.ipynb #5e10ab42
-def _check_given(config: RunConfig, names: TeacherNames, given: Mapping[str, Any]) -> None:
+def _check_given(config: RunConfig, names: TeacherNames) -> None:
     "Refuse a given teacher that would be trained, or that nobody names."
     if names.teacher_mode != 'given':
         return
@@ -548,20 +480,8 @@ def _check_given(config: RunConfig, names: TeacherNames, given: Mapping[str, Any
             "which starts from no fine-tuned teacher; use student_init='teacher_finetuned', or "
             "'hub' in a KD mode"
         )
-    values = names.model_dump() | config.task_settings.model_dump()
-    for name in given:
-        of_run = name in ALIASES and ALIASES[name].startswith('teacher.') and name != 'teacher_seed'
-        of_task = name in values and declared(parameters(config.task)[name], 'of_teacher')
-        value = values.get(name, given[name])
-        if (of_run or of_task or name.startswith('teacher.')) and value not in (None, 'auto'):
-            raise ConfigError(
-                f"{name}={value!r} changes the teacher's training, and with teacher_mode='given' there is "
-                'none; leave it out'
-            )
 
 # %% ../../nbs/core/03_parse.ipynb #0d6c101c
-# what says how a teacher's model computes or stores its outputs, or how it was trained
-_OF_A_MODEL = ('signal', 'signal_dtype', 'forward_dtype', 'hidden_loss', 'relation_loss')
 _NAMES_SCORES = re.compile(r'(^|,)\s*teacher\s*=')
 
 
@@ -571,16 +491,15 @@ def _check_scores(config: RunConfig, names: TeacherNames) -> None:
     if names.teacher_mode != 'scores':
         _check_no_scores(config, names, named)
         return
-    mode = f'mode={config.where.mode!r}'
-    student = config.model.student
-    if student and student.init == 'teacher_finetuned':
+    if starts_from(config, 'teacher_finetuned'):
         raise ConfigError(
             "teacher_mode='scores' has no model whose layers a student could start from; "
             "use student_init='teacher_pretrained', or 'hub'"
         )
     if config.loss is None:
         raise ConfigError(
-            f"teacher_mode='scores' has nothing to give to {mode}, which learns from no teacher"
+            f"teacher_mode='scores' has nothing to give to mode={config.where.mode!r}, which learns from no "
+            'teacher'
         )
     if not task_info(config.task).corpora.schema.scored:
         raise ConfigError(
@@ -589,12 +508,12 @@ def _check_scores(config: RunConfig, names: TeacherNames) -> None:
         )
     if not named:
         raise ConfigError("teacher_mode='scores' needs columns='teacher=<column of the scores>'")
-    why = "is about a teacher's model, and with teacher_mode='scores' there is none; leave it out"
-    for name in _OF_A_MODEL:
-        if (value := getattr(config.loss, name)) != Loss.model_fields[name].default:
-            raise ConfigError(f'{name}={truncate_repr(value)} {why}')
-    if names.teacher_seed is not None:
-        raise ConfigError(f'teacher_seed={names.teacher_seed} {why}')
+    for name, field in Loss.model_fields.items():
+        if declared(field, 'of_model') and (value := getattr(config.loss, name)) != field.default:
+            raise ConfigError(
+                f"{name}={truncate_repr(value)} is about a teacher's model, and with teacher_mode='scores' "
+                'there is none; leave it out'
+            )
 
 # %% ../../nbs/core/03_parse.ipynb #aaa74a61
 def _check_no_scores(config: RunConfig, names: TeacherNames, named: bool) -> None:
@@ -605,32 +524,26 @@ def _check_no_scores(config: RunConfig, names: TeacherNames, named: bool) -> Non
             f"teacher_mode={names.teacher_mode!r} does not read them; use teacher_mode='scores', or leave "
             'them out of columns'
         )
-    if names.scores_are != 'logits':
-        raise ConfigError(f"scores_are={names.scores_are!r} is read with teacher_mode='scores'; leave it out")
-    for name in ('teachers_mean', 'teachers_weights'):
+    for name in ('scores_are',) if names.teachers else ('scores_are', 'teachers_mean', 'teachers_weights'):
         value = getattr(names, name)
-        if not names.teachers and value != TeacherNames.model_fields[name].default:
+        if value != TeacherNames.model_fields[name].default:
+            several = '' if name == 'scores_are' else ' or several teachers'
             raise ConfigError(
-                f"{name}={truncate_repr(value)} is read with teacher_mode='scores' or several teachers; "
-                'leave it out'
+                f"{name}={truncate_repr(value)} is read with teacher_mode='scores'{several}; leave it out"
             )
 
 # %% ../../nbs/core/03_parse.ipynb #e1fa2171
 def _check_teachers(config: RunConfig, names: TeacherNames) -> None:
     "Refuse several teachers that cannot teach together."
-    if not names.teachers:
+    if not names.teachers or config.loss is None:
         return
     given = f'teachers={truncate_repr(names.teachers)}'
-    if config.loss is None:
-        raise ConfigError(
-            f'{given} have nothing to give to mode={config.where.mode!r}, which learns from no teacher'
-        )
     if names.teacher_mode != 'baseline':
         raise ConfigError(
             f'{given} teach as they are, and teacher_mode={names.teacher_mode!r} names another teacher; '
             'leave one of them out'
         )
-    if config.model.student.init == 'teacher_finetuned':
+    if starts_from(config, 'teacher_finetuned'):
         raise ConfigError(
             f"{given} are several, and a student can start from the layers of one; use "
             "student_init='teacher_pretrained', or 'hub'"
@@ -645,10 +558,6 @@ def _check_teachers(config: RunConfig, names: TeacherNames) -> None:
             raise ConfigError(
                 f'{name} looks at the layers of one teacher, and {given} are several; leave it out'
             )
-    if names.teacher_seed is not None:
-        raise ConfigError(
-            f'teacher_seed={names.teacher_seed} changes a training, and {given} have none; leave it out'
-        )
     check_weights(config, len(names.teachers))
 
 # %% ../../nbs/core/03_parse.ipynb #44b473e3
@@ -656,30 +565,23 @@ def check_weights(
     config: RunConfig,
     n: int,  # teachers
 ) -> None:
-    "Refuse weights that are no number above 0 for each teacher, or that cannot be added or compared."
+    "Refuse weights that cannot be added or compared."
     weights = config.teacher.weights
-    if weights and (len(weights) != n or min(weights) <= 0):
+    if weights and (len(weights) != n or not 1e-9 <= min(weights) <= max(weights) <= 1e9):
         raise ConfigError(
-            f'teachers_weights={truncate_repr(weights)} must be a number above 0 for each of '
-            f'{pluralize(n, "teacher")}'
-        )
-    if weights and not 1e-9 <= min(weights) <= max(weights) <= 1e9:
-        raise ConfigError(
-            f'teachers_weights={truncate_repr(weights)} must be numbers from 1e-9 to 1e9; only their '
-            'ratios count, so write 1,1 for equal ones'
+            f'teachers_weights={truncate_repr(weights)} must be a number from 1e-9 to 1e9 for each of '
+            f'{pluralize(n, "teacher")}; only their ratios count, so write 1,1 for equal ones'
         )
 
 # %% ../../nbs/core/03_parse.ipynb #65da0d9d
 def preset_values(
     given: dict[str, Any],  # flat parameters of a run
-    kind: type,  # the settings of its task
 ) -> dict[str, Any]:  # those that its preset adds
     "The values of a preset that are not given and that a run of this mode has."
     name = given.get('preset') or 'none'
     values = PRESETS.get(name, {}) if isinstance(name, str) else {}
     task = given.get('task', FIRST_TASK)
-    unknown = sorted(values.keys() - PATHS.keys() - kind.model_fields.keys())
-    if unknown:
+    if unknown := sorted(values.keys() - parameters(task).keys()):
         raise ConfigError(
             f"preset={name!r} sets {', '.join(unknown)}, which task="
             f"{task!r} does not have; use task=extractive_qa, or leave preset out"
@@ -692,63 +594,27 @@ def preset_values(
     mode = given.get('mode', Where.model_fields['mode'].default)
     if not isinstance(mode, str) or mode not in MODES:  # refused elsewhere
         return new
-    of_groups = {'loss': not MODES[mode].kd}
-    of_groups['model.student'] = MODES[mode].network == 'teacher'
-    of_groups['train'] = of_groups['model.student'] and given.get('teacher_mode') == 'given'
-    groups = {
-        name: declared(kind.model_fields[name], 'group', '')
-        if name in kind.model_fields
-        else group_of(name, task)
-        for name in new
-    }
-    return {name: value for name, value in new.items() if not of_groups.get(groups[name])}
+    lacks = unread(mode, given | new)
+    return {name: value for name, value in new.items() if name not in lacks}
 
 # %% ../../nbs/core/03_parse.ipynb #4f65d520
-def _sentence(errors: list[dict], group: str) -> str:
-    "The first problem of a pydantic report as a sentence, with the flat name of the field."
-    error = errors[0]
-    if error['type'] == 'value_error':
-        return str(error['ctx']['error'])
-    names = {path: name for name, path in PATHS.items()}
-    field = str(error['loc'][0])
-    where = names.get(f'{group}.{field}'.lstrip('.'), field)
-    value = truncate_repr(error.get('input'))
-    if error['type'] == 'string_pattern_mismatch':
-        return f'{where}={value} is refused: {NAME_RULE}'
-    # one for each type the field may have
-    rules = dict.fromkeys(
-        e['msg'][0].lower() + e['msg'][1:] for e in errors if e['loc'][0] == error['loc'][0]
-    )
-    return f"{where}={value} is refused: {', or '.join(rules)}"
-
-# %% ../../nbs/core/03_parse.ipynb #3e62d565
 def _build(group: str, kind: type, values: Mapping[str, Any]) -> Any:
     "A group of parameters, or a refusal that names the first wrong one."
     try:
         return kind(**values)
     except ValidationError as e:
-        raise ConfigError(_sentence(e.errors(), group)) from None
+        error, *others = e.errors()
+    if error['type'] == 'value_error':
+        raise ConfigError(str(error['ctx']['error']))
+    field = str(error['loc'][0])
+    named = f"{NAMES.get(f'{group}.{field}'.lstrip('.'), field)}={truncate_repr(error.get('input'))}"
+    if error['type'] == 'string_pattern_mismatch':
+        raise ConfigError(f'{named} is refused: {NAME_RULE}')
+    # one for each type the field may have
+    rules = [e['msg'][0].lower() + e['msg'][1:] for e in (error, *others) if e['loc'][0] == error['loc'][0]]
+    raise ConfigError(f"{named} is refused: {', or '.join(dict.fromkeys(rules))}")
 
 # %% ../../nbs/core/03_parse.ipynb #2f1998be
-# what a teacher has of its student, whatever its own training
-_OF_STUDENT = ('task', 'plugin', 'plugin_id', 'labels', 'labels_seed', 'head_bias')
-
-
-def _check_of_teacher(config: RunConfig, teacher: RunConfig, given: Mapping[str, Any]) -> None:
-    "Refuse a value of a teacher that its student decides."
-    for full_name in given:
-        name = full_name.removeprefix('teacher.')
-        if name == full_name:
-            continue
-        decided = group_of(name, config.task) in ('data', 'model', 'where') or name in _OF_STUDENT
-        value = value_of(teacher, name)
-        if decided and value not in (value_of(config, name), parameters(config.task)[name].default):
-            raise ConfigError(
-                f'{full_name}={truncate_repr(value)} is not read, since a teacher has the data and the '
-                f'network of its student; leave it out, or give {name} to the student'
-            )
-
-
 def _teacher_spec(config: RunConfig, names: TeacherNames, given: Mapping[str, Any]) -> RunSpec:
     "The spec of the run that trains a student's teacher: its own setting, or that of the student's study."
     seed = {} if names.teacher_seed is None else dict(seed=names.teacher_seed)
@@ -760,34 +626,32 @@ def _teacher_spec(config: RunConfig, names: TeacherNames, given: Mapping[str, An
             model=config.model.model_copy(update=dict(student=None)),
             train=None,
         )
-    mode = names.teacher_mode if names.teacher_mode == 'mixed_baseline' else 'baseline'
-    changes = {
-        path.rpartition('.')[2]: getattr(names, name)
-        for name, path in ALIASES.items()
-        if path.startswith('teacher.train.') and getattr(names, name) is not None
-    }
-    changes |= {
-        name.removeprefix('teacher.'): value for name, value in given.items() if name.startswith('teacher.')
-    }
+    mixed = names.teacher_mode == 'mixed_baseline'
+    mode = 'mixed_baseline' if mixed else 'baseline'
+    named = {name: value for name, value in names if PATHS[name].startswith('teacher.train.')}
+    changes = {PATHS[name].rpartition('.')[2]: value for name, value in named.items() if value is not None}
+    prefixed = {name.removeprefix('teacher.'): given[name] for name in given if name.startswith('teacher.')}
+    changes |= prefixed
     if config.where.teacher_setting == 'shared':
-        shared = {
-            name: value
-            for name, value in flat(config, changed=True).items()
-            if name not in ('mode', 'seed', 'arm', 'preset')
-        }
-        if (config.compute.precision == 'mixed') != (MODES[mode].precision == 'mixed'):
+        shared = of_arm(mode, _common(config))
+        if (config.compute.precision == 'mixed') != mixed:
             shared.pop('precision', None)
-        if 'warmup_fraction' in changes:
-            shared.pop('warmup_steps', None)
-        if 'warmup_steps' in changes:
-            shared.pop('warmup_fraction', None)
-        shared = of_arm(mode, shared)
+        for name, other in (('warmup_fraction', 'warmup_steps'), ('warmup_steps', 'warmup_fraction')):
+            if name in changes:
+                shared.pop(other, None)
     else:
-        mixed = MODES[mode].precision == 'mixed'
         shared = dict(task=config.task) | (dict(amp_dtype=config.compute.amp_dtype) if mixed else {})
     teacher = make_config(mode=mode, **shared | changes)
-    _check_of_teacher(config, teacher, given)
-    precision = dict(precision='mixed') if mode == 'mixed_baseline' else {}
+    for name in prefixed:
+        field = parameters(config.task)[name]
+        decided = group_of(name, config.task) in ('data', 'model', 'where') or declared(field, 'of_student')
+        value = value_of(teacher, name)
+        if decided and value not in (value_of(config, name), field.default):
+            raise ConfigError(
+                f'teacher.{name}={truncate_repr(value)} is not read, since a teacher has the data and the '
+                f'network of its student; leave it out, or give {name} to the student'
+            )
+    precision = dict(precision='mixed') if mixed else {}
     return RunSpec(
         task=teacher.task,
         task_settings=teacher.task_settings,
@@ -823,7 +687,7 @@ def _configuration(parameters: Mapping[str, Any], stored: bool = False) -> RunCo
         raise ConfigError(
             f'task={task!r} has a setting {taken[0]}, which is a parameter of every run; give it another name'
         )
-    given |= preset_values(given, kind)
+    given |= preset_values(given)
     check_names(given, task)
     for name, value in given.items():
         if isinstance(value, (str, PurePath)) and not is_unicode(str(value)):
@@ -831,79 +695,64 @@ def _configuration(parameters: Mapping[str, Any], stored: bool = False) -> RunCo
     if _is_none(given.get('student_init')):
         given.pop('student_init', None)
     settings = _build('', kind, {name: value for name, value in given.items() if name in kind.model_fields})
-    return _assembled(given, _with_usual(given, settings), checks=not stored)
-
-# %% ../../nbs/core/03_parse.ipynb #963bc93f
-def _with_usual(given: dict[str, Any], settings: TaskSettings) -> dict[str, Any]:
-    "The flat values of a run, with what its task takes where nothing is given; `task_settings` among them."
     values = given | dict(task_settings=settings)
-    usual = task_info(given.get('task', FIRST_TASK)).usual(values)
+    usual = task_info(task).usual(values)
     if (start := student_start(given)) != Student.model_fields['init'].default:
         usual = usual | dict(student_init=start)
-    return usual | values | {name: value for name, value in usual.items() if name == 'task_settings'}
+    settings = usual.get('task_settings', settings)
+    return _assembled(given, usual | values, settings, checks=not stored)
 
 # %% ../../nbs/core/03_parse.ipynb #b34538e7
-def _assembled(given: Mapping[str, Any], values: Mapping[str, Any], checks: bool) -> RunConfig:
+def _assembled(
+    given: Mapping[str, Any],  # flat
+    values: Mapping[str, Any],  # the same, with what its task takes where nothing is given
+    settings: TaskSettings,
+    checks: bool,
+) -> RunConfig:
     "The groups of a run, without those that its mode does not have, and the checks between them."
     parts: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
-    for name, value in values.items():
-        if name in PATHS:
-            group = group_of(name, given.get('task', FIRST_TASK))
-            parts[group][name if group == 'teacher' else PATHS[name].rpartition('.')[2]] = value
+    for name, (_, _, group, field) in FLAT_NAMES.items():
+        if name in values:
+            parts[group][field] = values[name]
     where = _build('where', Where, parts['where'])
     names = _build('', TeacherNames, parts['teacher'])
     kinds = {'data': Data, 'loss': Loss, 'compute': Compute, 'train': Train, 'model.student': Student}
     groups = {group: _build(group, kind, parts[group]) for group, kind in kinds.items()}
-    settings = values['task_settings']
-    if checks:
-        _check_unread(where.mode, given, groups | dict(where=where), settings)
     mode = MODES[where.mode]
     student = groups['model.student'] if mode.network == 'student' else None
-    model = _build('model', Model, parts['model'] | dict(student=student))
-    trained = student is not None or names.teacher_mode != 'given'
-    config = _build(
-        '',
-        RunConfig,
-        parts['']
-        | dict(
-            task_settings=settings,
-            data=groups['data'],
-            model=model,
-            loss=groups['loss'] if mode.kd else None,
-            compute=groups['compute'],
-            train=groups['train'] if trained else None,
-            where=where,
-        ),
+    fields = dict(
+        task_settings=settings,
+        data=groups['data'],
+        model=_build('model', Model, parts['model'] | dict(student=student)),
+        loss=groups['loss'] if mode.kd else None,
+        compute=groups['compute'],
+        train=groups['train'] if student or names.teacher_mode != 'given' else None,
+        where=where,
     )
-    config = _with_its_teacher(config, names, given)
+    config = _build('', RunConfig, parts[''] | fields)
     if checks:
-        _check_task(config)
-    _check_teacher(config, names, given)
-    _check_given(config, names, given)
+        _check_unread(config, given, groups | dict(where=where, teacher=names, task_settings=settings))
+    config = config.model_copy(update=dict(teacher=_teacher(config, names, given)))
+    _check_scores(config, names)
+    _check_teachers(config, names)
+    _check_arm(config)
+    if config.loss is not None:
+        _check_losses(config)
+    if checks:
+        try:
+            task_info(config.task).check(config)
+        except ValueError as e:
+            raise ConfigError(str(e)) from None
+    _check_given(config, names)
     return config
 
 # %% ../../nbs/core/03_parse.ipynb #75d0f8b0
-def _with_its_teacher(config: RunConfig, names: TeacherNames, given: Mapping[str, Any]) -> RunConfig:
-    "A run with its teacher, whose parts fit each other."
-    teacher: Any = None
+def _teacher(config: RunConfig, names: TeacherNames, given: Mapping[str, Any]) -> Any:  # of `RunSpec.teacher`
+    "Whom a run learns from or starts from."
     if config.loss is not None and names.teacher_mode == 'scores':
-        teacher = Scores(are=names.scores_are, mean=names.teachers_mean, weights=names.teachers_weights)
-    elif config.loss is not None and names.teachers:
-        teacher = Models(sources=names.teachers, mean=names.teachers_mean, weights=names.teachers_weights)
-    elif config.loss is not None or config.model.student and config.model.student.init == 'teacher_finetuned':
-        teacher = _teacher_spec(config, names, given)
-    config = config.model_copy(update=dict(teacher=teacher))
-    _check_scores(config, names)
-    _check_teachers(config, names)
-    _check_arm(config, given)
-    if config.loss is not None:
-        _check_losses(config)
-    return config
-
-
-def _check_task(config: RunConfig) -> None:
-    "Refuse what a task refuses of its settings."
-    try:
-        task_info(config.task).check(config)
-    except ValueError as e:
-        raise ConfigError(str(e)) from None
+        return Scores(are=names.scores_are, mean=names.teachers_mean, weights=names.teachers_weights)
+    if config.loss is not None and names.teachers:
+        return Models(sources=names.teachers, mean=names.teachers_mean, weights=names.teachers_weights)
+    if config.loss is not None or starts_from(config, 'teacher_finetuned'):
+        return _teacher_spec(config, names, given)
+    return None

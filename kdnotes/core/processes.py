@@ -68,7 +68,7 @@ def process_environment(
         env.setdefault('GOMP_SPINCOUNT', str(SPINS))
     return env | ({} if threads is None else dict(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads)))
 
-
+# %% ../../nbs/core/06_processes.ipynb #85986e8f
 def rank_environment(
     rank: int,
     ranks: int,  # that train one model, all on this machine
@@ -113,50 +113,6 @@ class Rendezvous:
         addresses, host = self._addresses
         return addresses == host if self.rank is None else self.rank == 0
 
-    def command(
-        self,
-        folder: Path,  # for the files of torchrun, which would make a folder and never remove it
-        serves: bool,  # does torchrun's store listen here? On one of the machines it does
-    ) -> list[str]:  # of Python, before the module that the ranks run
-        "torchrun, which starts the ranks of this machine."
-        if self.rank is not None:
-            return []
-        waits = f'join_timeout={JOIN_TIMEOUT_S},read_timeout={JOIN_TIMEOUT_S}'
-        return [
-            *('-m', 'torch.distributed.run'),
-            *('--nnodes', str(self.nodes), '--nproc-per-node', str(self.ranks_here)),
-            *('--rdzv-backend', 'c10d', '--rdzv-endpoint', self.address, '--rdzv-id', self.name),
-            # torch would guess the host by the machine's name
-            *('--rdzv-conf', f'{waits},is_host={serves}'),
-            *('--local-addr', self._addresses[0], '--max-restarts', '0', '--log-dir', str(folder)),
-        ]
-
-    def environment(self) -> dict[str, str]:
-        "The place of a rank that torchrun has started, and the network interface of the ranks."
-        place = {}
-        if self.rank is not None:
-            place = {name: os.environ[name] for name in PLACES if name in os.environ}
-        addresses = self._addresses[0]
-        interfaces = (
-            name
-            for name, known in psutil.net_if_addrs().items()
-            if any(a.address == addresses for a in known)
-        )
-        interface = next(interfaces, _LOOPBACK)
-        names = ('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME')
-        return place | {name: os.environ.get(name) or interface for name in names}
-
-    def first_code(
-        self,
-        lines: Sequence[str],  # of what the ranks printed
-        code: int,  # of torchrun, which has one for all that may happen
-    ) -> int:  # as of `Ranks.poll`
-        "The exit code of the rank that ended first."
-        text = '\n'.join(lines)
-        if match := re.search(r'Root Cause.*?exitcode\s*: (-?\d+)', text, re.DOTALL):
-            return _as_stop(int(match[1])) or code
-        return EXIT_STOPPED if 'SignalException' in text else code
-
     @cached_property
     def _addresses(self) -> tuple[str, str]:  # this machine's IP address, as the host sees it, and the host's
         host, port = self.address.rsplit(':', 1)
@@ -176,6 +132,54 @@ class Rendezvous:
                 'address by which the others know this machine'
             )
         return address, place[0]
+
+# %% ../../nbs/core/06_processes.ipynb #73b93a2a
+@patch
+def command(
+    self: Rendezvous,
+    folder: Path,  # for the files of torchrun, which would make a folder and never remove it
+    serves: bool,  # does torchrun's store listen here? On one of the machines it does
+) -> list[str]:  # of Python, before the module that the ranks run
+    "torchrun, which starts the ranks of this machine."
+    if self.rank is not None:
+        return []
+    waits = f'join_timeout={JOIN_TIMEOUT_S},read_timeout={JOIN_TIMEOUT_S}'
+    return [
+        *('-m', 'torch.distributed.run'),
+        *('--nnodes', str(self.nodes), '--nproc-per-node', str(self.ranks_here)),
+        *('--rdzv-backend', 'c10d', '--rdzv-endpoint', self.address, '--rdzv-id', self.name),
+        # torch would guess the host by the machine's name
+        *('--rdzv-conf', f'{waits},is_host={serves}'),
+        *('--local-addr', self._addresses[0], '--max-restarts', '0', '--log-dir', str(folder)),
+    ]
+
+
+@patch
+def environment(self: Rendezvous) -> dict[str, str]:
+    "The place of a rank that torchrun has started, and the network interface of the ranks."
+    place = {}
+    if self.rank is not None:
+        place = {name: os.environ[name] for name in PLACES if name in os.environ}
+    addresses = self._addresses[0]
+    interfaces = (
+        name for name, known in psutil.net_if_addrs().items() if any(a.address == addresses for a in known)
+    )
+    interface = next(interfaces, _LOOPBACK)
+    names = ('GLOO_SOCKET_IFNAME', 'NCCL_SOCKET_IFNAME')
+    return place | {name: os.environ.get(name) or interface for name in names}
+
+
+@patch
+def first_code(
+    self: Rendezvous,
+    lines: Sequence[str],  # of what the ranks printed
+    code: int,  # of torchrun, which has one for all that may happen
+) -> int:  # as of `Ranks.poll`
+    "The exit code of the rank that ended first."
+    text = '\n'.join(lines)
+    if match := re.search(r'Root Cause.*?exitcode\s*: (-?\d+)', text, re.DOTALL):
+        return _as_stop(int(match[1])) or code
+    return EXIT_STOPPED if 'SignalException' in text else code
 
 # %% ../../nbs/core/06_processes.ipynb #633083cb
 def die_with_parent() -> None:
@@ -234,7 +238,7 @@ def _handled(handler: Callable, *numbers: int) -> Iterator[None]:
         for number in handled:
             signal.signal(number, before[number])
 
-
+# %% ../../nbs/core/06_processes.ipynb #8453f34d
 ONE_STOP_S = 2.0  # within these a second signal is the same stop: shells, terminals and schedulers repeat it
 
 
@@ -251,7 +255,7 @@ def interruptible() -> AbstractContextManager:
 
     return _handled(interrupt, signal.SIGTERM, signal.SIGHUP)
 
-
+# %% ../../nbs/core/06_processes.ipynb #3c8cfe63
 @contextmanager
 def held_back() -> Iterator[None]:
     "Inside, Ctrl-C waits until what must not be done by half is done; in the main thread."
@@ -280,7 +284,7 @@ def stoppable(
     finally:
         _running.discard(run)
 
-
+# %% ../../nbs/core/06_processes.ipynb #c6162429
 def stop_all() -> None:
     "Stop what other threads of this process have started and watch."
     for ranks in list(_running):
@@ -352,7 +356,7 @@ def start(self: Ranks) -> None:
             )
             self._processes.append(process)
 
-
+# %% ../../nbs/core/06_processes.ipynb #fce77f71
 @patch
 def poll(
     self: Ranks,
@@ -380,7 +384,7 @@ def poll(
         return EXIT_STOPPED  # killed, because it did not follow
     return self._cause or 0
 
-
+# %% ../../nbs/core/06_processes.ipynb #a312d751
 @patch
 def _first_ended(self: Ranks, codes: list[int | None]) -> None:
     "A rank has ended with an error: the others are asked to follow, or killed."

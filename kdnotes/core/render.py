@@ -73,18 +73,13 @@ def number_texts(
     ]
 
 # %% ../../nbs/core/15_render.ipynb #d7d6baa5
-def _fixed(value: Any, spec: str) -> str:
-    "A number, or an `Interval`, in a format, with true minus signs; '-': not known."
-    # an exponent keeps its hyphen, so that the number can be typed again
-    return '-' if value is None else re.sub(r'(?<!e)-', MINUS, format(value, spec))
-
-
 def number(
-    value: float | None,
+    value: Any,  # a float, or an `Interval`
     spec: str = '.3g',  # a format of floats
 ) -> str:  # '-': not known
-    "One number, with a true minus sign."
-    return _fixed(value, spec)
+    "A number in a format, with true minus signs."
+    # an exponent keeps its hyphen, so that the number can be typed again
+    return '-' if value is None else re.sub(r'(?<!e)-', MINUS, format(value, spec))
 
 # %% ../../nbs/core/15_render.ipynb #b34df6af
 def amount(
@@ -244,7 +239,7 @@ class Unit:
 
     def text(self, value: Any) -> str:  # '71.2'
         "A value, or an `Interval` of values, without the sign that the heading of its column has."
-        return _fixed(_scaled(value, self.factor), self.spec)
+        return number(_scaled(value, self.factor), self.spec)
 
     def value(self, value: Any) -> str:  # '71.2%'
         "A value with its sign, or an `Interval` of values: '71.2% [68.1, 74.3]'."
@@ -253,7 +248,7 @@ class Unit:
 
     def difference(self, value: Any) -> str:  # '+0.0110 [+0.0040, +0.0180]'
         "A difference of two values with its direction, or an `Interval` of it."
-        return f'{_fixed(_scaled(value, self.factor), f"+.{self.digits}f")}{self.points}'
+        return f'{number(_scaled(value, self.factor), f"+.{self.digits}f")}{self.points}'
 
     def size(self, value: float) -> str:  # '0.0110'
         "How large a difference is."
@@ -311,25 +306,14 @@ def environment() -> Environment:
         auto_reload=False,
     )
     jinja.globals |= dict(unit_of=unit_of, metric_name=metric_name, task_info=task_info, ALPHA=ALPHA)
+    functions = (number, amount, percent, p_text, p_equals, listed, duration, local_time, quantity, score)
+    jinja.filters |= {f.__name__: f for f in (*functions, cells, metric_on, markdown)}
     jinja.filters |= dict(
-        fixed=_fixed,
-        number=number,
-        amount=amount,
-        percent=percent,
-        p_text=p_text,
-        p_equals=p_equals,
-        listed=listed,
-        duration=duration,
-        local_time=local_time,
-        quantity=quantity,
-        score=score,
+        fixed=number,
         one_line=_one_line,
-        cells=cells,
         plural=pluralize,
         quoted=truncate_repr,
-        metric_on=metric_on,
         having=lambda records, key: [r for r in records if r.get(key)],
-        markdown=markdown,
         capital=lambda text: text[:1].upper() + text[1:],
     )
     return jinja
@@ -344,10 +328,9 @@ def render(
     return escape_control_chars(text) if name.endswith('.html') else text
 
 
-@lru_cache(maxsize=64)
-def _macros(name: str):
-    "The macros of a template; they see no variables but their own."
-    return environment().get_template(name).module
+def _macro_text(name: str, macro: str, values: tuple, named: dict) -> str:
+    "What a macro says; it sees no variables but its own."
+    return str(getattr(environment().get_template(name).module, macro)(*values, **named))
 
 # %% ../../nbs/core/15_render.ipynb #71cabef9
 def phrase(
@@ -358,7 +341,7 @@ def phrase(
     **named: Any,
 ) -> str:  # one line; '': the macro says nothing
     "What a macro says."
-    return _one_line(str(getattr(_macros(name), macro)(*values, **named)))
+    return _one_line(_macro_text(name, macro, values, named))
 
 # %% ../../nbs/core/15_render.ipynb #28c6c365
 def sentences(
@@ -369,8 +352,7 @@ def sentences(
     **named: Any,
 ) -> tuple[str, ...]:
     "What a macro says, a line for each of its paragraphs."
-    text = str(getattr(_macros(name), macro)(*values, **named))
-    paragraphs = map(_one_line, re.split(r'\n\s*\n', text))
+    paragraphs = map(_one_line, re.split(r'\n\s*\n', _macro_text(name, macro, values, named)))
     return tuple(paragraph for paragraph in paragraphs if paragraph)
 
 # %% ../../nbs/core/15_render.ipynb #3769c716
@@ -381,8 +363,8 @@ def table(
     **named: Any,
 ) -> list[list[str]]:  # rows of cells
     "What a macro says in columns."
-    text = str(getattr(_macros(name), macro)(*values, **named))
-    return [line.split('\t') for line in text.splitlines() if line.strip()]
+    lines = _macro_text(name, macro, values, named).splitlines()
+    return [line.split('\t') for line in lines if line.strip()]
 
 # %% ../../nbs/core/15_render.ipynb #e9b6a87d
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from kdnotes.core.spec import (
 )
 
 # %% auto #0
-__all__ = ['ALWAYS_RECORDED', 'Machine', 'resolve_precision', 'check_forward', 'cpu_facts', 'cpu_flags', 'cpu_has_bf16',
-           'machine', 'parallel_ranks', 'resolve_ranks', 'inherited', 'resolve', 'factors', 'resolved_dtype',
+__all__ = ['ALWAYS_RECORDED', 'Machine', 'resolve_precision', 'cpu_facts', 'cpu_flags', 'cpu_has_bf16', 'machine',
+           'parallel_ranks', 'resolve_ranks', 'inherited', 'resolve', 'check_forward', 'factors', 'resolved_dtype',
            'factor_settings', 'training_settings', 'result_parameters', 'settings', 'canonical', 'run_id',
            'changed_settings']
 
@@ -76,20 +76,6 @@ def resolve_precision(
     if not bf16 and device == 'cuda':
         raise ConfigError("amp_dtype='bf16' is not computed by this GPU; use amp_dtype='fp16'")
     return 'bf16', code
-
-# %% ../../nbs/core/04_resolve.ipynb #299d5fec
-def check_forward(
-    forward_dtype: str,  # 'fp32' | 'bf16': what a teacher computes its outputs in
-    device: str,  # 'cpu' | 'cuda'
-    bf16: bool = True,  # has the device instructions for bf16?
-) -> None:
-    "Refuse a teacher in bf16 where this saves nothing: it would only round."
-    if forward_dtype == 'bf16' and not bf16:
-        here = 'GPU' if device == 'cuda' else 'CPU'
-        raise ConfigError(
-            f"forward_dtype='bf16' is there to save a teacher's time, and this {here} has no instructions "
-            "for bf16; use forward_dtype='fp32'"
-        )
 
 # %% ../../nbs/core/04_resolve.ipynb #62c92f43
 # what the drivers of GPUs leave in /dev: NVIDIA, AMD, Windows' subsystem for Linux, Jetson
@@ -203,28 +189,29 @@ def resolve(
     teacher_depth: int | None = None,  # layers of the teacher; None: the profile's teacher, or not needed
 ) -> RunConfig:  # nothing says auto
     "Fill in every `auto` and `None` from the profile, the mode, the corpus and the machine."
-    mode = MODES[config.where.mode]
-    profile = PROFILES[config.model.profile]
-    ranks, alone = _processes(config, machine)
-    compute = _format(config, machine, ranks['ranks'])
-    setting = task_info(config.task).default_setting(corpus, mode.network, transfer)
-    if is_given(config) or any(
-        _is_open(config, k) is False and value_of(config, k) != setting[k] for k in setting
-    ):
+    processes = _processes(config, machine)
+    setting = task_info(config.task).default_setting(corpus, MODES[config.where.mode].network, transfer)
+    given = {name: value_of(config, name) for name in setting if not _is_open(config, name)}
+    if is_given(config) or any(given[name] != setting[name] for name in given):
         setting['tuning_id'] = None  # another setting than the one that was searched for
     if value_of(config, 'warmup_steps') is not None:
         setting |= dict(warmup_fraction=None, tuning_id=None)
+    # several seeds of a study are independent pairs: a teacher has the seed of its student
+    teacher_seed = value_of(config, 'teacher_seed')
+    labels_seed = value_of(config, 'labels_seed')
     return with_values(
         config,
         corpus=corpus,
         transfer=transfer,
         arm=config.where.arm or config.where.mode,
-        teacher=config.model.pretrained or profile.teacher,
-        **ranks | alone | compute,
+        teacher=config.model.pretrained or PROFILES[config.model.profile].teacher,
+        teacher_seed=config.seed if teacher_seed is None else teacher_seed,
+        labels_seed=None if labels_seed == config.seed else labels_seed,
+        **processes,
+        **_format(config, machine, processes['ranks']),
         **_shape(config, teacher_depth),
-        **_seeds(config),
         **_teachers_settings(config, corpus, transfer),
-        **{k: setting[k] if _is_open(config, k) else value_of(config, k) for k in setting},
+        **setting | given,
     )
 
 # %% ../../nbs/core/04_resolve.ipynb #20f814cf
@@ -232,20 +219,19 @@ def _is_open(config: RunConfig, name: str) -> bool:
     "Is a parameter left to the corpus?"
     return value_of(config, name) in (None, 'auto')
 
-
-def _processes(config: RunConfig, machine: Machine) -> tuple[dict, dict]:
-    "Ranks and threads; and what a run with a single rank does not have."
-    where = _where(config)
-    ranks, threads = resolve_ranks(
-        where['ranks'],
-        config.compute.threads_per_rank,
-        MODES[config.where.mode].ranks,
-        machine,
-        _several_ranks(config),
-        where['nodes'],
-    )
-    alone = dict(nodes=1, launcher='local', rendezvous=None) if ranks == 1 else {}
-    return where | dict(ranks=ranks, threads_per_rank=threads), alone
+# %% ../../nbs/core/04_resolve.ipynb #dcbf238a
+def check_forward(
+    forward_dtype: str,  # 'fp32' | 'bf16': what a teacher computes its outputs in
+    device: str,  # 'cpu' | 'cuda'
+    bf16: bool = True,  # has the device instructions for bf16?
+) -> None:
+    "Refuse a teacher in bf16 where this saves nothing: it would only round."
+    if forward_dtype == 'bf16' and not bf16:
+        here = 'GPU' if device == 'cuda' else 'CPU'
+        raise ConfigError(
+            f"forward_dtype='bf16' is there to save a teacher's time, and this {here} has no instructions "
+            "for bf16; use forward_dtype='fp32'"
+        )
 
 # %% ../../nbs/core/04_resolve.ipynb #a2d71257
 def _format(config: RunConfig, machine: Machine, ranks: int) -> dict:  # precision, amp_dtype
@@ -253,7 +239,7 @@ def _format(config: RunConfig, machine: Machine, ranks: int) -> dict:  # precisi
     precision = config.compute.precision or MODES[config.where.mode].precision
     dtype, _ = resolve_precision(precision, config.compute.amp_dtype, machine.device, machine.bf16)
     check_forward(value_of(config, 'forward_dtype'), machine.device, machine.bf16)
-    if dtype == 'fp16' and value_of(config, 'gradient_dtype') == 'powersgd' and ranks > 1:
+    if dtype == 'fp16' and config.train and config.train.gradient_dtype == 'powersgd' and ranks > 1:
         raise ConfigError(
             "gradient_dtype='powersgd' carries the errors of past steps on, "
             "which an overflow of fp16 would make infinite for good; "
@@ -261,34 +247,29 @@ def _format(config: RunConfig, machine: Machine, ranks: int) -> dict:  # precisi
         )
     return dict(precision=precision, amp_dtype=dtype if precision == 'mixed' else 'auto')
 
-# %% ../../nbs/core/04_resolve.ipynb #3bcf102c
-def _seeds(config: RunConfig) -> dict:  # teacher_seed, labels_seed
-    "The seed of the teacher's training, and that of the labels where it is not the run's."
-    teacher = value_of(config, 'teacher_seed')
-    labels = value_of(config, 'labels_seed')
-    return dict(
-        teacher_seed=config.seed if teacher is None else teacher,
-        labels_seed=None if labels == config.seed else labels,
-    )
-
-# %% ../../nbs/core/04_resolve.ipynb #a27dcd03
-def _where(config: RunConfig) -> dict:  # ranks, nodes, rendezvous
-    "How many ranks and machines there are and where they connect: as given, or as torchrun has started them."
-    if MODES[config.where.mode].ranks == '1':
-        return dict(ranks=1, nodes=1, rendezvous=None)
-    given = dict(ranks=config.compute.ranks, nodes=config.where.nodes, rendezvous=config.where.rendezvous)
-    if config.where.launcher != 'inherit':
-        return given
-    place = inherited(os.environ)
-    for name in ('ranks', 'nodes'):
-        if given[name] not in (parameters()[name].default, place[name]):
-            raise ConfigError(
-                f'{name}={given[name]} contradicts launcher=inherit, since torchrun has started '
-                f'{place[name]}; leave {name} out, or start as many'
-            )
-    return place
-
 # %% ../../nbs/core/04_resolve.ipynb #1a04c2fd
+def _processes(config: RunConfig, machine: Machine) -> dict:  # ranks, threads_per_rank, nodes, rendezvous
+    "How many ranks and machines there are and where they connect: as given, or as torchrun has started them."
+    compute = config.compute
+    mode_ranks = MODES[config.where.mode].ranks
+    place = dict(ranks=compute.ranks, nodes=config.where.nodes, rendezvous=config.where.rendezvous)
+    if config.where.launcher == 'inherit' and mode_ranks != '1':
+        given = place
+        place = inherited(os.environ)
+        for name, usual in (('ranks', 'auto'), ('nodes', 1)):
+            if given[name] not in (usual, place[name]):
+                raise ConfigError(
+                    f'{name}={given[name]} contradicts launcher=inherit, since torchrun has started '
+                    f'{place[name]}; leave {name} out, or start as many'
+                )
+    several = _several_ranks(config)
+    ranks, threads = resolve_ranks(
+        place['ranks'], compute.threads_per_rank, mode_ranks, machine, several, place['nodes']
+    )
+    alone = dict(nodes=1, launcher='local', rendezvous=None) if ranks == 1 else {}
+    return place | dict(ranks=ranks, threads_per_rank=threads) | alone
+
+
 def _several_ranks(config: RunConfig) -> bool:
     "Do processes pay on a CPU, or are they what is studied?"
     tokens = value_of(config, 'batch_size') * config.data.max_length
@@ -314,20 +295,13 @@ def _shape(
         shape = dict(student=None, student_layers=None)
     else:
         shape = dict(student=None, student_layers=spread_layers(depth, student.layers), layers=None)
-    return shape | dict(hidden_layers=_hidden_layers(config, shape['student_layers'], depth))
-
-# %% ../../nbs/core/04_resolve.ipynb #b7309081
-def _hidden_layers(
-    config: RunConfig,
-    layers: tuple[int, ...] | None,  # of the teacher, that the student starts from
-    depth: int,  # layers of the teacher
-) -> tuple[int, ...] | None:
-    "The layers of the teacher whose hidden states are learnt."
     if config.loss is None or config.loss.hidden_loss == 'none':
-        return None
-    if config.loss.hidden_layers == (-1,):
-        return (depth - 1,)
-    return config.loss.hidden_layers or layers
+        learnt = None
+    elif config.loss.hidden_layers == (-1,):
+        learnt = (depth - 1,)
+    else:
+        learnt = config.loss.hidden_layers or shape['student_layers']
+    return shape | dict(hidden_layers=learnt)
 
 # %% ../../nbs/core/04_resolve.ipynb #21b59da0
 def _of_task(task: str) -> dict[str, str]:  # setting of a student's run -> setting of its teacher's
@@ -356,25 +330,20 @@ def factors(
 ) -> dict:  # network, precision, kd, ranks, init, signal_dtype, transfer
     "The factors a comparison checks."
     student = config.model.student
+    loss = config.loss
     transfer = config.data.transfer
+    signal = loss and loss.signal_dtype
+    if loss and loss.forward_dtype != 'fp32':
+        signal += f', computed in {loss.forward_dtype}'
     return dict(
         network='student' if student else 'teacher',
         precision=resolved_dtype(config),
-        kd=config.loss is not None,
+        kd=loss is not None,
         ranks=config.compute.ranks,
         init=student.init if student else 'given' if is_given(config) else 'pretrained',
-        signal_dtype=_signal_formats(config),
+        signal_dtype=signal,
         transfer=None if transfer == 'none' else transfer,
     )
-
-
-def _signal_formats(config: RunConfig) -> str | None:  # say 'fp32' or 'bf16, computed in bf16'
-    "The number formats of the teacher's outputs: the one they are stored in, and a coarser one before it."
-    if config.loss is None:
-        return None
-    stored = config.loss.signal_dtype
-    computed = config.loss.forward_dtype
-    return stored if computed == 'fp32' else f'{stored}, computed in {computed}'
 
 # %% ../../nbs/core/04_resolve.ipynb #82d65140
 def resolved_dtype(
@@ -393,7 +362,6 @@ def factor_settings(
     known = parameters(task)
     # a student that learns from no teacher has none of these
     kd = {name for name in known if group_of(name, task) == 'loss'}
-    kd |= {'teachers', 'scores_are', 'teachers_mean', 'teachers_weights'}
     return {
         factor: recorded
         | {name for name, field in known.items() if factor in declared(field, 'factors', ())}

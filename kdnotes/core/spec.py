@@ -12,11 +12,11 @@ from .arms import MODES, PRESETS, PROFILES
 from .config import FIRST_TASK, TASKS, is_task, task_info, truncate_repr
 
 # %% auto #0
-__all__ = ['NAME_PATTERN', 'NAME_RULE', 'GROUPS', 'ALIASES', 'FLAT_NAMES', 'PATHS', 'parameter', 'declared', 'read_texts',
-           'Group', 'TaskSettings', 'Data', 'Student', 'Model', 'Loss', 'Scores', 'Models', 'TeacherNames', 'Compute',
-           'Train', 'Where', 'RunSpec', 'RunConfig', 'is_student', 'starts_from', 'needs_teacher', 'reads_scores',
-           'several_teachers', 'is_given', 'teachers_mode', 'FlatName', 'parameters', 'group_of', 'teacher_names',
-           'value_of', 'teacher_values', 'flat', 'with_values']
+__all__ = ['NAME_PATTERN', 'NAME_RULE', 'GROUPS', 'ALIASES', 'FLAT_NAMES', 'PATHS', 'NAMES', 'parameter', 'declared',
+           'read_texts', 'Group', 'TaskSettings', 'Data', 'Student', 'Model', 'Loss', 'Scores', 'Models',
+           'TeacherNames', 'Compute', 'Train', 'Where', 'RunSpec', 'RunConfig', 'is_student', 'starts_from',
+           'needs_teacher', 'reads_scores', 'several_teachers', 'is_given', 'teachers_mode', 'FlatName', 'parameters',
+           'group_of', 'teacher_names', 'value_of', 'teacher_values', 'flat', 'with_values']
 
 # %% ../../nbs/core/02_spec.ipynb #011b8bea
 def parameter(
@@ -28,10 +28,21 @@ def parameter(
     # without KD has none; train: a given model has none
     group: Literal['', 'data', 'loss', 'train'] = '',
     of_teacher: str = '',  # the setting of the teacher's run that it sets, of a student's run
+    of_student: bool = False,  # a teacher has that of its student, as it has all of its data and its network
+    of_model: bool = False,  # only a teacher that is a model has it, not one whose scores the corpus holds
+    of_task_loss: bool = False,  # a loss of the user's own replaces what reads it
     **limits: Any,  # pydantic's: ge, gt, le, lt, pattern
 ) -> Any:  # a pydantic field
     "A parameter of a run, declared in one place."
-    known = dict(by_content=by_content, factors=factors, group=group, of_teacher=of_teacher)
+    known = dict(
+        by_content=by_content,
+        factors=factors,
+        group=group,
+        of_teacher=of_teacher,
+        of_student=of_student,
+        of_model=of_model,
+        of_task_loss=of_task_loss,
+    )
     return Field(default, json_schema_extra={name: value for name, value in known.items() if value}, **limits)
 
 
@@ -189,14 +200,43 @@ class Model(Group):
             )
         return self
 
+# %% ../../nbs/core/02_spec.ipynb #e38ce74c
+def _check_loss(loss: Loss) -> None:
+    "Refuse weights that weigh nothing, and layers that nothing looks at."
+    if not loss.unlabelled.strip():
+        raise ValueError('unlabelled is empty; name auto, none, rest, a corpus or a file')
+    for name in ('hidden', 'relation'):
+        kind = getattr(loss, f'{name}_loss')
+        weight = getattr(loss, f'{name}_weight')
+        if kind == 'none' and weight != 1:
+            raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose a {name}_loss too')
+        if kind != 'none' and loss.signal != 'online':
+            raise ValueError(
+                f"{name}_loss={kind!r} needs signal='online', "
+                "since a teacher's intermediate layers are too large to be cached"
+            )
+    if loss.dialect != 'canonical' and (loss.top_k or loss.min_probability):
+        raise ValueError(
+            f"dialect={loss.dialect!r} knows no soft targets that are cut off; "
+            "leave min_probability and top_k out, or use dialect='canonical'"
+        )
+    layers = loss.hidden_layers
+    if layers is not None and loss.hidden_loss == 'none':
+        raise ValueError(f'hidden_layers={truncate_repr(layers)} are not looked at; choose a hidden_loss too')
+    if layers and layers != (-1,) and min(layers) < 0:
+        raise ValueError(
+            f"hidden_layers={truncate_repr(layers)} must be counted from 0, or be -1 alone, the "
+            "teacher's last"
+        )
+
 # %% ../../nbs/core/02_spec.ipynb #9a7d9acc
 class Loss(Group):
     "What a student learns from its teacher: soft targets, and losses between layers."
 
     # temperature of the soft targets, at least 0.05
-    temperature: float = parameter(2.0, ge=0.05, le=100)
+    temperature: float = parameter(2.0, ge=0.05, le=100, of_task_loss=True)
     # weight of the soft targets, 0 to 1; the weight of the hard targets is 1 - alpha
-    alpha: float = parameter(0.5, ge=0, le=1)
+    alpha: float = parameter(0.5, ge=0, le=1, of_task_loss=True)
     # rows without a label; the student learns from the teacher's outputs for them. auto: the file
     # unlabelled.* in the corpus' folder, if there is one; none: no such rows; rest: the training rows whose
     # labels are left out. Or the training rows of another corpus, given like `corpus`, or a file of such rows
@@ -208,22 +248,26 @@ class Loss(Group):
     unlabelled_id: str = parameter('', pattern=r'^(\d+-[0-9a-f]{12})?$')
     # how the teacher's outputs are obtained: computed once and stored (cached), or computed at every step
     # (online)
-    signal: Literal['cached', 'online'] = 'cached'
+    signal: Literal['cached', 'online'] = parameter('cached', of_model=True)
     # number format of stored teacher outputs
-    signal_dtype: Literal['fp32', 'bf16', 'fp16'] = parameter('fp32', factors=('signal_dtype',))
+    signal_dtype: Literal['fp32', 'bf16', 'fp16'] = parameter(
+        'fp32', factors=('signal_dtype',), of_model=True
+    )
     # number format in which the teacher computes its outputs, stored or not; bf16 is faster and rounds the
     # outputs
-    forward_dtype: Literal['fp32', 'bf16'] = parameter('fp32', factors=('signal_dtype',))
+    forward_dtype: Literal['fp32', 'bf16'] = parameter('fp32', factors=('signal_dtype',), of_model=True)
     # loss convention: the system that defines what alpha and temperature mean
-    dialect: Literal['canonical', 'hf_distilbert', 'textbrewer', 'torchdistill', 'modelopt'] = 'canonical'
+    dialect: Literal['canonical', 'hf_distilbert', 'textbrewer', 'torchdistill', 'modelopt'] = parameter(
+        'canonical', of_task_loss=True
+    )
     # leave out of the soft targets all classes to which the teacher gives a smaller probability; None: keep
     # all classes
-    min_probability: float | None = parameter(None, gt=0, le=1)
+    min_probability: float | None = parameter(None, gt=0, le=1, of_task_loss=True)
     # keep only the k classes with the teacher's highest probabilities in the soft targets; None: keep all
     # classes
-    top_k: int | None = parameter(None, ge=1)
+    top_k: int | None = parameter(None, ge=1, of_task_loss=True)
     # loss between the hidden states of student and teacher; needs signal='online'
-    hidden_loss: Literal['none', 'cosine', 'mse'] = 'none'
+    hidden_loss: Literal['none', 'cosine', 'mse'] = parameter('none', of_model=True)
     # weight of hidden_loss, in addition to the weights of hard and soft targets
     hidden_weight: float = parameter(1.0, gt=0, le=1000)
     # for each layer of the student, the index (from 0) of the teacher's layer that it learns from; a single
@@ -231,43 +275,13 @@ class Loss(Group):
     # one was copied from
     hidden_layers: tuple[int, ...] | None = None
     # loss between the value relations of the last layers; needs signal='online'
-    relation_loss: Literal['none', 'values'] = 'none'
+    relation_loss: Literal['none', 'values'] = parameter('none', of_model=True)
     # weight of relation_loss, in addition to the weights of hard and soft targets
     relation_weight: float = parameter(1.0, gt=0, le=1000)
 
     @model_validator(mode='after')
-    def _weights_weigh(self) -> Loss:
-        if not self.unlabelled.strip():
-            raise ValueError('unlabelled is empty; name auto, none, rest, a corpus or a file')
-        for name in ('hidden', 'relation'):
-            weight = getattr(self, f'{name}_weight')
-            if getattr(self, f'{name}_loss') == 'none' and weight != 1:
-                raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose a {name}_loss too')
-        if self.dialect != 'canonical' and (self.top_k or self.min_probability):
-            raise ValueError(
-                f"dialect={self.dialect!r} knows no soft targets that are cut off; "
-                "leave min_probability and top_k out, or use dialect='canonical'"
-            )
-        return self
-
-    @model_validator(mode='after')
-    def _layers_are_seen(self) -> Loss:
-        for name in ('hidden_loss', 'relation_loss'):
-            if getattr(self, name) != 'none' and self.signal != 'online':
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} needs signal='online', "
-                    "since a teacher's intermediate layers are too large to be cached"
-                )
-        layers = self.hidden_layers
-        if layers is not None and self.hidden_loss == 'none':
-            raise ValueError(
-                f'hidden_layers={truncate_repr(layers)} are not looked at; choose a hidden_loss too'
-            )
-        if layers and layers != (-1,) and min(layers) < 0:
-            raise ValueError(
-                f"hidden_layers={truncate_repr(layers)} must be counted from 0, or be -1 alone, the "
-                "teacher's last"
-            )
+    def _one_meaning(self) -> Loss:
+        _check_loss(self)
         return self
 
 # %% ../../nbs/core/02_spec.ipynb #577c0119
@@ -275,11 +289,8 @@ class Scores(Group):
     "A teacher whose outputs are columns of the corpus."
 
     kind: Literal['scores'] = 'scores'
-    # what the scores of teacher_mode=scores are
     are: Literal['logits', 'probabilities'] = 'logits'
-    # how several teachers are combined: by the mean of their logits or of their probabilities
     mean: Literal['logits', 'probabilities'] = 'logits'
-    # weight of each of several teachers, as in '2,1'; None: equal weights
     weights: tuple[float, ...] | None = None
 
 
@@ -287,12 +298,8 @@ class Models(Group):
     "Several fine-tuned models that teach together."
 
     kind: Literal['models'] = 'models'
-    # models that teach together: folders, hub ids or run_ids of fine-tuned models, used without training.
-    # None: one teacher, as set by teacher_mode
     sources: tuple[str, ...] = parameter((), by_content=True)
-    # how several teachers are combined: by the mean of their logits or of their probabilities
     mean: Literal['logits', 'probabilities'] = 'logits'
-    # weight of each of several teachers, as in '2,1'; None: equal weights
     weights: tuple[float, ...] | None = None
 
 # %% ../../nbs/core/02_spec.ipynb #db992061
@@ -308,13 +315,13 @@ class TeacherNames(Group):
     )
     # models that teach together: folders, hub ids or run_ids of fine-tuned models, used without training.
     # None: one teacher, as set by teacher_mode
-    teachers: tuple[str, ...] | None = parameter(None, by_content=True)
+    teachers: tuple[str, ...] | None = parameter(None, by_content=True, factors=('kd',))
     # what the scores of teacher_mode=scores are
-    scores_are: Literal['logits', 'probabilities'] = 'logits'
+    scores_are: Literal['logits', 'probabilities'] = parameter('logits', factors=('kd',))
     # how several teachers are combined: by the mean of their logits or of their probabilities
-    teachers_mean: Literal['logits', 'probabilities'] = 'logits'
+    teachers_mean: Literal['logits', 'probabilities'] = parameter('logits', factors=('kd',))
     # weight of each of several teachers, as in '2,1'; None: equal weights
-    teachers_weights: tuple[float, ...] | None = None
+    teachers_weights: tuple[float, ...] | None = parameter(None, factors=('kd',))
     # random seed of the teacher's training; None: the seed of the run
     teacher_seed: int | None = parameter(None, ge=0, lt=2**32, factors=('network', 'kd', 'init'))
     # number of passes over the training examples in the teacher's training; None: as set by teacher_setting
@@ -352,6 +359,25 @@ class Compute(Group):
                 raise ValueError(f'{name}={value} must be between 1 and 1024')
         return self
 
+# %% ../../nbs/core/02_spec.ipynb #1c49c834
+def _check_training(train: Train) -> None:
+    "Refuse what would be said twice, or would change nothing."
+    if train.warmup_steps is not None and train.warmup_fraction is not None:
+        raise ValueError(
+            f'warmup_steps={train.warmup_steps} and warmup_fraction={train.warmup_fraction:g} both say how '
+            'long the learning rate rises; leave one of them out'
+        )
+    if train.patience is not None and train.keep != 'best':
+        raise ValueError(
+            f'patience={train.patience} ends a training that no longer improves on dev, and '
+            f'keep={train.keep!r} takes its last model, which is not its best; add keep=best'
+        )
+    if train.labels_seed is not None and train.labels is None:
+        raise ValueError(
+            f'labels_seed={train.labels_seed} draws the rows that keep their labels, and all keep them; '
+            'give labels=<n> too, or leave it out'
+        )
+
 # %% ../../nbs/core/02_spec.ipynb #1bf33e97
 class Train(Group):
     "How the weights are trained; a given model has none of it."
@@ -383,7 +409,7 @@ class Train(Group):
     # standard deviation of new weights, such as those of a head; None: as in the model's config
     initializer_range: float | None = parameter(None, gt=0, le=1, factors=('network',))
     # initial bias of a new head. prior: the log of each label's share in the training set; zero: 0
-    head_bias: Literal['prior', 'zero'] = 'prior'
+    head_bias: Literal['prior', 'zero'] = parameter('prior', of_student=True)
     # maximum norm of the gradients; larger gradients are scaled down
     max_grad_norm: float = parameter(1.0, gt=0)
     # examples per optimizer step, over all ranks and micro-batches
@@ -399,10 +425,10 @@ class Train(Group):
     patience: int | None = parameter(None, ge=1, le=1000)
     # number of training rows that keep their labels, chosen at random (whole questions, until this number is
     # reached); the other rows are left out. None: all rows
-    labels: int | None = parameter(None, ge=2)
+    labels: int | None = parameter(None, ge=2, of_student=True)
     # random seed of that choice; None: the seed of the run. A teacher trained for a student uses the
     # student's labels_seed, so it sees no label that the student's run leaves out
-    labels_seed: int | None = parameter(None, ge=0, lt=2**32)
+    labels_seed: int | None = parameter(None, ge=0, lt=2**32, of_student=True)
     # number format of the all-reduce. powersgd: low-rank factors (their state is not in checkpoints, so a
     # resumed training is close to, but not equal to, an uninterrupted one)
     gradient_dtype: Literal['fp32', 'bf16', 'fp16', 'powersgd'] = 'fp32'
@@ -420,22 +446,39 @@ class Train(Group):
 
     @model_validator(mode='after')
     def _one_meaning(self) -> Train:
-        if self.warmup_steps is not None and self.warmup_fraction is not None:
-            raise ValueError(
-                f'warmup_steps={self.warmup_steps} and warmup_fraction={self.warmup_fraction:g} both say how '
-                'long the learning rate rises; leave one of them out'
-            )
-        if self.patience is not None and self.keep != 'best':
-            raise ValueError(
-                f'patience={self.patience} ends a training that no longer improves on dev, and '
-                f'keep={self.keep!r} takes its last model, which is not its best; add keep=best'
-            )
-        if self.labels_seed is not None and self.labels is None:
-            raise ValueError(
-                f'labels_seed={self.labels_seed} draws the rows that keep their labels, and all keep them; '
-                'give labels=<n> too, or leave it out'
-            )
+        _check_training(self)
         return self
+
+# %% ../../nbs/core/02_spec.ipynb #f4b8df39
+def _check_machines(where: Where) -> None:
+    "Refuse machines that cannot connect."
+    if where.nodes > 1 and where.launcher == 'local':
+        raise ValueError(
+            f'nodes={where.nodes} needs launcher=torchrun, inherit or ray, since kdnotes itself '
+            'starts ranks on one machine'
+        )
+    if where.stage and where.launcher == 'inherit':
+        raise ValueError(
+            f'stage={truncate_repr(where.stage)} would be run after the ranks have started, by each of '
+            'them, with launcher=inherit; run it before, in the script that starts them'
+        )
+    on_ray = where.launcher == 'ray'
+    address = where.rendezvous or None
+    if on_ray and address in ('local', 'auto'):
+        return
+    if address is None and on_ray:
+        raise ValueError('launcher=ray needs rendezvous=<address of the Ray cluster>, local or auto')
+    if address is None and where.launcher == 'torchrun' and where.nodes > 1:
+        raise ValueError(f'nodes={where.nodes} needs rendezvous=<host>:<port>, where the machines meet')
+    if address is None:
+        return
+    port = re.fullmatch(r'[^\s:/]+:(\d{1,5})', address.removeprefix('ray://') if on_ray else address)
+    if not port or not 1 <= int(port[1]) <= 65535:
+        or_ray = ', or local, auto or ray://<host>:<port>' if on_ray else ''
+        raise ValueError(
+            f'rendezvous={truncate_repr(where.rendezvous)} is no <host>:<port>; '
+            f'give one of the machines and a free port{or_ray}'
+        )
 
 # %% ../../nbs/core/02_spec.ipynb #f4432c19
 class Where(Group):
@@ -496,32 +539,7 @@ class Where(Group):
 
     @model_validator(mode='after')
     def _can_connect(self) -> Where:
-        if self.nodes > 1 and self.launcher == 'local':
-            raise ValueError(
-                f'nodes={self.nodes} needs launcher=torchrun, inherit or ray, since kdnotes itself '
-                'starts ranks on one machine'
-            )
-        if self.stage and self.launcher == 'inherit':
-            raise ValueError(
-                f'stage={truncate_repr(self.stage)} would be run after the ranks have started, by each of '
-                'them, with launcher=inherit; run it before, in the script that starts them'
-            )
-        address = self.rendezvous or None
-        if self.launcher == 'ray':
-            if address is None:
-                raise ValueError('launcher=ray needs rendezvous=<address of the Ray cluster>, local or auto')
-            if address in ('local', 'auto'):
-                return self
-            address = address.removeprefix('ray://')
-        if self.launcher == 'torchrun' and self.nodes > 1 and address is None:
-            raise ValueError(f'nodes={self.nodes} needs rendezvous=<host>:<port>, where the machines meet')
-        port = re.fullmatch(r'[^\s:/]+:(\d{1,5})', address or 'none:1')
-        if not port or not 1 <= int(port[1]) <= 65535:
-            or_ray = ', or local, auto or ray://<host>:<port>' if self.launcher == 'ray' else ''
-            raise ValueError(
-                f'rendezvous={truncate_repr(self.rendezvous)} is no <host>:<port>; '
-                f'give one of the machines and a free port{or_ray}'
-            )
+        _check_machines(self)
         return self
 
 # %% ../../nbs/core/02_spec.ipynb #e0a960be
@@ -534,9 +552,9 @@ class RunSpec(Group):
     "One run: what its result depends on."
 
     # task to train on
-    task: str = FIRST_TASK
+    task: str = parameter(FIRST_TASK, of_student=True)
     # the beginning of the sha256 of a task of your own; set when the run is planned
-    plugin_id: str = parameter('', pattern=r'^([0-9a-f]{12})?$')
+    plugin_id: str = parameter('', pattern=r'^([0-9a-f]{12})?$', of_student=True)
     # what only the task reads
     task_settings: SerializeAsAny[TaskSettings] | None = None
     data: Data = Data()
@@ -642,6 +660,10 @@ ALIASES = {
     'student_layers': 'model.student.kept_layers',
     'loss': 'train.custom_loss',
     'loss_id': 'train.custom_loss_id',
+    'teachers': 'teacher.sources',
+    'scores_are': 'teacher.are',
+    'teachers_mean': 'teacher.mean',
+    'teachers_weights': 'teacher.weights',
     'teacher_seed': 'teacher.seed',
     'teacher_epochs': 'teacher.train.epochs',
     'teacher_learning_rate': 'teacher.train.learning_rate',
@@ -678,8 +700,9 @@ def _flat_fields() -> dict[str, FlatName]:
 
 FLAT_NAMES = _flat_fields()
 PATHS = {name: known.path for name, known in FLAT_NAMES.items()}
+NAMES = {path: name for name, path in PATHS.items()}
 
-
+# %% ../../nbs/core/02_spec.ipynb #0ecdbd61
 def parameters(
     task: str | None = None,  # of TASKS; None: those of all tasks
 ) -> dict[str, Any]:  # flat name -> pydantic's field, in the order they are declared
@@ -719,19 +742,17 @@ def value_of(
     name: str,  # flat
 ) -> Any:  # the default, if the run has no such parameter
     "A parameter by its flat name."
-    if name in _TEACHER_KIND:
-        return _TEACHER_KIND[name](config)
-    settings = config.task_settings
-    if name not in FLAT_NAMES and name in type(settings).model_fields:
-        return getattr(settings, name)
+    if name == 'teacher_mode':
+        return _teacher_mode(config)
+    if name not in FLAT_NAMES:
+        return getattr(config.task_settings, name)
     path, field, _, _ = FLAT_NAMES[name]
-    of_teacher = path.startswith('teacher.')
     node: Any = config
     for part in path.split('.'):
         if node is None or part not in type(node).model_fields:
             return field.default
         # a teacher's spec says only what is particular to the teacher
-        if of_teacher and node is not config and part not in node.model_fields_set:
+        if path.startswith('teacher.') and node is not config and part not in node.model_fields_set:
             return field.default
         node = getattr(node, part)
     return node
@@ -741,21 +762,11 @@ def _teacher_mode(config: RunSpec) -> str:
     "The flat name of what a teacher is."
     if reads_scores(config):
         return 'scores'
-    teacher = config.teacher
-    if is_given(config) or isinstance(teacher, RunSpec) and is_given(teacher):
+    if is_given(config) or needs_teacher(config) and is_given(config.teacher):
         return 'given'
     return teachers_mode(config)
 
 # %% ../../nbs/core/02_spec.ipynb #4dbc48dd
-_TEACHER_KIND = {
-    'teacher_mode': _teacher_mode,
-    'teachers': lambda config: several_teachers(config) or None,
-    'scores_are': lambda config: config.teacher.are if reads_scores(config) else 'logits',
-    'teachers_mean': lambda config: getattr(config.teacher, 'mean', 'logits'),
-    'teachers_weights': lambda config: getattr(config.teacher, 'weights', None),
-}
-
-
 def teacher_values(
     config: RunConfig,
 ) -> dict[str, Any]:  # {'teacher.dropout': 0.2}
@@ -796,12 +807,11 @@ def with_values(
 ) -> RunConfig:
     "A run with other values."
     for name, value in values.items():
-        if name in _TEACHER_KIND:
-            config = _with_teacher(config, name, value)
-        elif name in PATHS:
-            config = _replaced(config, PATHS[name].split('.'), value)
-        else:
-            config = _replaced(config, ['task_settings', name], value)
+        path = PATHS.get(name, f'task_settings.{name}')
+        if name == 'teacher_mode':
+            path = 'teacher.compute.precision'
+            value = 'mixed' if value == 'mixed_baseline' else None
+        config = _replaced(config, path.split('.'), value)
     return config
 
 
@@ -811,17 +821,3 @@ def _replaced(node: Any, path: list[str], value: Any) -> Any:
     if node is None or first not in type(node).model_fields:
         return node
     return node.model_copy(update={first: _replaced(getattr(node, first), rest, value) if rest else value})
-
-
-def _with_teacher(config: RunConfig, name: str, value: Any) -> RunConfig:
-    "A run with another value of a flat name that several kinds of teachers share."
-    field = {
-        'teachers': 'sources',
-        'scores_are': 'are',
-        'teachers_mean': 'mean',
-        'teachers_weights': 'weights',
-    }
-    if name == 'teacher_mode':
-        precision = 'mixed' if value == 'mixed_baseline' else None
-        return _replaced(config, ['teacher', 'compute', 'precision'], precision)
-    return _replaced(config, ['teacher', field[name]], value)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 import ast
 import inspect
-import linecache
 import symtable
 import sys
 import textwrap
@@ -15,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
-from .config import ConfigError, truncate_repr
-from .spec import RunConfig, flat, is_given
+from .config import ConfigError, execute, read_source, truncate_repr
+from .spec import RunConfig, declared, flat, is_given, parameters
 from .files import atomic_write, cache_path, sha256_text
 
 # %% auto #0
-__all__ = ['LOSS_FILE', 'PLUGIN_FILE', 'UserCode', 'read_code', 'code_of', 'as_file', 'load_code', 'error_at', 'planned_loss',
+__all__ = ['LOSS_FILE', 'PLUGIN_FILE', 'UserCode', 'read_code', 'code_of', 'as_file', 'load_code', 'planned_loss',
            'remember_plugin', 'load_loss']
 
 # %% ../../nbs/core/16_user_code.ipynb #3b5d0615
@@ -40,25 +39,13 @@ class UserCode:
 # %% ../../nbs/core/16_user_code.ipynb #d583d7a5
 def read_code(
     given: str,  # 'file.py:function'
-    parameter: str = 'loss',  # that it is the value of, for messages
 ) -> UserCode:
     "The function that a parameter names."
     path, colon, name = given.rpartition(':')
-    shown = f'{parameter}={truncate_repr(given)}'
+    shown = f'loss={truncate_repr(given)}'
     if not colon or not name.isidentifier():
         raise ConfigError(f'{shown} must be <file.py>:<function>, as in focal.py:focal')
-    try:
-        file = Path(path).expanduser()
-        text = file.read_text(encoding='utf-8')
-    except (OSError, RuntimeError, ValueError) as e:
-        why = 'there is no such file' if isinstance(e, FileNotFoundError) else f'it cannot be read ({e})'
-        raise ConfigError(f'{shown}: {why}; correct the path') from None
-    _check_defined(text, name, shown)
-    return UserCode(text, name, str(file))
-
-
-def _check_defined(text: str, name: str, shown: str) -> None:
-    "Refuse a text that is no Python, or that does not define a function."
+    file, text = read_source(path, shown)
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as e:
@@ -69,45 +56,32 @@ def _check_defined(text: str, name: str, shown: str) -> None:
     imported = {
         (a.asname or a.name) for node in tree.body for a in getattr(node, 'names', ()) if hasattr(a, 'name')
     }
-    if name not in functions and name not in assigned | imported:
+    if name not in {*functions, *assigned, *imported}:
         there = f'the file defines {", ".join(functions)}' if functions else 'the file defines no function'
         raise ConfigError(f'{shown}: there is no function {name}; {there}')
+    return UserCode(text, name, str(file))
 
 # %% ../../nbs/core/16_user_code.ipynb #f70621b5
 def code_of(
     function: Callable,  # of a module, a script or a notebook
-    parameter: str = 'loss',
 ) -> UserCode:
     "The source of a function."
     if not isinstance(function, FunctionType):
-        raise ConfigError(
-            f'{parameter}={truncate_repr(function)} is no function with a source; define one with def'
-        )
+        raise ConfigError(f'loss={truncate_repr(function)} is no function with a source; define one with def')
     name = function.__name__
     if name == '<lambda>':
-        raise ConfigError(f'{parameter} is a lambda, which has no name; define it with def')
+        raise ConfigError('loss is a lambda, which has no name; define it with def')
     if function.__closure__:
         variables = ', '.join(function.__code__.co_freevars)
         raise ConfigError(
-            f'{parameter}={name} uses {variables} of the function around it, which other processes do not '
+            f'loss={name} uses {variables} of the function around it, which other processes do not '
             'have; define it at the top level, with constants in its own body'
         )
     module = sys.modules.get(function.__module__)
     file = getattr(module, '__file__', None)
     if file and module.__name__ != '__main__' and function.__qualname__ == name:
-        return read_code(f'{file}:{name}', parameter)
-    return UserCode(_module_of(function, parameter), name, f'the function {name}')
-
-
-def _source_of(function: FunctionType, parameter: str) -> str:
-    "The text of a function."
-    try:
-        return textwrap.dedent(inspect.getsource(function))
-    except (OSError, TypeError):
-        raise ConfigError(
-            f'{parameter}={function.__name__}: the source of the function is not available, as when it is '
-            'made by exec; write it into a file and import it'
-        ) from None
+        return read_code(f'{file}:{name}')
+    return UserCode(_module_of(function), name, f'the function {name}')
 
 # %% ../../nbs/core/16_user_code.ipynb #abd27ca6
 def _global_names(source: str) -> set[str]:
@@ -124,13 +98,20 @@ def _global_names(source: str) -> set[str]:
     return of_table(symtable.symtable(source, 'function', 'exec'))
 
 
-def _module_of(function: FunctionType, parameter: str) -> str:
+def _module_of(function: FunctionType) -> str:
     "A function with all that it uses, as the text of a module."
     lines: dict[str, str] = {}  # name -> the import or constant that defines it
     functions: dict[str, str] = {}
 
     def add(callee: FunctionType) -> None:
-        functions[callee.__name__] = source = _source_of(callee, parameter)
+        try:
+            source = textwrap.dedent(inspect.getsource(callee))
+        except (OSError, TypeError):
+            raise ConfigError(
+                f'loss={callee.__name__}: the source of the function is not available, as when it is '
+                'made by exec; write it into a file and import it'
+            ) from None
+        functions[callee.__name__] = source
         for name in sorted(_global_names(source) & callee.__globals__.keys()):
             value = callee.__globals__[name]
             if name in lines or name in functions:
@@ -138,7 +119,7 @@ def _module_of(function: FunctionType, parameter: str) -> str:
             if isinstance(value, FunctionType) and value.__globals__ is callee.__globals__:
                 add(value)
             else:
-                lines[name] = _definition(name, value, function, parameter)
+                lines[name] = _definition(name, value, function)
 
     add(function)
     imports = [line for line in lines.values() if 'import ' in line]
@@ -146,7 +127,7 @@ def _module_of(function: FunctionType, parameter: str) -> str:
     return '\n\n\n'.join(['\n'.join([*sorted(imports), *sorted(constants)]), *functions.values()])
 
 # %% ../../nbs/core/16_user_code.ipynb #a3de7585
-def _definition(name: str, value: Any, function: FunctionType, parameter: str) -> str:
+def _definition(name: str, value: Any, function: FunctionType) -> str:
     "A line that defines a global name."
     if isinstance(value, ModuleType):
         return f'import {value.__name__} as {name}'
@@ -161,19 +142,18 @@ def _definition(name: str, value: Any, function: FunctionType, parameter: str) -
     if value is None or isinstance(value, (bool, int, float, str)):
         return f'{name} = {value!r}'
     raise ConfigError(
-        f'{parameter}={function.__name__} uses {name}, a {type(value).__name__} that other processes do not '
+        f'loss={function.__name__} uses {name}, a {type(value).__name__} that other processes do not '
         'have; define it inside the function, or write both into a file and import it'
     )
 
 # %% ../../nbs/core/16_user_code.ipynb #a2610b2a
 def as_file(
     value: Any,  # a function, or 'file.py:function'
-    parameter: str = 'loss',
 ) -> str:  # 'file.py:function'
     "A function given in Python, as the parameter that names it."
     if not callable(value):
         return value
-    code = code_of(value, parameter)
+    code = code_of(value)
     file = cache_path() / 'code' / code.id / f'{code.name}.py'
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -183,59 +163,21 @@ def as_file(
 # %% ../../nbs/core/16_user_code.ipynb #05330b51
 def load_code(
     code: UserCode,
-    parameter: str = 'loss',
 ) -> Callable:
     "Execute the text, and return its function."
-    shown = f'{parameter}={code.name} ({code.origin})'
-    module = ModuleType(f'kdnotes_user_{code.id.replace("-", "_")}')
-    file = f'<{code.origin}>'
-    module.__file__ = file
-    linecache.cache[file] = (len(code.text), None, code.text.splitlines(True), file)
-    sys.modules[module.__name__] = module
-    try:
-        exec(compile(code.text, file, 'exec'), vars(module))
-    except (Exception, SystemExit) as e:
-        raise ConfigError(f'{shown} cannot be loaded: {error_at(e, file)}; correct the file') from None
-    function = getattr(module, code.name, None)
+    shown = f'loss={code.name} ({code.origin})'
+    name = f'kdnotes_user_{code.id.replace("-", "_")}'
+    function = getattr(execute(code.text, name, f'<{code.origin}>', shown), code.name, None)
     if not callable(function):
         raise ConfigError(
             f'{shown}: {code.name} is no function but a {type(function).__name__}; name a function'
         )
     return function
 
-
-def error_at(
-    error: BaseException,
-    file: str,  # of the user's code
-) -> str:  # 'KeyError: 'logits' (line 7)'
-    "An error, and the last line of the user's code that it passed."
-    line = None
-    trace = error.__traceback__
-    while trace:
-        if trace.tb_frame.f_code.co_filename == file:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    text = ' '.join(str(error).split())[:300]
-    name = type(error).__name__ + (f': {text}' if text else '')
-    return f'{name} (line {line})' if line else name
-
 # %% ../../nbs/core/16_user_code.ipynb #9a9aec27
 # in the folder of a run: the texts that its ranks execute
 LOSS_FILE = 'loss.py'
 PLUGIN_FILE = 'task.py'
-
-# settings of the task's own loss
-_OWN_LOSS = (
-    'alpha',
-    'temperature',
-    'dialect',
-    'min_probability',
-    'top_k',
-    'soft_weight',
-    'hard_weight',
-    'ranking_loss',
-    'soft_on',
-)
 
 
 def planned_loss(
@@ -254,8 +196,9 @@ def planned_loss(
     code = read_code(config.train.custom_loss)
     changed = flat(config, changed=True)
     usual = type(config.task_settings)()  # a task may have other defaults than its fields
-    for name in _OWN_LOSS:
-        if name in changed and changed[name] != getattr(usual, name, None):
+    for name, field in parameters(config.task).items():
+        replaced = declared(field, 'of_task_loss') and name in changed
+        if replaced and changed[name] != getattr(usual, name, None):
             raise ConfigError(
                 f'{name}={truncate_repr(changed[name])} belongs to the loss of the task, and '
                 f'loss={code.name} replaces it; leave it out, and write the number into the function'

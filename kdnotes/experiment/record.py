@@ -18,8 +18,14 @@ from ..results.schema import SCHEMA, SHARED_MASKS, Best, keys_of
 from ..results.runs import RunFolder
 from ..tasks.batching import rows_in
 from ..tasks.sources import Corpus
-from ..telemetry.summary import carbon, environment, together, without_sums
-from ..telemetry.timeline import compact_gradients, compact_timeline
+from kdnotes.telemetry.summary import (
+    carbon,
+    compact_gradients,
+    compact_timeline,
+    environment,
+    together,
+    without_sums,
+)
 
 # %% auto #0
 __all__ = ['Rank', 'Outcome', 'record_of']

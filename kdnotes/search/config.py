@@ -110,10 +110,10 @@ def _cores(options: SearchConfig, given: Mapping[str, Any]) -> dict[str, Any]:
 # %% ../../nbs/search/07_config.ipynb #f8896e5b
 def resolve_search(
     options: SearchConfig,
-    given: Mapping[str, Any],  # parameters of a run
+    given: Mapping[str, Any],  # parameters of a run, by flat names
 ) -> ResolvedSearch:
     "Resolve and check a search before anything is trained."
-    common = dict(mode='mixed_kd', task=FIRST_TASK) | with_plugin(flat_parameters(given))
+    common = dict(mode='mixed_kd', task=FIRST_TASK) | with_plugin(dict(given))
     space, fixed, space_name = space_of(options.space, common['task'], common['mode'])
     common = fixed | common
     common |= _cores(options, common)

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from ..core.arms import MODES
 from ..core.config import ConfigError, task_info
-from ..core.parse import make_config
+from ..core.parse import flat_parameters, make_config
 from ..experiment.launch import Follow, RunError, execute, failures, make_runs, milestones
 from ..experiment.plan import Plan, plan
 from ..results.store import find_record, records, units
@@ -61,7 +61,7 @@ def _resolve(
     space = SPACES[MODES[make_config(mode=mode).where.mode].network]
     options = dict(sampler='sobol', objectives='score', threshold='none', front_seeds=0, space=space)
     config = search_config(n_trials=trials, workers=jobs, **options)
-    given = dict(mode=mode, seed=TUNING_SEED, study=f'{study}-tuning') | common
+    given = dict(mode=mode, seed=TUNING_SEED, study=f'{study}-tuning') | flat_parameters(common)
     resolved = resolve_search(config, given)
     digest = hashlib.sha256(json.dumps(identity_of(resolved), sort_keys=True).encode()).hexdigest()
     id = f'{study}-{mode}-{digest[:8]}'

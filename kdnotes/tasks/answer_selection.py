@@ -38,7 +38,9 @@ class AnswerSelectionSettings(TaskSettings):
     "What answer selection reads besides the settings of every task."
 
     # loss between the candidates of one question; keeps all candidates of a question in the same step
-    ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = parameter('none', group='train')
+    ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = parameter(
+        'none', group='train', of_task_loss=True
+    )
     # weight of ranking_loss, in addition to the weights of hard and soft targets; 0: a control with the same
     # steps
     ranking_weight: float = parameter(1.0, ge=0, le=1000, group='train')

@@ -46,9 +46,9 @@ class ExtractiveQASettings(TaskSettings):
     # maximum number of tokens in a predicted answer
     answer_length: int = parameter(30, ge=1, le=512, group='data')
     # weight of the soft targets; does not have to add up to 1 with hard_weight
-    soft_weight: float = parameter(0.5, ge=0, le=1000, group='loss')
+    soft_weight: float = parameter(0.5, ge=0, le=1000, group='loss', of_task_loss=True)
     # weight of the hard targets; does not have to add up to 1 with soft_weight
-    hard_weight: float = parameter(0.5, ge=0, le=1000, group='loss')
+    hard_weight: float = parameter(0.5, ge=0, le=1000, group='loss', of_task_loss=True)
     # dropout probability before the answer head; None: that of the model (BERT has none there)
     qa_dropout: float | None = parameter(None, ge=0, lt=1, group='train', factors=('network',))
 

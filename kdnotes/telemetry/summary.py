@@ -7,12 +7,13 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 import kdnotes
 import numpy as np
+import pandas as pd
 import psutil
 from ..core.render import reason
 from ..core.resolve import machine
@@ -20,7 +21,8 @@ from .meters import METERS, cpu_name, throttle_names
 from .sampler import MOST_SHARE, Telemetry, energy_of, reduced
 
 # %% auto #0
-__all__ = ['BUSY_SHARE', 'is_busy', 'summarise', 'together', 'without_sums', 'carbon', 'environment', 'git_commit']
+__all__ = ['BUSY_SHARE', 'POINTS', 'TRACE', 'is_busy', 'summarise', 'together', 'without_sums', 'carbon', 'environment',
+           'git_commit', 'compact_timeline', 'compact_gradients']
 
 # %% ../../nbs/telemetry/03_summary.ipynb #d4910029
 # a run on all cores loses at least this share of its time to others; seeds of one arm on a quiet machine
@@ -87,21 +89,17 @@ def _phases(telemetry: Telemetry) -> dict[str, dict]:
             percent = reduced(trace, 'gpu_percent', 'mean', first, last + 1)
             piece['gpu_percent'] = None if percent is None else percent * piece['seconds']
         pieces.setdefault(name, []).append(piece)
-    waited = {
+    phases = {
         name: dict(seconds=s, device_j=None, cpu_s=None, gpu_percent=None)
         for name, s in telemetry.waited.items()
     }
-    phases = {
-        name: {key: _total([p[key] for p in parts]) for key in parts[0]} for name, parts in pieces.items()
-    }
-    for phase in phases.values():
+    for name, parts in pieces.items():
+        columns = {key: [part[key] for part in parts] for key in parts[0]}
+        phase = {key: None if None in values else sum(values) for key, values in columns.items()}
         if phase['gpu_percent'] is not None:
             phase['gpu_percent'] /= phase['seconds'] or 1.0
-    return waited | phases
-
-
-def _total(values: list[float | None]) -> float | None:
-    return None if None in values else sum(values)
+        phases[name] = phase
+    return phases
 
 # %% ../../nbs/telemetry/03_summary.ipynb #284cc8bf
 def _device(telemetry: Telemetry, energy: dict) -> dict:
@@ -360,3 +358,70 @@ def git_commit(
         return git('rev-parse', 'HEAD') + ('-dirty' if changed else '')
     except (OSError, subprocess.SubprocessError):
         return None
+
+# %% ../../nbs/telemetry/03_summary.ipynb #4a4d7132
+POINTS = 60  # of a timeline, at most: enough for a figure
+# what a timeline shows -> how a stretch of rows becomes one number
+TRACE = {name: 'max' if m.over_time == 'max' else 'mean' for name, m in METERS.items() if m.timeline}
+
+
+def _short(value, digits: int) -> float | None:
+    return None if pd.isna(value) else float(f'{value:.{digits}g}')
+
+# %% ../../nbs/telemetry/03_summary.ipynb #9f9bd807
+def compact_timeline(
+    samples: Iterable[dict],  # in order: elapsed_s, rank and some of TRACE; other keys are ignored
+    # elapsed_s (the middle of a stretch) and the keys of TRACE, None where nothing was read; a stretch
+    # without samples is excluded
+) -> list[dict]:
+    "A run's samples as a short list, the same for the same samples."
+    frame = pd.DataFrame(samples, columns=['elapsed_s', 'rank', *TRACE]).astype(float).fillna({'rank': 0})
+    if frame.empty:
+        return []
+    frame = frame[frame['rank'] == frame['rank'].min()]
+    sessions = (frame['elapsed_s'].diff() < 0).cumsum()  # the clock restarts with each
+    frame = frame[sessions == sessions.max()]
+    width = max(frame['elapsed_s'].iloc[-1] / POINTS, 1e-9)
+    stretch = (frame['elapsed_s'] / width).astype(int).clip(upper=POINTS - 1)
+    return [
+        dict(elapsed_s=_short((i + 0.5) * width, 5)) | {key: _short(row[key], 4) for key in TRACE}
+        for i, row in frame.groupby(stretch).agg(TRACE).iterrows()
+    ]
+
+# %% ../../nbs/telemetry/03_summary.ipynb #e4a472e5
+def _layer(row: dict) -> dict:
+    "A layer's histogram in bins of two exponents, as shares of all its numbers."
+    first = row['log2_from']
+    counts = row['log2_counts']
+    counts = [0] * (first % 2) + list(counts) + [0] * ((first + len(counts)) % 2)
+    shares = [_short((a + b) / row['elements'], 4) for a, b in zip(counts[::2], counts[1::2])]
+    return dict(
+        layer=row['layer'],
+        elements=row['elements'],
+        zero=_short(row['zero'], 4),
+        not_finite=_short(row['not_finite'], 4),
+        log2_from=first - first % 2,
+        shares=shares,
+    )
+
+# %% ../../nbs/telemetry/03_summary.ipynb #c3bbfe2a
+def compact_gradients(
+    rows: Iterable[dict],  # of kind `gradients`, in order; others are ignored
+    # step, scale and layers: layer, elements, zero, not_finite (shares), log2_from, shares (of bins two
+    # exponents wide); None: no such rows
+) -> list[dict] | None:
+    "The sizes of a run's gradients, layer by layer at a few steps and without their loss scale."
+    # of a step done twice, what came last
+    rows = list({row['step']: row for row in rows if row['kind'] == 'gradients'}.values())
+    if not rows:
+        return None
+    # the start, the middle and the end
+    chosen = sorted({round(i) for i in np.linspace(0, len(rows) - 1, min(3, len(rows)))})
+    return [
+        dict(
+            step=rows[i]['step'],
+            scale=rows[i]['scale'],
+            layers=[_layer(layer) for layer in rows[i]['layers']],
+        )
+        for i in chosen
+    ]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from ..core.user_code import UserCode, error_at, load_code
+from ..core.config import error_at
+from ..core.user_code import UserCode, load_code
 from ..distill.architectures import call
 from ..losses.vocabulary import as_tensor
 from ..tasks.base import Task, TaskView
