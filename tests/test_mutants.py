@@ -306,8 +306,8 @@ MUTANTS = [
             ),
             (
                 'an adapter that is not asked',
-                'short and _is_plain(key) and _is_plain(value)',
-                'short',
+                'if short and plain:',
+                'if short:',
                 'test_projections_that_are_not_plain_are_called',
             ),
             (

@@ -9,17 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
-from ..core.config import KdnotesError, pluralize, truncate_repr
+from .weights import ModelError
 
 # %% auto #0
-__all__ = ['SHAPED', 'ShapeError', 'check_architecture', 'layers_of', 'Attention', 'attentions', 'n_heads', 'attention_width',
-           'linear_subset', 'set_heads', 'as_configured', 'is_pruned', 'whole_model']
+__all__ = ['SHAPED', 'check_architecture', 'layers_of', 'Attention', 'attentions', 'n_heads', 'attention_width', 'linear_subset',
+           'set_heads', 'as_configured', 'is_pruned', 'whole_model']
 
 # %% ../../nbs/distill/00_heads.ipynb #a82884e1
-class ShapeError(KdnotesError):
-    "A shape that a student cannot have."
-
-
 # architectures whose heads, layers and neurons this module can locate
 SHAPED = ('bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert')
 
@@ -30,7 +26,7 @@ def check_architecture(
 ) -> None:
     "Refuse an architecture whose parts are not known here."
     if config.model_type not in SHAPED or getattr(config, 'is_decoder', False):
-        raise ShapeError(
+        raise ModelError(
             f'{parameter} cannot be chosen for the architecture {config.model_type!r}, only for '
             f'{", ".join(SHAPED)} that are encoders; leave it out, or give such a model'
         )
@@ -74,15 +70,10 @@ def attentions(
     model: nn.Module,  # of `SHAPED`
 ) -> list[Attention]:  # one per layer, from the first to the last
     "The self-attention of each layer of a model."
+    blocks = [layer.attention for layer in layers_of(model)]
     if model.config.model_type == 'distilbert':
-        return [
-            Attention(layer.attention, ('q_lin', 'k_lin', 'v_lin'), layer.attention, 'out_lin')
-            for layer in layers_of(model)
-        ]
-    return [
-        Attention(layer.attention.self, ('query', 'key', 'value'), layer.attention.output, 'dense')
-        for layer in layers_of(model)
-    ]
+        return [Attention(block, ('q_lin', 'k_lin', 'v_lin'), block, 'out_lin') for block in blocks]
+    return [Attention(block.self, ('query', 'key', 'value'), block.output, 'dense') for block in blocks]
 
 # %% ../../nbs/distill/00_heads.ipynb #fb1e3001
 def n_heads(
@@ -114,14 +105,9 @@ def linear_subset(
         bias = None if bias is None else _index_rows(bias, rows, torch.zeros)
     if columns is not None:
         weight = _index_rows(weight.T, columns, fill).T
-    subset = nn.utils.skip_init(
-        nn.Linear,
-        weight.shape[1],
-        weight.shape[0],
-        bias is not None,
-        device=weight.device,
-        dtype=weight.dtype,
-    )
+    outputs, inputs = weight.shape
+    like = dict(device=weight.device, dtype=weight.dtype)
+    subset = nn.utils.skip_init(nn.Linear, inputs, outputs, bias is not None, **like)
     with torch.no_grad():
         subset.weight.copy_(weight)
         if bias is not None:
@@ -167,13 +153,12 @@ def set_heads(
 ) -> nn.Module:  # the same model
     "Keep these heads in each layer; in place."
     layers = attentions(model)
-    present_heads = getattr(model.config, 'kept_heads', None) or [
-        list(range(layer.heads)) for layer in layers
-    ]
+    all_heads = [list(range(layer.heads)) for layer in layers]
+    present_heads = getattr(model.config, 'kept_heads', None) or all_heads
     head_numbers = []
     for attention, numbers, chosen in zip(layers, present_heads, heads, strict=True):
         if not chosen:
-            raise ShapeError('a layer needs at least one head; name some in each layer')
+            raise ModelError('a layer needs at least one head; name some in each layer')
         present = len(numbers)
         # a new head gets the next number that neither the layer nor the architecture has
         free = max(max(numbers) + 1, model.config.num_attention_heads)
@@ -181,22 +166,6 @@ def set_heads(
         _resize(attention, [head if head < present else -1 for head in chosen], fill)
     model.config.kept_heads = head_numbers
     return model
-
-# %% ../../nbs/distill/00_heads.ipynb #2e5269c3
-def _check_head_numbers(
-    numbers,  # of a config.json
-    layers: int,
-) -> None:
-    "Refuse a config.json whose kept_heads names no heads."
-    named = isinstance(numbers, list) and all(
-        isinstance(heads, list) and heads and all(type(head) is int and head >= 0 for head in heads)
-        for heads in numbers
-    )
-    if not named or len(numbers) != layers or any(len(set(heads)) < len(heads) for heads in numbers):
-        raise ShapeError(
-            f'kept_heads={truncate_repr(numbers)} must name some heads, each once by its number, for each of '
-            f'{pluralize(layers, "layer")}; restore the config.json that belongs to the weights'
-        )
 
 # %% ../../nbs/distill/00_heads.ipynb #a9744da9
 def as_configured(
@@ -206,8 +175,7 @@ def as_configured(
     numbers = getattr(model.config, 'kept_heads', None)
     if not numbers:
         return model
-    _check_head_numbers(numbers, len(attentions(model)))
-    for attention, heads in zip(attentions(model), numbers):
+    for attention, heads in zip(attentions(model), numbers, strict=True):
         _resize(attention, [*range(attention.heads), *[-1] * len(heads)][: len(heads)], torch.zeros)
     return model
 
@@ -229,8 +197,7 @@ def whole_model(
     whole = copy.deepcopy(model)
     total = model.config.num_attention_heads
     for attention, numbers in zip(attentions(whole), model.config.kept_heads, strict=True):
-        _resize(
-            attention, [numbers.index(head) if head in numbers else -1 for head in range(total)], torch.zeros
-        )
+        places = [numbers.index(head) if head in numbers else -1 for head in range(total)]
+        _resize(attention, places, torch.zeros)
     del whole.config.kept_heads
     return whole

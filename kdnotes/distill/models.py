@@ -9,15 +9,19 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from fastcore.basics import patch
 from safetensors import SafetensorError
 from torch import nn
 from ..core.config import pluralize
 from ..core.spec import RunConfig
-from ..core.files import FileError, read_json, write_json
+from ..core.cached import Writer, cached
+from ..core.files import FileError, read_json, sha256_texts, write_json
+from ..core.progress import stage
 from ..losses.vocabulary import OpenDecoder, open_decoder
 from kdnotes.distill.architectures import (
     attention_of,
@@ -26,45 +30,28 @@ from kdnotes.distill.architectures import (
     load_config,
     model_class,
     model_inputs,
-    not_loaded,
     unwrap,
 )
 from .heads import as_configured, linear_subset
-from .tokenizers import load_tokenizer
+from .teacher_cache import forward_tokens
+from .tokenizers import load_tokenizer, longest_text
 from kdnotes.distill.weights import (
     NOT_READ,
     ModelError,
     find_model,
     quiet_loading,
     cached_by_files,
+    not_loaded,
+    reading_sha256,
+    source_sha256,
     stored_tensors,
 )
 from ..tasks.base import Task
-from ..tasks.batching import encode_pairs, pad_pairs
+from ..tasks.batching import encode_pairs, micro_batches, pad_pairs
 
 # %% auto #0
 __all__ = ['load_model', 'fresh_model', 'new_head', 'two_outputs', 'one_output', 'load_given', 'class_names', 'answers_of_given',
-           'check_given', 'save_model']
-
-# %% ../../nbs/distill/05_models.ipynb #0a76fd80
-def _check_finite(model: nn.Module, source: str | Path) -> None:
-    "Refuse weights with values that are not finite."
-    for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise ModelError(
-                f'{source!s} cannot be used: {name} holds values that are not finite '
-                '(NaN or infinite), as after a training that diverged; give another model'
-            )
-
-
-def _check_numbers(folder: Path) -> None:
-    "Refuse quantised weights, which would be taken for numbers as they are."
-    for name, (path, kind, _) in stored_tensors(folder).items():
-        if not kind.startswith(('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'BOOL')):
-            raise ModelError(
-                f'{path} holds {name} as {kind}, and quantised weights are not '
-                'read; give a model of 16 or 32 bits'
-            )
+           'check_given', 'save_model', 'FrozenEncoder']
 
 # %% ../../nbs/distill/05_models.ipynb #8320d9c3
 def _outputs_in_file(
@@ -89,19 +76,20 @@ def _check_loaded(
     model: nn.Module,
     info: dict,  # transformers' loading info
     folder: Path,
-    given: bool = False,  # is the model taken as it is, with its head?
+    given: bool,  # is the model taken as it is, with its head?
 ) -> None:
-    "Refuse a model whose encoder is not the file's."
+    "Refuse a model whose encoder is not the file's, and weights that are no numbers."
     base = model.base_model_prefix + '.'
+    stored = stored_tensors(folder)
     new = sorted(k for k in info['missing_keys'] if k.startswith(base))
-    lost = [k for k in new if '.pooler.' not in k]
-    replaced = set() if given else set(_outputs_in_file(model, stored_tensors(folder)))
-    other = sorted(str(k[0]) for k in info['mismatched_keys'] if k[0] not in replaced)
-    extra = sorted(k for k in info['unexpected_keys'] if re.search(r'(^|\.)layers?\.\d+\.', k))
+    replaced = set() if given else set(_outputs_in_file(model, stored))
     for keys, what in (
-        (lost, 'lacks'),
-        (other, 'has in another size'),
-        (extra, 'has, and the model does not,'),
+        ([k for k in new if '.pooler.' not in k], 'lacks'),
+        (sorted({str(k[0]) for k in info['mismatched_keys']} - replaced), 'has in another size'),
+        (
+            sorted(k for k in info['unexpected_keys'] if re.search(r'(^|\.)layers?\.\d+\.', k)),
+            'has, and the model does not,',
+        ),
     ):
         if keys:
             raise ModelError(
@@ -109,42 +97,22 @@ def _check_loaded(
                 f"({keys[0]}, ...); its config.json belongs to other weights, "
                 "or the head to another task: give a folder whose files belong together"
             )
+    for name, (path, kind, _) in stored.items():  # quantised ones would be taken for numbers as they are
+        if not kind.startswith(('F64', 'F32', 'F16', 'BF16', 'I64', 'I32', 'BOOL')):
+            raise ModelError(
+                f'{path} holds {name} as {kind}, and quantised weights are not '
+                'read; give a model of 16 or 32 bits'
+            )
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise ModelError(
+                f'{folder} cannot be used: {name} holds values that are not finite '
+                '(NaN or infinite), as after a training that diverged; give another model'
+            )
     if new:
         warnings.warn(
-            f'the weights in {folder} have no pooler, so the model starts with a random one', stacklevel=3
+            f'the weights in {folder} have no pooler, so the model starts with a random one', stacklevel=4
         )
-
-# %% ../../nbs/distill/05_models.ipynb #4c164f6e
-def _start_at_prior(
-    model: nn.Module,
-    new: set[str],  # names of parameters that the file did not have
-    prior,  # (classes,) shares, each > 0
-) -> None:
-    "Set a new head's last bias to the logarithm of the labels' shares; a head from the file stays as it is."
-    shares = torch.as_tensor(prior, dtype=torch.float32)
-    output = model.get_output_embeddings()
-    # a language model may have more outputs than its tokenizer has tokens: they are as rare as the rarest
-    more = 0 if output is None else max(0, len(output.weight) - len(shares))
-    values = torch.cat([shares, shares.min().repeat(more)]).log()
-    heads = [
-        p
-        for name, p in model.named_parameters()
-        if name in new and name.endswith('bias') and p.shape == values.shape
-    ]
-    for bias in heads[-1:]:
-        bias.data.copy_(values - values.mean())
-
-# %% ../../nbs/distill/05_models.ipynb #8bf7fc02
-def _start_as_identity(
-    model: nn.Module,
-    new: set[str],  # names of parameters that the file did not have
-) -> None:
-    "Start a language model's new dense layer as the identity."
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and module.in_features == module.out_features:
-            if f'{name}.weight' in new and not name.endswith('pooler.dense'):
-                nn.init.eye_(module.weight)
-                nn.init.zeros_(module.bias)
 
 # %% ../../nbs/distill/05_models.ipynb #6d2fcc34
 def load_model(
@@ -155,43 +123,61 @@ def load_model(
     **model_kwargs,  # for the model's config, say num_labels=2
 ) -> nn.Module:  # float32, on the CPU, in eval mode; its `new_parameters` are those the file does not have
     "A pretrained model with its head, new or from the file."
-    folder = find_model(source)
-    model, info = _load(folder, auto_class, seed, model_kwargs)
-    _check_loaded(model, info, folder)
-    _check_finite(model, source)
+    model, info = _load(source, auto_class, seed, model_kwargs)
     new = info['missing_keys'] | {str(key[0]) for key in info['mismatched_keys']}
     if label_prior is not None:
-        _start_at_prior(model, new, label_prior)
+        shares = torch.as_tensor(label_prior, dtype=torch.float32)
+        output = model.get_output_embeddings()
+        # a language model may have more outputs than its tokenizer has tokens: they are as rare as the rarest
+        more = 0 if output is None else max(0, len(output.weight) - len(shares))
+        values = torch.cat([shares, shares.min().repeat(more)]).log()
+        biases = [p for name, p in model.named_parameters() if name in new and name.endswith('bias')]
+        for bias in [p for p in biases if p.shape == values.shape][-1:]:
+            bias.data.copy_(values - values.mean())
     model = open_decoder(model)
-    if isinstance(model.get_output_embeddings(), OpenDecoder):
-        _start_as_identity(model, new)
+    if isinstance(model.get_output_embeddings(), OpenDecoder):  # its new dense layer starts as the identity
+        for name, module in model.named_modules():
+            dense = isinstance(module, nn.Linear) and module.in_features == module.out_features
+            if dense and f'{name}.weight' in new and not name.endswith('pooler.dense'):
+                nn.init.eye_(module.weight)
+                nn.init.zeros_(module.bias)
     model.new_parameters = sorted(new)
     return model
 
 # %% ../../nbs/distill/05_models.ipynb #72eeffce
 def _load(
-    folder: Path,
+    source: str | Path,
     auto_class: str,  # the transformers head
     seed: int,  # of what the file does not have
     model_kwargs: dict,  # for the model's config
+    advice: str = '',  # what to give instead of a model without its head; '': a new head will do
 ) -> tuple[nn.Module, dict]:  # the model and transformers' loading info
-    "A model as transformers loads it, with the global random state put back."
+    "A model as transformers loads it, checked, with the global random state put back."
+    folder = find_model(source)
     config = load_config(folder)
-    _check_numbers(folder)
-    attention = attention_of(config, auto_class)
     plain = model_class(config, auto_class)
+    loader = getattr(transformers, auto_class)
     shaped = getattr(config, 'kept_heads', None) is not None
+    if shaped:
+
+        class Shaped(plain):
+            "Has the heads of its config before weights are loaded."
+
+            def __init__(self, config, *args, **kwargs):
+                super().__init__(config, *args, **kwargs)
+                as_configured(self)
+
+        loader = Shaped
     with torch.random.fork_rng(devices=[]), quiet_loading():
         torch.default_generator.manual_seed(seed)
         try:
-            loader = _with_configured_heads(plain) if shaped else getattr(transformers, auto_class)
             model, info = loader.from_pretrained(
                 folder,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
                 dtype=torch.float32,
-                attn_implementation=attention,
+                attn_implementation=attention_of(config, auto_class),
                 return_dict=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
@@ -202,18 +188,14 @@ def _load(
             raise not_loaded(folder, auto_class, e) from e
     if shaped:
         model.__class__ = plain
+    if advice and info['missing_keys']:
+        raise ModelError(
+            f'{source!s} is no fine-tuned model: {folder / "model.safetensors"} has no '
+            f'{sorted(info["missing_keys"])[0]} of {type(model).__name__}, which would be random; '
+            f'give {advice}'
+        )
+    _check_loaded(model, info, folder, given=bool(advice))
     return model, info
-
-# %% ../../nbs/distill/05_models.ipynb #bc182f7a
-def _with_configured_heads(plain: type) -> type:
-    "A class of transformers whose models get the heads of their config before weights are loaded."
-
-    class Shaped(plain):
-        def __init__(self, config, *args, **kwargs):
-            super().__init__(config, *args, **kwargs)
-            as_configured(self)
-
-    return Shaped
 
 # %% ../../nbs/distill/05_models.ipynb #b9d0cd3f
 def fresh_model(
@@ -228,32 +210,23 @@ def fresh_model(
     return load_model(source, task.auto_class, seed, bias, **task.model_kwargs | settings)
 
 # %% ../../nbs/distill/05_models.ipynb #1fe75658
+@cached_by_files
 def new_head(
-    task: Task,
     source: str | Path,  # as for `find_model`
+    auto_class: str,  # the transformers head
+    n_labels: int | None,  # outputs of the task; None: as many as the config says
 ) -> str:  # '': it has none, or the task's
     "A sentence if the head in a model's file has other outputs than the task, so that it is not used."
-    counts = _head_in_file(source, task.auto_class, task.model_kwargs.get('num_labels'))
-    if not counts:
-        return ''
-    outputs, needed = counts
-    return (
-        f'that of {source!s} has {pluralize(outputs, "output")}, and the task has {needed}: a new one is '
-        'made, and the encoder alone is taken'
-    )
-
-# %% ../../nbs/distill/05_models.ipynb #184102c6
-@cached_by_files
-def _head_in_file(
-    source: str | Path,
-    auto_class: str,
-    n_labels: int | None,  # outputs; None: as many as the config says
-) -> tuple[int, int] | None:  # outputs in the file and those requested; None: the same, or no head
-    "How many outputs a model's head has, where a task has others."
     config = load_config(source)
     config.num_labels = config.num_labels if n_labels is None else n_labels
-    outputs = _outputs_in_file(build_model(config, auto_class), stored_tensors(find_model(source)))
-    return (next(iter(outputs.values())), config.num_labels) if outputs else None
+    counts = _outputs_in_file(build_model(config, auto_class), stored_tensors(find_model(source)))
+    if not counts:
+        return ''
+    outputs = pluralize(next(iter(counts.values())), 'output')
+    return (
+        f'that of {source!s} has {outputs}, and the task has {config.num_labels}: a new one is '
+        'made, and the encoder alone is taken'
+    )
 
 # %% ../../nbs/distill/05_models.ipynb #700cdb52
 def two_outputs(
@@ -312,16 +285,7 @@ def load_given(
     advice: str = 'a model with its head, or train it by leaving teacher_mode=given out',
 ) -> nn.Module:  # float32, on the CPU, in eval mode
     "A fine-tuned model with the head it has, which must be the task's."
-    folder = find_model(source)
-    model, info = _load(folder, auto_class, 0, {})
-    if info['missing_keys']:
-        raise ModelError(
-            f'{source!s} is no fine-tuned model: {folder / "model.safetensors"} has no '
-            f'{sorted(info["missing_keys"])[0]} of {type(model).__name__}, which would be random; '
-            f'give {advice}'
-        )
-    _check_loaded(model, info, folder, given=True)
-    _check_finite(model, source)
+    model, _ = _load(source, auto_class, 0, {}, advice)
     if labels is None:
         head = getattr(model, 'qa_outputs', None)
         if isinstance(head, nn.Linear) and head.out_features != 2:
@@ -333,7 +297,12 @@ def load_given(
     _check_outputs(model, source, labels)
     order = _by_name(model.config, labels)
     if order != sorted(order):
-        _put_in_order(model, order)
+        advice = f'of {len(order)} outputs to put in the order of the labels; rename the labels of the corpus'
+        name, last = _last_layer(model, len(order), advice)
+        model.set_submodule(name, linear_subset(last, rows=order))
+        names = [model.config.id2label[i] for i in order]
+        model.config.id2label = dict(enumerate(names))
+        model.config.label2id = {name: i for i, name in enumerate(names)}
     return two_outputs(model) if len(labels) == 2 and model.config.num_labels == 1 else model
 
 # %% ../../nbs/distill/05_models.ipynb #0ff21341
@@ -346,16 +315,6 @@ def _by_name(
     wanted = [label.casefold() for label in labels]
     same = len(place) == config.num_labels and sorted(place) == sorted(wanted)
     return [place[name] for name in wanted] if same else []
-
-# %% ../../nbs/distill/05_models.ipynb #6c0a5f59
-def _put_in_order(model: nn.Module, order: Sequence[int]) -> None:
-    "Give a classifier its outputs in another order."
-    advice = f'of {len(order)} outputs to put in the order of the labels; rename the labels of the corpus'
-    name, last = _last_layer(model, len(order), advice)
-    model.set_submodule(name, linear_subset(last, rows=order))
-    names = [model.config.id2label[i] for i in order]
-    model.config.id2label = dict(enumerate(names))
-    model.config.label2id = {name: i for i, name in enumerate(names)}
 
 # %% ../../nbs/distill/05_models.ipynb #59302066
 def class_names(
@@ -418,6 +377,7 @@ def _check_outputs(model: nn.Module, source: str | Path, labels: Sequence[str]) 
         )
 
 # %% ../../nbs/distill/05_models.ipynb #ec427b27
+@cached_by_files
 def check_given(
     source: str | Path,  # as for `find_model`
     auto_class: str,  # the transformers head
@@ -425,7 +385,7 @@ def check_given(
     ranks: bool = False,  # does the task compare scores with each other alone? then a number is as good
 ) -> None:
     "Refuse a model that cannot be taken as it is, in seconds."
-    config = load_config(source)  # a broken one would be called the tokenizer's fault
+    config = load_config(source)
     numbers = labels and config.problem_type == 'regression'
     if numbers and not (ranks and config.num_labels == 1):
         raise ModelError(
@@ -433,19 +393,7 @@ def check_given(
             f'regression), and the task has {pluralize(len(labels), "class", "classes")}; '
             'give a model that was trained on classes'
         )
-    words = len(load_tokenizer(source))
-    known = _given_words(source, auto_class, labels)
-    if known is not None and words > known:
-        raise ModelError(
-            f'{source!s} has embeddings of {known} words, and its tokenizer has {words}; '
-            'save the tokenizer there that the model was trained with'
-        )
-
-# %% ../../nbs/distill/05_models.ipynb #734e60fc
-@cached_by_files
-def _given_words(source: str | Path, auto_class: str, labels: Sequence[str] | None) -> int | None:
-    "The size of a given model's vocabulary."
-    return getattr(load_given(source, auto_class, labels).config, 'vocab_size', None)
+    load_given(source, auto_class, labels)
 
 # %% ../../nbs/distill/05_models.ipynb #cab3a957
 # how and where a tokenizer was loaded, and truncation that was once saved with it
@@ -477,28 +425,6 @@ def _make_portable(
         config['padding_side'] = 'right'
     write_json(path, config)
 
-# %% ../../nbs/distill/05_models.ipynb #29323628
-def _with_every_name(
-    model: nn.Module,  # not wrapped
-) -> dict[str, torch.Tensor] | None:  # of `save_pretrained`; None: the model's own
-    """A state in which each name has numbers of its own, but those that transformers ties again: of others
-    that share their memory, as the two biases of an untied language model, one would not be written.
-    """
-    state = model.state_dict()
-    first: dict[int, str] = {}
-    alone = [
-        name
-        for name, tensor in state.items()
-        if first.setdefault(tensor.data_ptr(), name) != name and tensor.numel()
-    ]
-    tied = model.all_tied_weights_keys  # transformers makes these one when it loads them
-    lost = []
-    for name in alone:
-        other = first[state[name].data_ptr()]
-        if tied.get(name, name) != tied.get(other, other):
-            lost.append(name)
-    return state | {name: state[name].clone() for name in lost} if lost else None
-
 # %% ../../nbs/distill/05_models.ipynb #a3606525
 def save_model(
     model: nn.Module,  # maybe wrapped
@@ -508,13 +434,21 @@ def save_model(
 ) -> Path:  # the folder
     "Write config.json, model.safetensors and the tokenizer, as any program can load them."
     folder = Path(folder)
+    plain = unwrap(model)
+    state = plain.state_dict()
+    tied = plain.all_tied_weights_keys  # transformers makes these one when it loads them
+    first: dict[int, str] = {}
+    for name, tensor in state.items():
+        other = first.setdefault(tensor.data_ptr(), name)
+        # of others that share their memory, as the two biases of an untied language model, one would be lost
+        if other != name and tensor.numel() and tied.get(name, name) != tied.get(other, other):
+            state[name] = tensor.clone()
     try:
         with quiet_loading():
-            plain = unwrap(model)
-            plain.save_pretrained(folder, state_dict=_with_every_name(plain))
+            plain.save_pretrained(folder, state_dict=state)
             if tokenizer is not None:
                 tokenizer.save_pretrained(folder)
-                _make_portable(folder, tokenizer, unwrap(model), max_length)
+                _make_portable(folder, tokenizer, plain, max_length)
     except SafetensorError as e:  # it has no class for a full disk
         raise FileError(
             f'{folder} could not be written ({e}); free some room and start the same command again'
@@ -525,3 +459,85 @@ def save_model(
         if file.is_file():
             file.chmod(0o666 & ~umask)  # safetensors writes files for their owner alone
     return folder
+
+# %% ../../nbs/distill/05_models.ipynb #a94023dd
+_PART = 5_000  # texts of a part: the most that an interrupted call has to compute again
+
+
+class FrozenEncoder:
+    "Texts -> mean-pooled last hidden states of a pretrained model; each text is computed once, and kept."
+
+    def __init__(
+        self,
+        source: str | Path,  # as for `find_model`
+        max_length: int = 128,  # tokens of a text, special ones included; less where the model reads less
+        device: str = 'cpu',
+        cache_dir: Path
+        | None = None,  # a folder, where embeddings become memory maps; None: nothing is written
+    ):
+        self.source = source
+        self.max_length = min(max_length, longest_text(source) or max_length)
+        self.device = device
+        self.cache_dir = cache_dir
+        self._rows: dict[str, int] = {}  # text -> its row of the parts, end to end
+        self._parts: list[np.ndarray] = []
+        self._model = None
+
+    def __call__(
+        self,
+        texts: Sequence[str],  # (n)
+    ) -> np.ndarray:  # (n, width) float32
+        "The embeddings of some texts."
+        texts = list(texts)
+        new = [text for text in dict.fromkeys(texts) if text not in self._rows]
+        if new:
+            vectors = self._embed_cached(new)  # may fail: what is known before stays as it is
+            start = len(self._rows)
+            self._rows.update((text, start + i) for i, text in enumerate(new))
+            self._parts.append(vectors)
+        whole = self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+        self._parts = [whole]
+        return whole[[self._rows[text] for text in texts]]
+
+# %% ../../nbs/distill/05_models.ipynb #90979c64
+@patch
+def _embed_cached(self: FrozenEncoder, texts: list[str]) -> np.ndarray:
+    "Embeddings from the cache, or computed now and written there."
+    parts = range(0, len(texts), _PART)
+    if self.cache_dir is None:
+        return np.concatenate([self._embed(texts[start : start + _PART]) for start in parts])
+    rules = ('mean-2', source_sha256(self.source), reading_sha256(self.source), str(self.max_length))
+    key = sha256_texts(chain(rules, texts))
+
+    def make(writer: Writer) -> None:
+        left = parts[writer.parts :]
+        with stage('embedding', len(texts) - writer.parts * _PART, 'texts') as advance:
+            for start in left:
+                part = texts[start : start + _PART]
+                writer.add(dict(vectors=self._embed(part)))
+                advance(len(part))
+
+    return cached(Path(self.cache_dir) / f'{key[:32]}.embeddings', make).arrays['vectors']
+
+# %% ../../nbs/distill/05_models.ipynb #6e71cc81
+@patch
+def _embed(self: FrozenEncoder, texts: list[str]) -> np.ndarray:
+    "One forward of each text, in batches of neighbours in length."
+    if self._model is None:
+        with warnings.catch_warnings(action='ignore'):  # a pooler that is new is not read
+            model = load_model(self.source, 'AutoModel', seed=0)
+        self._model = model.eval().to(self.device), load_tokenizer(self.source)
+    model, tokenizer = self._model
+    ids, begin = encode_pairs(tokenizer, texts, None, self.max_length)
+    vectors = []
+    batches = micro_batches(np.arange(len(texts)), ids.lengths, forward_tokens(self.device))
+    with torch.inference_mode():
+        for index in batches:
+            inputs, _ = pad_pairs(ids, begin, index, tokenizer.pad_token_id or 0)
+            inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+            mask = inputs['attention_mask'][..., None]
+            hidden = call(model, inputs).last_hidden_state.float()
+            vectors.append(((hidden * mask).sum(1) / mask.sum(1)).cpu().numpy())
+    embeddings = np.empty((len(texts), vectors[0].shape[1]), dtype=np.float32)
+    embeddings[np.concatenate(batches)] = np.concatenate(vectors)
+    return embeddings

@@ -30,7 +30,7 @@ __all__ = ['mean_logits', 'Teachers', 'Scores', 'read_scores', 'measured']
 _LEAST = 1e-7  # of a probability, whose logarithm is taken
 _ROUNDED = 0.01  # how far the sum of rounded probabilities may be from 1
 _LARGEST = (
-    1e9  # of a logit, or of a number's distance from the mean in deviations: squares are computed of them
+    1e9  # of a logit, or of a number's distance from the mean in deviations: squares are computed of it
 )
 # of rows that look like probabilities, from which on they are none by chance: of one column, of several
 _NEARLY_ALL = {True: 0.99, False: 0.9}
@@ -45,24 +45,20 @@ class _Column:
     split: str
     columns: tuple[str, ...]
 
-    @property
-    def labelled(self) -> int:
-        "How many rows have a label; of training rows those without one come behind them."
-        return len(self.task.rows[self.split]) - (self.task.unlabelled if self.split == 'train' else 0)
-
-    def place(self, i: int) -> str:
-        "Where a row of the task was read."
-        if i >= self.labelled:  # wherever these come from
-            return f'{self.corpus.name} {UNLABELLED}, example {i - self.labelled}'
-        corpora = task_info(self.task.name).corpora
-        rows, task_rows = self.corpus.splits[self.split], self.task.rows[self.split]
-        names = corpora.schema.unique  # a setting may have left out rows before it
-        row = tuple(task_rows[key][i] for key in names)
-        return place_of(self.corpus, self.split, list(zip(*(rows[key] for key in names))).index(row), corpora)
-
     def error(self, i: int, what: str) -> CorpusError:
         "What is wrong with a row of the task."
-        return CorpusError(f'{self.place(i)}: {" and ".join(map(truncate_repr, self.columns))} {what}')
+        task_rows = self.task.rows[self.split]
+        # training rows without a label come behind those with one
+        labelled = len(task_rows) - (self.task.unlabelled if self.split == 'train' else 0)
+        if i >= labelled:  # wherever these come from
+            place = f'{self.corpus.name} {UNLABELLED}, example {i - labelled}'
+        else:
+            corpora = task_info(self.task.name).corpora
+            names = corpora.schema.unique  # a setting may have left out rows before it
+            rows = zip(*(self.corpus.splits[self.split][key] for key in names))
+            at = list(rows).index(tuple(task_rows[key][i] for key in names))
+            place = place_of(self.corpus, self.split, at, corpora)
+        return CorpusError(f'{place}: {" and ".join(map(truncate_repr, self.columns))} {what}')
 
 # %% ../../nbs/distill/10_scores.ipynb #f1115ccd
 def _cells(rows, columns: tuple[str, ...]) -> Iterator[list]:
@@ -78,90 +74,49 @@ def _cells(rows, columns: tuple[str, ...]) -> Iterator[list]:
         yield cells
 
 
-def _number(cell: Any) -> float | None:
+def _number(column: _Column, i: int, cell: Any) -> float:
+    "A number of a row."
+    if isinstance(cell, str) and not cell.strip():
+        raise column.error(i, 'is empty or nan; fill it in, or drop the row')
     try:
-        return None if isinstance(cell, bool) else float(cell)
-    except (TypeError, ValueError):
-        return None
-    except OverflowError:  # of several hundred digits
-        return math.inf
+        value = math.nan if isinstance(cell, bool) else float(cell)
+    except (TypeError, ValueError, OverflowError):  # of several hundred digits
+        value = math.nan
+    if not math.isfinite(value):
+        raise column.error(
+            i, f'holds {truncate_repr(cell)}, which is no finite number; give one for each class'
+        )
+    return value
 
 # %% ../../nbs/distill/10_scores.ipynb #a42956d4
 def _numbers(
     column: _Column,
-) -> np.ndarray | None:  # (n, k) float64; None: there are none, and none is needed
+) -> np.ndarray:  # (n, k) float64
     "A teacher's numbers for the rows of a split."
-    rows = column.task.rows[column.split]
-    needed = column.split not in column.task.evaluation_sets
-    if not needed and (missing := [name for name in column.columns if score_key(name) not in rows.columns]):
-        if len(missing) == len(column.columns):
-            return None
-        there = [name for name in column.columns if name not in missing]
-        raise _incomplete_error(
-            column,
-            f'{" and ".join(map(truncate_repr, there))} and no {" and ".join(map(truncate_repr, missing))}',
-        )
-    cells = list(_cells(rows, column.columns))
-    empty = [any(isinstance(cell, str) and not cell.strip() for cell in row) for row in cells]
-    if not needed and all(empty):
-        return None
-    if any(empty):
-        parts = {column.split: empty[: column.labelled], UNLABELLED: empty[column.labelled :]}
-        gaps = [
-            f'{sum(flags):,} of {len(flags):,} rows of {split}'
-            for split, flags in parts.items()
-            if any(flags)
-        ]
-        raise column.error(
-            empty.index(True),
-            f'is empty or nan, as it is in {" and ".join(gaps)}; fill it in, or drop these rows',
-        )
-    for i, row in enumerate(cells):
-        _check_row(column, i, row)
-        if len(row) != len(cells[0]):
-            raise column.error(
-                i, f'holds {pluralize(len(row), "number")}, and {len(cells[0])} in the first row'
-            )
-    return np.array([list(map(_number, row)) for row in cells], dtype=np.float64)
-
-# %% ../../nbs/distill/10_scores.ipynb #eb809f63
-def _incomplete_error(column: _Column, what: str) -> CorpusError:
-    "The refusal of an evaluation set that holds a part of the scores."
-    return CorpusError(
-        f'{column.corpus.name}: {column.split} has {what}, so it cannot be told how good the teachers are '
-        f'there; give {column.split} all columns of scores, or none'
-    )
-
-# %% ../../nbs/distill/10_scores.ipynb #a86f236f
-def _check_row(column: _Column, i: int, row: list) -> None:
-    "Refuse what is no finite number for each class."
-    for cell in row:
-        if (value := _number(cell)) is None:
-            raise column.error(i, f'holds {truncate_repr(cell)}, which is no number; give one for each class')
-        if not math.isfinite(value):
-            shown = truncate_repr(cell).strip("'")
-            raise column.error(i, f'holds {shown}, which is not finite; correct it or drop the row')
     classes = column.task.signal_spec['logits'].shape[0]
-    if len(row) == classes or (len(row), classes) == (1, 2):
-        return
-    names = ', '.join(map(truncate_repr, column.task.head_labels[:10])) or 'a number'
-    raise column.error(
-        i,
-        f'holds {pluralize(len(row), "number")}, and there {"is" if classes == 1 else "are"} '
-        f'{pluralize(classes, "class", "classes")} ({names}); give one for each, in this order',
-    )
+    numbers: list[list[float]] = []
+    for i, cells in enumerate(_cells(column.task.rows[column.split], column.columns)):
+        numbers.append([_number(column, i, cell) for cell in cells])
+        count = pluralize(len(cells), 'number')
+        if len(cells) != classes and (len(cells), classes) != (1, 2):
+            names = ', '.join(map(truncate_repr, column.task.head_labels[:10])) or 'a number'
+            raise column.error(
+                i,
+                f'holds {count}, and there {"is" if classes == 1 else "are"} '
+                f'{pluralize(classes, "class", "classes")} ({names}); give one for each, in this order',
+            )
+        if len(cells) != len(numbers[0]):
+            raise column.error(i, f'holds {count}, and {len(numbers[0])} in the first row')
+    return np.array(numbers, dtype=np.float64)
 
 # %% ../../nbs/distill/10_scores.ipynb #7ee73491
 def _logits_of_probabilities(column: _Column, numbers: np.ndarray) -> np.ndarray:  # (n, k) -> (n, classes)
     "Logits of probabilities."
-    outside = ((numbers < 0) | (numbers > 1)).any(axis=1)
+    outside = (numbers < 0) | (numbers > 1)
     if outside.any():
-        i = int(outside.argmax())
-        raise column.error(
-            i,
-            f'holds {_outside_number(numbers[i])}, which is no probability; say scores_are=logits, or '
-            'correct it',
-        )
+        i = int(outside.any(axis=1).argmax())
+        wrong = f'{numbers[i][outside[i]][0]:g}'
+        raise column.error(i, f'holds {wrong}, which is no probability; say scores_are=logits, or correct it')
     if numbers.shape[1] == 1:
         numbers = np.hstack([1 - numbers, numbers])
     total = numbers.sum(axis=1)
@@ -175,62 +130,36 @@ def _logits_of_probabilities(column: _Column, numbers: np.ndarray) -> np.ndarray
         )
     return np.log(np.maximum(numbers / total[:, None], _LEAST))
 
-# %% ../../nbs/distill/10_scores.ipynb #2657e047
-def _outside_number(row: np.ndarray) -> str:
-    "The number of a row that is no probability."
-    return f'{row[(row < 0) | (row > 1)][0]:g}'
-
-# %% ../../nbs/distill/10_scores.ipynb #f9fdf601
-def _check_logits(column: _Column, numbers: np.ndarray) -> None:
-    "Refuse probabilities that are given as logits: a student of them would learn next to nothing."
-    alone = numbers.shape[1] == 1
-    alike = ((numbers >= 0) & (numbers <= 1)).all(axis=1)
-    if not alone:
-        alike &= abs(numbers.sum(axis=1) - 1) <= _ROUNDED
-    if alike.mean() < _NEARLY_ALL[alone]:
-        return
-    others = np.flatnonzero(~alike)
-    how_many = 'all rows' if not len(others) else f'{alike.sum():,} of {len(numbers):,} rows'
-    what = f'numbers from 0 to 1{"" if alone else " that add up to 1"}'
-    but = ''
-    if len(others):
-        values = _outside_number(numbers[others[0]]) if alone else f'add up to {numbers[others[0]].sum():.4g}'
-        but = f' ({column.place(int(others[0]))}: {values})'
-    raise column.error(
-        int(alike.argmax()),
-        f'holds probabilities, as it does in {how_many}: {what}{but}; say scores_are=probabilities'
-        f'{" and correct the others" * bool(but)}, or give logits',
-    )
-
-# %% ../../nbs/distill/10_scores.ipynb #f4e128bd
-def _check_size(column: _Column, numbers: np.ndarray) -> np.ndarray:
-    "Refuse what would overflow in a loss, some steps later."
-    large = (abs(numbers) > _LARGEST).any(axis=1)
-    if large.any():
-        i = int(large.argmax())
-        unit = '' if column.task.head_labels else ' deviations of the labels'
-        raise column.error(
-            i,
-            f'holds a number that is {abs(numbers[i]).max():.3g}{unit} in size, and {_LARGEST:g} is the most '
-            'that can be learnt; correct it or drop the row',
-        )
-    return numbers
-
 # %% ../../nbs/distill/10_scores.ipynb #bd3ded32
-def _logits(column: _Column, config: RunConfig) -> np.ndarray | None:  # (n, classes) float64
+def _logits(column: _Column, config: RunConfig) -> np.ndarray:  # (n, classes) float64
     "The logits of one teacher on one split."
     numbers = _numbers(column)
-    if numbers is None:
-        return None
+    alone = numbers.shape[1] == 1
     if not column.task.head_labels:  # a number, which the student learns in units of the labels' deviation
-        return _check_size(column, (numbers - column.task.mean) / column.task.deviation)
-    if config.teacher.are == 'probabilities':
+        numbers = (numbers - column.task.mean) / column.task.deviation
+    elif config.teacher.are == 'probabilities':
         return _logits_of_probabilities(column, numbers)
-    if column.split == 'train':
-        _check_logits(column, numbers)
-    _check_size(column, numbers)
+    elif column.split == 'train':  # a student of probabilities as logits would learn next to nothing
+        alike = ((numbers >= 0) & (numbers <= 1)).all(axis=1)
+        if not alone:
+            alike &= abs(numbers.sum(axis=1) - 1) <= _ROUNDED
+        if alike.mean() >= _NEARLY_ALL[alone]:
+            raise column.error(
+                int(alike.argmax()),
+                f'holds probabilities, as it does in {alike.sum():,} of {len(numbers):,} rows: numbers '
+                f'from 0 to 1{"" if alone else " that add up to 1"}; say scores_are=probabilities, or give '
+                'logits',
+            )
+    large = abs(numbers).max(axis=1) > _LARGEST
+    if large.any():
+        i = int(large.argmax())
+        raise column.error(
+            i,
+            f'holds a number that is {abs(numbers[i]).max():.3g} in size (of target=number in deviations), '
+            f'and {_LARGEST:g} is the most that can be learnt; correct it or drop the row',
+        )
     # as of a model with one output, whose softmax is its sigmoid
-    return np.hstack([np.zeros_like(numbers), numbers]) if numbers.shape[1] == 1 else numbers
+    return np.hstack([np.zeros_like(numbers), numbers]) if alone and column.task.head_labels else numbers
 
 # %% ../../nbs/distill/10_scores.ipynb #f655efc1
 def mean_logits(
@@ -289,31 +218,36 @@ def read_scores(
 ) -> Scores:
     "The scores that a configuration names; a `CorpusError` says which row is wrong."
     teachers = score_columns(config.data.columns)
-    _check_teachers(task, teachers, config)
-    by_split = {}
-    for split in task.rows:
-        by_teacher = [_logits(_Column(task, corpus, split, columns), config) for columns in teachers]
-        lacking = [columns for columns, logits in zip(teachers, by_teacher) if logits is None]
-        if lacking and len(lacking) < len(by_teacher):
-            names = ', '.join(' and '.join(map(truncate_repr, columns)) for columns in lacking)
-            raise _incomplete_error(_Column(task, corpus, split, lacking[0]), f'scores, and none in {names}')
-        if not lacking:
-            # 0 is added so that -0 is 0, which it is to a student, but not to a hash
-            mean = mean_logits([torch.from_numpy(logits) for logits in by_teacher], config)
-            by_split[split] = mean.float().numpy() + np.float32(0)
-    return Scores(by_split)
-
-# %% ../../nbs/distill/10_scores.ipynb #028e8177
-def _check_teachers(task: Task, teachers: tuple[tuple[str, ...], ...], config: RunConfig) -> None:
-    "Refuse settings of several teachers that contradict the task or their number."
     check_weights(config, len(teachers))
-    if not task.head_labels and 'probabilities' in (
-        value_of(config, 'scores_are'),
-        value_of(config, 'teachers_mean'),
-    ):
+    settings = (value_of(config, 'scores_are'), value_of(config, 'teachers_mean'))
+    if not task.head_labels and 'probabilities' in settings:
         raise ConfigError(
             'scores_are and teachers_mean speak of probabilities, and target=number has none; leave them out'
         )
+    names = [name for columns in teachers for name in columns]
+    by_split = {}
+    for split, rows in task.rows.items():
+        filled = [
+            name
+            for name in names
+            if score_key(name) in rows.columns and any(map(str.strip, rows[score_key(name)]))
+        ]
+        if split in task.evaluation_sets and len(filled) < len(names):
+            if not filled:
+                continue
+            there, missing = (
+                ' and '.join(map(truncate_repr, some))
+                for some in (filled, [name for name in names if name not in filled])
+            )
+            raise CorpusError(
+                f'{corpus.name}: {split} has {there} and no {missing}, so it cannot be told how good the '
+                f'teachers are there; give {split} all columns of scores, or none'
+            )
+        by_teacher = [_logits(_Column(task, corpus, split, columns), config) for columns in teachers]
+        # 0 is added so that -0 is 0, which it is to a student, but not to a hash
+        mean = mean_logits([torch.from_numpy(logits) for logits in by_teacher], config)
+        by_split[split] = mean.float().numpy() + np.float32(0)
+    return Scores(by_split)
 
 # %% ../../nbs/distill/10_scores.ipynb #70335880
 def measured(

@@ -47,85 +47,52 @@ from ..tasks.base import Task
 from ..tasks.batching import epoch_steps, micro_batches
 
 # %% auto #0
-__all__ = ['IMPORTANCE_STEPS', 'student_config', 'choose_layers', 'check_reload', 'check_student', 'add_layers', 'set_depth',
-           'new_weights', 'set_feed_forward', 'random_heads', 'head_importance', 'most_important', 'shape_student',
-           'check_shape']
+__all__ = ['IMPORTANCE_STEPS', 'student_config', 'choose_layers', 'check_reload', 'check_student', 'set_depth', 'new_weights',
+           'set_feed_forward', 'random_heads', 'head_importance', 'most_important', 'shape_student', 'check_shape']
 
 # %% ../../nbs/distill/06_students.ipynb #62ad8322
 def _layer_stack(
     model: nn.Module,
 ) -> str:  # the path of the list of layers in it
     "The path of a model's layers: the one list that is as long as the model is deep."
-    name = type(model).__name__
     n_layers = depth(model.config)
-    if getattr(model.config, 'is_encoder_decoder', False):
-        raise ModelError(
-            f'{name} has an encoder and a decoder, and a student is made of the layers of one encoder; '
-            'use an encoder such as BERT, or student_init=hub'
-        )
     lists = [
         path
         for path, module in model.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) == n_layers
     ]
     outermost = [path for path in lists if not any(path.startswith(f'{other}.') for other in lists)]
-    if not outermost:
+    if len(outermost) != 1 or getattr(model.config, 'is_encoder_decoder', False):
         raise ModelError(
-            f'{name} has no list of {n_layers} layers to choose from (ALBERT shares one among all, '
-            'Funnel has several); use an encoder such as BERT, or student_init=hub'
-        )
-    if len(outermost) > 1:
-        raise ModelError(
-            f"{name} keeps its layers in {len(outermost)} lists ({', '.join(outermost)}), "
-            "of which a student cannot be made; use an encoder such as BERT, or student_init=hub"
+            f'{type(model).__name__} has no single list of {n_layers} layers to choose from (ALBERT shares '
+            'one among all, Funnel has several, BART an encoder and a decoder); use an encoder such as '
+            'BERT, or student_init=hub'
         )
     return outermost[0]
 
-# %% ../../nbs/distill/06_students.ipynb #1970f716
-def _check_layers(layers: tuple[int, ...], n_layers: int, whose: str) -> None:
-    "Refuse layers that are not there, or not in order."
-    if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= n_layers:
-        raise ModelError(
-            f'student_layers={truncate_repr(tuple(layers))} must be rising numbers from 0 to {n_layers - 1}, '
-            f'each once, since {whose} has {n_layers} layers'
-        )
-
-# %% ../../nbs/distill/06_students.ipynb #108ca5be
+# %% ../../nbs/distill/06_students.ipynb #1d7895b0
 # lists with an entry a layer, also where the config's defaults do not have them
 _BY_LAYER = {'layer_types', 'attention_window', 'kept_heads'}
 
 
-def _lists_by_layer(
-    config,  # a transformers config
-) -> set[str]:  # names of its fields
-    "The lists of a config that have an entry for each layer."
-    n_layers = depth(config)
-    lists = {
-        name
-        for name, value in config.to_dict().items()
-        if isinstance(value, (list, tuple)) and len(value) == n_layers
-    }
-    name_of_depth = config.attribute_map.get('num_hidden_layers', 'num_hidden_layers')
-    try:
-        deeper = type(config)(**{name_of_depth: n_layers + 1}).to_dict()
-    except Exception:  # a config that needs more than its depth: only the known names are used
-        deeper = {}
-    return {
-        name
-        for name in lists
-        if name in _BY_LAYER
-        or isinstance(deeper.get(name), (list, tuple))
-        and len(deeper[name]) == n_layers + 1
-    }
-
-# %% ../../nbs/distill/06_students.ipynb #1d7895b0
 def student_config(
     config,  # the teacher's transformers config
     layers: tuple[int, ...],  # which of its layers stay
 ):  # a new config
     "A config with fewer layers, and of each list by layer the entries of those that stay."
+    n_layers = depth(config)
+
+    def lists(fields: dict, length: int) -> set[str]:
+        return {k for k, v in fields.items() if isinstance(v, (list, tuple)) and len(v) == length}
+
+    by_layer = _BY_LAYER
+    name_of_depth = config.attribute_map.get('num_hidden_layers', 'num_hidden_layers')
+    try:
+        by_layer = by_layer | lists(type(config)(**{name_of_depth: n_layers + 1}).to_dict(), n_layers + 1)
+    except Exception:  # a config that needs more than its depth: only the known names are used
+        pass
     smaller = copy.deepcopy(config)
-    for name in _lists_by_layer(config):
+    for name in lists(config.to_dict(), n_layers) & by_layer:
         setattr(smaller, name, [getattr(config, name)[layer] for layer in layers])
     smaller.num_hidden_layers = len(layers)
     return smaller
@@ -134,10 +101,10 @@ def student_config(
 def _student_weights(
     teacher: nn.Module,
     student: nn.Module,  # of `student_config`
+    stack: str,  # of `_layer_stack`
     layers: tuple[int, ...],
 ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:  # the student's state; names without a place in it
     "The teacher's weights under the student's names."
-    stack = _layer_stack(teacher)
     place = {str(layer): i for i, layer in enumerate(layers)}
     weights = {}
     for name, value in teacher.state_dict().items():
@@ -177,8 +144,13 @@ def choose_layers(
 # %% ../../nbs/distill/06_students.ipynb #7fe70e47
 def _cut(model: nn.Module, layers: tuple[int, ...]) -> tuple[nn.Module, tuple[str, ...]]:
     "A copy with some layers, and the names of the weights that have no place in it."
-    _check_layers(layers, depth(model.config), 'the model')
-    _layer_stack(model)
+    n_layers = depth(model.config)
+    if not layers or sorted(set(layers)) != list(layers) or layers[0] < 0 or layers[-1] >= n_layers:
+        raise ModelError(
+            f'student_layers={truncate_repr(tuple(layers))} must be rising numbers from 0 to {n_layers - 1}, '
+            f'each once, since the model has {n_layers} layers'
+        )
+    stack = _layer_stack(model)
     first = next(model.parameters())
     no_weights = any(p.is_meta for p in model.parameters())
     with torch.random.fork_rng(devices=[]), torch.device('meta' if no_weights else 'cpu'):
@@ -191,7 +163,7 @@ def _cut(model: nn.Module, layers: tuple[int, ...]) -> tuple[nn.Module, tuple[st
                 f'{type(model).__name__} cannot be made of layers {list(layers)}: {first_line(e)}; '
                 'choose other student_layers'
             ) from e
-    weights, left_out = _student_weights(model, student, layers)
+    weights, left_out = _student_weights(model, student, stack, layers)
     if not no_weights:
         student.load_state_dict(weights)
         student.to(device=first.device, dtype=first.dtype)
@@ -221,10 +193,9 @@ def check_reload(
         raise ModelError(
             f'a student of {name} cannot be saved and loaded again: {first_line(e)}; choose another teacher'
         ) from e
-    before, after = (
-        {k: v for k, v in c.to_dict().items() if k not in _AT_SAVING} for c in (student.config, config)
-    )
-    changed = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    before, after = student.config.to_dict(), config.to_dict()
+    keys = sorted((before.keys() | after.keys()) - _AT_SAVING)
+    changed = [key for key in keys if before.get(key) != after.get(key)]
     shapes = [{key: value.shape for key, value in model.state_dict().items()} for model in (student, again)]
     if changed or shapes[0] != shapes[1]:
         raise ModelError(
@@ -239,27 +210,27 @@ def check_student(
     auto_class: str,  # the transformers head
 ) -> tuple[nn.Module, tuple[str, ...]]:  # the student on the meta device; weights without a place in it
     "Copy, save and load a student without its weights; refuses what would fail after the training."
-    config = load_config(source)
-    _check_layers(layers, depth(config), f'the teacher {str(source)!r}')
-    teacher = build_model(config, auto_class)
-    student, left_out = _cut(teacher, layers)
+    student, left_out = _cut(build_model(load_config(source), auto_class), layers)
     check_reload(student, auto_class)
     return student, left_out
 
-# %% ../../nbs/distill/06_students.ipynb #c8eac57c
-def add_layers(
+# %% ../../nbs/distill/06_students.ipynb #efe8b254
+def set_depth(
     model: nn.Module,  # an encoder of transformers
-    n_layers: int,  # more than it has
-    seed: int,  # of the new ones
-) -> nn.Module:  # a new model in the same mode
-    "A copy of a model with new layers behind its own."
-    check_architecture(
-        model.config, f'layers={n_layers}, more than the {depth(model.config)} that there are,'
-    )
+    n_layers: int,
+    seed: int,  # of new layers
+) -> nn.Module:  # a new model in the same mode; the model itself where it has this depth
+    "A model with this number of layers: some of its own, or all of them and new ones behind."
+    current = depth(model.config)
+    if n_layers == current:
+        return model
+    if n_layers < current:
+        return choose_layers(model, spread_layers(current, n_layers))
+    check_architecture(model.config, f'layers={n_layers}, more than the {current} that there are,')
     config = copy.deepcopy(model.config)
     config.num_hidden_layers = n_layers
     if getattr(config, 'kept_heads', None):
-        config.kept_heads += [config.kept_heads[-1]] * (n_layers - depth(model.config))
+        config.kept_heads += [config.kept_heads[-1]] * (n_layers - current)
     first = next(model.parameters())
     with torch.random.fork_rng(devices=[]), torch.device('meta' if first.is_meta else 'cpu'):
         torch.default_generator.manual_seed(seed)
@@ -272,22 +243,6 @@ def add_layers(
     new = [name for name, _ in deeper.named_parameters() if name not in existing]
     deeper.new_parameters = [*getattr(model, 'new_parameters', []), *new]
     return deeper
-
-# %% ../../nbs/distill/06_students.ipynb #efe8b254
-def set_depth(
-    model: nn.Module,  # an encoder of transformers
-    n_layers: int,
-    seed: int,  # of new layers
-) -> nn.Module:  # a new model; the model itself where it has this depth
-    "A model with this number of layers."
-    current = depth(model.config)
-    if n_layers == current:
-        return model
-    return (
-        choose_layers(model, spread_layers(current, n_layers))
-        if n_layers < current
-        else add_layers(model, n_layers, seed)
-    )
 
 # %% ../../nbs/distill/06_students.ipynb #f76adfc4
 def new_weights(
@@ -306,15 +261,6 @@ def _feed_forward(layer: nn.Module) -> tuple[tuple[nn.Module, str], tuple[nn.Mod
         return (layer.ffn, 'lin1'), (layer.ffn, 'lin2')
     return (layer.intermediate, 'dense'), (layer.output, 'dense')
 
-# %% ../../nbs/distill/06_students.ipynb #7a692d3e
-def _largest_neurons(inner: nn.Linear, outer: nn.Linear, width: int) -> list[int]:  # rising
-    "The neurons with the largest norm; of equal ones the first."
-    if inner.weight.is_meta:
-        return list(range(width))
-    squares = inner.weight.detach().square().sum(1) + outer.weight.detach().square().sum(0)
-    squares += inner.bias.detach().square()
-    return sorted(squares.argsort(descending=True, stable=True)[:width].tolist())
-
 # %% ../../nbs/distill/06_students.ipynb #e0afb7de
 def set_feed_forward(
     model: nn.Module,  # of `heads.SHAPED`; changed in place
@@ -323,20 +269,19 @@ def set_feed_forward(
 ) -> nn.Module:  # the same model
     "A model with this number of neurons in each feed-forward layer; in place."
     check_architecture(model.config, 'feed_forward')
-    field = 'hidden_dim' if model.config.model_type == 'distilbert' else 'intermediate_size'
     for layer in layers_of(model):
         (first, inner), (second, outer) = _feed_forward(layer)
         before, after = getattr(first, inner), getattr(second, outer)
         current = before.out_features
-        if width == current:
-            continue
-        neurons = (
-            _largest_neurons(before, after, width)
-            if width < current
-            else [*range(current), *[-1] * (width - current)]
-        )
-        setattr(first, inner, linear_subset(before, rows=neurons, fill=fill))
-        setattr(second, outer, linear_subset(after, columns=neurons, fill=fill))
+        neurons = [*range(min(current, width)), *[-1] * (width - current)]
+        if width < current and not before.weight.is_meta:  # the largest stay; of equal ones the first
+            squares = before.weight.detach().square().sum(1) + after.weight.detach().square().sum(0)
+            squares += before.bias.detach().square()
+            neurons = sorted(squares.argsort(descending=True, stable=True)[:width].tolist())
+        if width != current:
+            setattr(first, inner, linear_subset(before, rows=neurons, fill=fill))
+            setattr(second, outer, linear_subset(after, columns=neurons, fill=fill))
+    field = 'hidden_dim' if model.config.model_type == 'distilbert' else 'intermediate_size'
     setattr(model.config, field, width)
     return model
 
@@ -418,19 +363,6 @@ def most_important(
     order = importance.argsort(dim=1, descending=True, stable=True)[:, :keep]
     return [sorted(heads) for heads in order.tolist()]
 
-# %% ../../nbs/distill/06_students.ipynb #249c90bb
-def _choose_heads(
-    model: nn.Module, config: RunConfig, importance: Callable[[nn.Module], Tensor] | None
-) -> list[list[int]]:
-    "The heads that a student has; numbers beyond those of the model are new heads."
-    current = n_heads(model.config)
-    n_layers = depth(model.config)
-    if config.model.student.heads > current:
-        return [list(range(config.model.student.heads))] * n_layers
-    if config.model.student.head_choice == 'importance' and importance is not None:
-        return most_important(importance(model), config.model.student.heads)
-    return random_heads(n_layers, current, config.model.student.heads, config.model.student.pruning_seed)
-
 # %% ../../nbs/distill/06_students.ipynb #31449daf
 def shape_student(
     model: nn.Module,  # of transformers: the layers it starts from; changed in place where they suffice
@@ -440,16 +372,26 @@ def shape_student(
     importance: Callable[[nn.Module], Tensor] | None = None,
 ) -> nn.Module:
     "A model in the shape that a run sets; where it sets none, the model as it is."
-    if config.model.student.layers is not None:
-        model = set_depth(model, config.model.student.layers, torch_seed(config.seed, 'init', 2))
+    wanted = config.model.student
+    if wanted.layers is not None:
+        model = set_depth(model, wanted.layers, torch_seed(config.seed, 'init', 2))
     fill = new_weights(model.config, torch_seed(config.seed, 'init', 3))
-    if config.model.student.feed_forward is not None:
-        model = set_feed_forward(model, config.model.student.feed_forward, fill)
-    if config.model.student.heads is not None:
-        check_architecture(model.config)
-        if config.model.student.heads != n_heads(model.config):
-            model = set_heads(model, _choose_heads(model, config, importance), fill)
-    return model
+    if wanted.feed_forward is not None:
+        model = set_feed_forward(model, wanted.feed_forward, fill)
+    if wanted.heads is None:
+        return model
+    check_architecture(model.config)
+    current = n_heads(model.config)
+    n_layers = depth(model.config)
+    if wanted.heads == current:
+        return model
+    if wanted.heads > current:  # numbers beyond those of the model are new heads
+        heads = [list(range(wanted.heads))] * n_layers
+    elif wanted.head_choice == 'importance' and importance is not None:
+        heads = most_important(importance(model), wanted.heads)
+    else:
+        heads = random_heads(n_layers, current, wanted.heads, wanted.pruning_seed)
+    return set_heads(model, heads, fill)
 
 # %% ../../nbs/distill/06_students.ipynb #9b01a33d
 def check_shape(
@@ -457,13 +399,13 @@ def check_shape(
     auto_class: str,  # the transformers head
 ) -> tuple[nn.Module, tuple[str, ...]]:  # the student without weights; names of weights without a place in it
     "Make, save and load a student without its weights; refuses what would fail after the training."
-    if config.model.student.init == 'hub':
-        model = build_model(load_config(config.model.student.source), auto_class)
+    wanted = config.model.student
+    if wanted.init == 'hub':
+        model = build_model(load_config(wanted.source), auto_class)
         left_out: tuple[str, ...] = ()
     else:
-        layers = config.model.student.kept_layers or tuple(range(depth(load_config(config.model.pretrained))))
+        layers = wanted.kept_layers or tuple(range(depth(load_config(config.model.pretrained))))
         model, left_out = check_student(config.model.pretrained, layers, auto_class)
-    settings = model_settings(config, model.config)
-    model = shape_student(apply_settings(model, settings), config)
+    model = shape_student(apply_settings(model, model_settings(config, model.config)), config)
     check_reload(model, auto_class)
     return model, left_out

@@ -216,8 +216,7 @@ def _shards(
     bounds: list[int],  # 0, the first example of each other shard, all examples
 ) -> list[_Shard]:
     "The shards of a signal, in the order of their examples."
-    ranges = zip(bounds, bounds[1:])
-    return [_Shard(folder / f'shard-{begin}-{end}-{key[:16]}', begin, end) for begin, end in ranges]
+    return [_Shard(folder / f'shard-{b}-{e}-{key[:16]}', b, e) for b, e in zip(bounds, bounds[1:])]
 
 # %% ../../nbs/distill/08_teacher_cache.ipynb #dc0e3a9f
 class Signal:
@@ -307,33 +306,6 @@ class _Work:
     device: str | torch.device
     at_once: int  # shards that are made at the same time
 
-# %% ../../nbs/distill/08_teacher_cache.ipynb #c280c148
-def _parts(work: _Work, shard: _Shard) -> list[np.ndarray]:
-    "The examples of a shard that are written together, in their order."
-    part = np.cumsum(work.lengths[shard.begin : shard.end], dtype=np.int64) // PART
-    return np.split(np.arange(shard.begin, shard.end), np.flatnonzero(np.diff(part)) + 1)
-
-# %% ../../nbs/distill/08_teacher_cache.ipynb #41054835
-def _part_arrays(
-    work: _Work,
-    examples: np.ndarray,  # one after another
-    advance: Callable[[int], None],  # called after each batch with its examples
-) -> dict[str, np.ndarray]:  # by signal
-    "The teacher's signal for a part, as it is stored."
-    places = _offsets(work.lengths[examples])
-    shapes = _shapes(work.task.signal_spec, work.lengths[examples], work.storage_dtype)
-    arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
-    tokens = work.tokens or forward_tokens(torch.device(work.device).type)
-    for index in micro_batches(examples, work.lengths, tokens):
-        batch = work.task.batch(work.split, index).to(work.device)
-        signals = teacher_signal(work.task, work.teacher, batch, work.forward_dtype)
-        local = index - examples[0]
-        for name, values in signals.items():
-            where = _rows_of(local, places) if work.task.signal_spec[name].ragged else local
-            arrays[name][where] = _storable(work, name, index, values)
-        advance(len(index))
-    return arrays
-
 # %% ../../nbs/distill/08_teacher_cache.ipynb #98bf9a79
 def _storable(
     work: _Work,
@@ -373,16 +345,30 @@ def _make_shard(
     "Write the missing parts of a shard, and the seconds that all of them took."
     began = time.monotonic()
     before = writer.state.get('seconds', 0.0)
-    ragged = next((name for name, spec in work.task.signal_spec.items() if spec.ragged), None)
-    for number, examples in enumerate(_parts(work, shard)):
+    specs = work.task.signal_spec
+    ragged = next((name for name, spec in specs.items() if spec.ragged), None)
+    tokens = work.tokens or forward_tokens(torch.device(work.device).type)
+    part = np.cumsum(work.lengths[shard.begin : shard.end], dtype=np.int64) // PART
+    parts = np.split(np.arange(shard.begin, shard.end), np.flatnonzero(np.diff(part)) + 1)
+    for number, examples in enumerate(parts):
         if number < writer.parts:
             advance(len(examples))
             continue
-        arrays = _part_arrays(work, examples, advance)
+        lengths = work.lengths[examples]
+        places = _offsets(lengths)
+        shapes = _shapes(specs, lengths, work.storage_dtype)
+        arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()}
+        for index in micro_batches(examples, work.lengths, tokens):
+            batch = work.task.batch(work.split, index).to(work.device)
+            signals = teacher_signal(work.task, work.teacher, batch, work.forward_dtype)
+            local = index - examples[0]
+            for name, values in signals.items():
+                where = _rows_of(local, places) if specs[name].ragged else local
+                arrays[name][where] = _storable(work, name, index, values)
+            advance(len(index))
         if ragged:
-            places = _offsets(work.lengths[examples]) + writer.rows(ragged)
             # the first place of a part is the last of the one before
-            arrays[_OFFSETS] = places[number > 0 :]
+            arrays[_OFFSETS] = (places + writer.rows(ragged))[number > 0 :]
         writer.state['seconds'] = before + (time.monotonic() - began) / work.at_once
         writer.add(arrays)
 
@@ -431,29 +417,6 @@ def forward_tokens(
     # long again (LOG.md)
     return 2048 if device_type == 'cpu' else 16384
 
-# %% ../../nbs/distill/08_teacher_cache.ipynb #5f20954a
-def _make_shards(
-    work: _Work,
-    shards: list[_Shard],  # of this rank
-    log: Callable[[str], None],
-) -> None:
-    "Make those of a rank's shards that are missing or damaged."
-    missing = [shard for shard in shards if open_cached(shard.folder) is None]
-    for shard in missing:
-        if (shard.folder / MANIFEST).exists() or not shard.folder.exists():
-            log(f'{shard.folder} is missing or not what was written: this shard alone is made again')
-    with stage('making the teacher signal', sum(s.end - s.begin for s in missing), 'examples') as advance:
-        for shard in missing:
-            try:
-                cached(shard.folder, lambda writer, shard=shard: _make_shard(work, shard, writer, advance))
-            except FileError as e:
-                if not isinstance(e.__cause__, OSError):
-                    raise
-                raise SignalError(
-                    f'{shard.folder} could not be written ({e.__cause__.strerror}); free some room, or use '
-                    'signal=online'
-                ) from None
-
 # %% ../../nbs/distill/08_teacher_cache.ipynb #6ac76006
 def make_signal(
     task: Task,  # encoded
@@ -466,9 +429,9 @@ def make_signal(
     log: Callable[[str], None] = lambda text: None,  # called with a message on a shard that was lost
 ) -> Signal:
     "The stored signal of a split, made now unless it is there."
-    split = key_parts['split']
-    forward_dtype = key_parts['forward_dtype']
-    storage_dtype = key_parts['storage_dtype']
+    split, forward_dtype, storage_dtype = (
+        key_parts[name] for name in ('split', 'forward_dtype', 'storage_dtype')
+    )
     main = workers.rank == 0
     folder = Path(folder)
     key = signal_key(**key_parts)
@@ -494,7 +457,23 @@ def make_signal(
         at_once = min(workers.ranks, len(shards))
         teacher = teacher.to(device)
         work = _Work(task, split, teacher, forward_dtype, storage_dtype, lengths, tokens, device, at_once)
-        _make_shards(work, shards[workers.rank :: workers.ranks], log)
+        own = shards[workers.rank :: workers.ranks]
+        missing = [shard for shard in own if open_cached(shard.folder) is None]
+        with stage('making the teacher signal', sum(s.end - s.begin for s in missing), 'examples') as advance:
+            for shard in missing:
+                if (shard.folder / MANIFEST).exists() or not shard.folder.exists():
+                    log(f'{shard.folder} is missing or not what was written: this shard alone is made again')
+                try:
+                    cached(
+                        shard.folder, lambda writer, shard=shard: _make_shard(work, shard, writer, advance)
+                    )
+                except FileError as e:
+                    if not isinstance(e.__cause__, OSError):
+                        raise
+                    raise SignalError(
+                        f'{shard.folder} could not be written ({e.__cause__.strerror}); free some room, or '
+                        'use signal=online'
+                    ) from None
         workers.barrier()  # all shards are written
     if (signal := open_signal(folder, key)) is None:
         raise SignalError(

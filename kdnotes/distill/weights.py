@@ -34,14 +34,34 @@ from kdnotes.core.files import (
 from ..core.hub import within
 
 # %% auto #0
-__all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'MINILM_READING_SHA256', 'HUB_TIMEOUT_S', 'NOT_READ', 'SIZES', 'ModelError',
-           'weight_files', 'read_config', 'hub_answers', 'quiet_loading', 'find_model', 'cached_by_files',
+__all__ = ['MINILM', 'MINILM_WHEEL', 'MINILM_SHA256', 'MINILM_READING_SHA256', 'HUB_TIMEOUT_S', 'NOT_READ', 'ModelError',
+           'not_loaded', 'weight_files', 'read_config', 'hub_answers', 'quiet_loading', 'find_model', 'cached_by_files',
            'source_sha256', 'config_sha256', 'vocabulary_sha256', 'reading_sha256', 'config_text', 'is_pinned',
-           'content_of', 'stored_tensors', 'check_fields', 'stated_length', 'stated_depth']
+           'content_of', 'stored_tensors', 'stated_length', 'stated_depth']
 
 # %% ../../nbs/distill/01_weights.ipynb #2ff42dfe
 class ModelError(KdnotesError):
     "A model that cannot be found, is not what its name promises, or lacks what is needed of it."
+
+# %% ../../nbs/distill/01_weights.ipynb #940aefc1
+def not_loaded(
+    path: Path,  # a folder or a file
+    what: str,  # 'a model', 'a tokenizer', 'weights'
+    error: Exception,
+    advice: str = 'give a folder that save_pretrained has written',
+) -> ModelError:  # to raise
+    "An error of transformers or safetensors as one sentence."
+    if lacks_memory(error):
+        return ModelError(
+            f'{path} could not be loaded as {what}, since memory ran out; {MORE_MEMORY}, or give a smaller '
+            'model',
+            cause='memory',
+        )
+    lines = str(error).strip().split('\n')
+    reason = ' '.join(line.strip() for line in lines[: 1 + lines[0].endswith(':')])[:200].rstrip('.')
+    if isinstance(error, KeyError):
+        reason = f'transformers does not have {reason}, which its config.json names'
+    return ModelError(f'{path} could not be loaded as {what}: {reason or type(error).__name__}; {advice}')
 
 # %% ../../nbs/distill/01_weights.ipynb #5688cb05
 MINILM = 'sentence-transformers/all-MiniLM-L6-v2'
@@ -59,88 +79,13 @@ def _check_folder(
     sha256: str | None = None,  # what model.safetensors must hash to
     advice: str = '',  # what to do about wrong weights
 ) -> Path:
-    "The folder, if it holds a model."
+    "The folder, if it holds a model, and leads to no other weights than those that are hashed."
     if not (folder / 'config.json').is_file():
         raise ModelError(
             f"{source!r} is no model: {folder} has no config.json; "
             "give a folder that a model's save_pretrained has written"
         )
     weight_files(folder, source)
-    _check_pointers(folder)
-    if sha256 and (actual := sha256_big_file(folder / 'model.safetensors')) != sha256:
-        raise ModelError(
-            f"{folder / 'model.safetensors'} is not the file {source!r} promises: "
-            f"its sha256 is {actual[:12]}..., not {sha256[:12]}...; {advice}"
-        )
-    return folder
-
-# %% ../../nbs/distill/01_weights.ipynb #b9875a6a
-def weight_files(
-    folder: Path,  # of a model
-    source: str = '',  # what the user asked for; '': the folder
-) -> list[Path]:  # one, or its shards by their names
-    "The files that hold a model's weights; the error explains how to convert other formats."
-    source = source or str(folder)
-    if (folder / 'model.safetensors').is_file():
-        return [folder / 'model.safetensors']
-    index = folder / 'model.safetensors.index.json'
-    if not index.is_file():
-        raise _no_weights(folder, source)
-    try:
-        names = sorted(set(read_json(index)['weight_map'].values()))
-        known = bool(names) and all(Path(name).name == name for name in names)
-    except (FileError, KeyError, AttributeError, TypeError, ValueError):
-        known = False
-    if not known:
-        raise ModelError(
-            f'{index} does not say which files beside it hold the weights; '
-            'copy or download it again, or write the folder with save_pretrained'
-        )
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        raise ModelError(
-            f'{source!r} is not whole: of the {pluralize(len(names), "file")} that {index} names, '
-            f'{", ".join(missing[:3])}{", ..." * (len(missing) > 3)} '
-            f'{"is" if len(missing) == 1 else "are"} missing; copy or download the folder again'
-        )
-    return [folder / name for name in names]
-
-# %% ../../nbs/distill/01_weights.ipynb #c65973b6
-def _no_weights(folder: Path, source: str) -> ModelError:
-    "The error for a folder without safetensors; a pickle may run code, so it is never opened."
-    import transformers
-
-    pickles = sorted(path.name for path in folder.glob('pytorch_model*.bin'))
-    if not pickles and Path(os.path.expanduser(source)).is_dir():
-        return ModelError(
-            f"{source!r} is no model: {folder} has no model.safetensors; "
-            "give a folder that a model's save_pretrained has written"
-        )
-    architectures = read_config(folder).get('architectures')
-    named = isinstance(architectures, list) and len(architectures) == 1 and isinstance(architectures[0], str)
-    name = architectures[0] if named and hasattr(transformers, architectures[0]) else 'AutoModel'
-    there = (
-        f'has no model.safetensors, and {pickles[0]} is a pickle, which may run code when it is loaded and '
-        'is not read; if you trust it'
-        if pickles
-        else 'has no model.safetensors on the hub; if it has a pickle (pytorch_model.bin) that you trust'
-    )
-    to = str(folder) if pickles else '<a new folder>'
-    return ModelError(
-        f'{source!r} {there}, convert it in Python: import transformers; '
-        f'transformers.{name}.from_pretrained({source!r}).save_pretrained({to!r})'
-    )
-
-# %% ../../nbs/distill/01_weights.ipynb #76803119
-def read_config(folder: Path) -> dict:  # {}: it cannot be read, and `load_config` says why
-    "The fields of a config.json."
-    try:
-        return read_json(folder / 'config.json')
-    except FileError:
-        return {}
-
-# %% ../../nbs/distill/01_weights.ipynb #b4774efe
-def _check_pointers(folder: Path) -> None:
-    "Refuse a config.json that names other weights than those that are hashed, or code that builds the model."
     config = read_config(folder)
     if 'transformers_weights' in config:
         raise ModelError(
@@ -160,6 +105,56 @@ def _check_pointers(folder: Path) -> None:
                 f"{folder / 'config.json'} needs Python code of the model's own (auto_map), which is never "
                 'executed; give a model of an architecture that transformers has'
             )
+    if sha256 and (actual := sha256_big_file(folder / 'model.safetensors')) != sha256:
+        raise ModelError(
+            f"{folder / 'model.safetensors'} is not the file {source!r} promises: "
+            f"its sha256 is {actual[:12]}..., not {sha256[:12]}...; {advice}"
+        )
+    return folder
+
+# %% ../../nbs/distill/01_weights.ipynb #b9875a6a
+def weight_files(
+    folder: Path,  # of a model
+    source: str = '',  # what the user asked for; '': the folder
+) -> list[Path]:  # one, or its shards by their names
+    "The files that hold a model's weights; the error explains how to convert other formats."
+    source = source or str(folder)
+    if (folder / 'model.safetensors').is_file():
+        return [folder / 'model.safetensors']
+    index = folder / 'model.safetensors.index.json'
+    if not index.is_file():
+        name = (read_config(folder).get('architectures') or ['AutoModel'])[0]
+        to = str(folder) if os.path.isdir(os.path.expanduser(source)) else '<a new folder>'
+        raise ModelError(
+            f'{source!r} has no model.safetensors, and a pickle may run code when it is loaded, so none is '
+            'read; if it has a pytorch_model.bin that you trust, convert it in Python: import '
+            f'transformers; transformers.{name}.from_pretrained({source!r}).save_pretrained({to!r})'
+        )
+    try:
+        names = sorted(set(read_json(index)['weight_map'].values()))
+        known = bool(names) and all(Path(name).name == name for name in names)
+    except (FileError, KeyError, AttributeError, TypeError, ValueError):
+        known = False
+    if not known:
+        raise ModelError(
+            f'{index} does not say which files beside it hold the weights; '
+            'copy or download it again, or write the folder with save_pretrained'
+        )
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise ModelError(
+            f'{source!r} is not whole: of the {pluralize(len(names), "file")} that {index} names, '
+            f'{", ".join(missing[:3])}{", ..." * (len(missing) > 3)} '
+            f'{"is" if len(missing) == 1 else "are"} missing; copy or download the folder again'
+        )
+    return [folder / name for name in names]
+
+# %% ../../nbs/distill/01_weights.ipynb #76803119
+def read_config(folder: Path) -> dict:  # {}: it cannot be read, and `load_config` says why
+    "The fields of a config.json."
+    try:
+        return read_json(folder / 'config.json')
+    except FileError:
+        return {}
 
 # %% ../../nbs/distill/01_weights.ipynb #bbbbc022
 def _find_wheel() -> Path | None:
@@ -355,9 +350,8 @@ def reading_sha256(
     texts = folder if tokenizer is None else find_model(tokenizer)
     index = folder / 'model.safetensors.index.json'
     files = [folder / 'config.json', *[index] * index.is_file(), *_tokenizer_files(texts)]
-    return sha256_text(
-        *(part for path in files for part in (path.name, _content(path.read_bytes(), path.suffix == '.json')))
-    )
+    contents = [_content(path.read_bytes(), path.suffix == '.json') for path in files]
+    return sha256_text(*(part for path, text in zip(files, contents) for part in (path.name, text)))
 
 # %% ../../nbs/distill/01_weights.ipynb #028f3c8b
 @functools.lru_cache(maxsize=16)  # all plans of a study read the same vocabulary
@@ -370,9 +364,7 @@ def _content(data: bytes, is_json: bool) -> str:
     return config_text(values) if isinstance(values, dict) else sha256_bytes(data)
 
 
-def config_text(
-    config: dict,  # as JSON holds it
-) -> str:  # JSON
+def config_text(config: dict) -> str:  # JSON
     "A config without what changes no result."
     return json.dumps({key: value for key, value in config.items() if key not in NOT_READ}, sort_keys=True)
 
@@ -406,56 +398,8 @@ def stored_tensors(folder: Path) -> dict[str, tuple[Path, str, tuple[int, ...]]]
                     tensor = weights.get_slice(name)
                     tensors[name] = path, tensor.get_dtype(), tuple(tensor.get_shape())
         except (SafetensorError, OSError, RuntimeError, MemoryError) as e:
-            if lacks_memory(e):
-                raise ModelError(
-                    f'{path} could not be loaded, since memory ran out; {MORE_MEMORY}, or give a smaller '
-                    'model',
-                    cause='memory',
-                ) from None
-            raise ModelError(
-                f'{path} could not be loaded: it is torn or of another kind '
-                f'({str(e).rstrip(".")}); copy or download it again'
-            ) from None
+            raise not_loaded(path, 'weights', e, 'copy or download it again') from None
     return tensors
-
-# %% ../../nbs/distill/01_weights.ipynb #d2e1cbac
-# sizes in a config.json, by the names that architectures have for them, and the smallest that there is
-SIZES = dict.fromkeys(
-    (
-        *('hidden_size', 'dim', 'embedding_size', 'intermediate_size', 'hidden_dim', 'vocab_size'),
-        *('num_attention_heads', 'n_heads', 'num_hidden_layers', 'n_layers', 'max_position_embeddings'),
-    ),
-    1,
-) | dict(type_vocab_size=0)
-_MOST_LAYERS = 1000  # to build more takes minutes
-
-# %% ../../nbs/distill/01_weights.ipynb #c2929878
-def check_fields(folder: Path) -> None:
-    "Refuse sizes that no model has, by the name of their field, before anything is built of them."
-    fields = read_config(folder)
-    where = folder / 'config.json'
-    advice = 'put it right, or restore the file that belongs to the weights'
-    for name, least in SIZES.items():
-        size = fields.get(name)
-        if size is not None and (type(size) is not int or size < least):
-            raise ModelError(
-                f'{where} says {name}={truncate_repr(size)}, and a whole number from {least} on is '
-                f'needed; {advice}'
-            )
-        if 'layers' in name and size is not None and size > _MOST_LAYERS:
-            raise ModelError(
-                f'{where} says {name}={size}, and nothing of more than {_MOST_LAYERS:,} layers is built; '
-                f'{advice}'
-            )
-    for name, share in fields.items():
-        number = type(share) in (int, float)
-        if name.endswith(('dropout', 'dropout_prob')) and number and not 0 <= share <= 1:
-            raise ModelError(f'{where} says {name}={share}, and a share between 0 and 1 is needed; {advice}')
-    padding, words = (fields.get(name) for name in ('pad_token_id', 'vocab_size'))
-    if type(padding) is int and words is not None and padding >= words:
-        raise ModelError(
-            f'{where} says pad_token_id={padding}, and vocab_size={words} has no such word; {advice}'
-        )
 
 # %% ../../nbs/distill/01_weights.ipynb #51cdc718
 # architectures whose positions begin at 0, and those that count them from behind the padding's
@@ -468,16 +412,15 @@ def stated_length(
 ) -> int | None:  # tokens; None: the model has to be built to know it
     "How long texts may be, by config.json alone."
     fields = read_config(find_model(source))
-    kind, positions, padding = (
-        fields.get(name) for name in ('model_type', 'max_position_embeddings', 'pad_token_id')
-    )
+    names = ('model_type', 'max_position_embeddings', 'pad_token_id')
+    kind, positions, padding = map(fields.get, names)
     if type(positions) is not int or positions < 1:
         return None
     if kind in _FROM_PADDING and type(padding) is int:
         return positions - padding - 1
     return positions if kind in _FROM_ZERO else None
 
-# %% ../../nbs/distill/01_weights.ipynb #3257a7e0
+
 def stated_depth(
     source: str | Path,  # as for `find_model`
 ) -> int | None:  # None: it is not there

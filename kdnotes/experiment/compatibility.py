@@ -286,7 +286,7 @@ def _check_vocabularies(config: RunConfig) -> None:
 # %% ../../nbs/experiment/01_compatibility.ipynb #35b14a01
 def _check_intermediate(config: RunConfig, student, teacher) -> None:  # transformers configs
     "Refuse losses on intermediate layers that these architectures cannot have."
-    from kdnotes.distill.intermediate_losses import value_projections
+    from kdnotes.distill.intermediate import value_projections
     from kdnotes.distill.architectures import build_model, check_hidden_states, depth
 
     auto_class = task_info(config.task).auto_class
@@ -344,7 +344,8 @@ def checked_models(
     elif config.data.transfer == 'none' and not (
         student and config.model.student.init == 'teacher_finetuned'
     ):
-        head = new_head(task, source_of(config))
+        outputs = task.model_kwargs.get('num_labels')
+        head = new_head(source_of(config), task.auto_class, outputs)
     return dict(
         loses=left_out
         and reason('first_layer_loses', layer=config.model.student.kept_layers[0], weights=left_out),
