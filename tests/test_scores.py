@@ -391,7 +391,7 @@ def changed(of: dict, split: str, row: int, value) -> dict:
 @pytest.mark.parametrize(
     'split, value, given, words',
     [
-        ('train', 'nan', {}, r"train.csv, row 3: 'score' (is empty or nan|holds nan)"),
+        ('train', 'nan', {}, r"train.csv, row 3: 'score' (is empty or nan|holds 'nan')"),
         ('train', '', {}, r"row 3: 'score' is empty or nan; fill it in"),
         ('dev', '', {}, r"dev.csv, row 3: 'score' is empty or nan; fill it in"),
         ('train', 'inf', {}, "row 3: 'score' holds 'inf', which is no finite number"),
