@@ -278,7 +278,7 @@ class _Autocast(nn.Module):
         self.train(model.training)  # TextBrewer gives a model the mode back that its wrapper had
 
     def forward(self, labels=None, **inputs) -> Tensor:
-        with self.runtime.autocast(widened=False):
+        with self.runtime.autocast(emulated=False):
             return call(self.model, inputs).logits.float()  # as everyone but kdnotes
 
 

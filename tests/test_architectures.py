@@ -326,7 +326,8 @@ def test_a_mask_in_its_long_form_goes_only_where_it_means_the_same(kind):
     if not architectures._takes_whole_mask(model):
         assert kind in WITHOUT_SDPA | {'modernbert'}
         return
-    long = short | dict(attention_mask=architectures._whole_mask(short['attention_mask']))
+    mask = short['attention_mask'].bool()[:, None, None, :]
+    long = short | dict(attention_mask=mask.expand(-1, 1, mask.shape[-1], -1))
     with torch.no_grad():
         expected = call(model, short).logits
         torch.testing.assert_close(call(model, long).logits, expected, atol=1e-5, rtol=1e-5)

@@ -271,7 +271,10 @@ def test_a_hub_model_that_has_a_pickle_alone_says_how_to_convert_it(hub, folder)
 
 
 def test_a_model_the_hub_does_not_have(hub):
-    with pytest.raises(ModelError, match="'nobody/model' is neither a folder nor a model of the hub") as e:
+    with pytest.raises(
+        ModelError,
+        match="'nobody/model' is no folder and could not be fetched from the hub .*RepositoryNotFoundError",
+    ) as e:
         find_model('nobody/model')
     one_sentence(e)
 

@@ -230,6 +230,16 @@ def inputs_of(
     return names
 
 # %% ../../nbs/distill/02_architectures.ipynb #b6e105e9
+# seen to give the same with a mask in the long form; ModernBERT would lose its windows, DeBERTa fails
+_WHOLE_MASK = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert'}
+
+
+def _takes_whole_mask(model: nn.Module) -> bool:
+    "May a model be given its mask in the long form?"
+    config = next(m.config for m in model.modules() if isinstance(m, transformers.PreTrainedModel))
+    return config.model_type in _WHOLE_MASK and config._attn_implementation in ('sdpa', 'kdnotes')
+
+
 def call(
     model: nn.Module,  # maybe wrapped; the wrapper is what is called
     inputs: dict[str, torch.Tensor],  # of a batch
@@ -239,26 +249,10 @@ def call(
     given = {name: value for name, value in inputs.items() if name in names}
     mask = given.get('attention_mask')
     if mask is not None and mask.is_cuda and _takes_whole_mask(model):
-        given['attention_mask'] = _whole_mask(mask)
+        # (n, 1, length, length): given the short form, transformers asks the device whether anything is
+        # masked at all, and the host waits for the answer at each forward
+        given['attention_mask'] = mask.bool()[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
     return model(**given)
-
-# %% ../../nbs/distill/02_architectures.ipynb #bedc1d51
-# seen to give the same with it; ModernBERT would lose its windows, DeBERTa fails
-_WHOLE_MASK = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert'}
-
-
-def _takes_whole_mask(model: nn.Module) -> bool:
-    "May a model be given its mask in the long form?"
-    config = next(m.config for m in model.modules() if isinstance(m, transformers.PreTrainedModel))
-    return config.model_type in _WHOLE_MASK and config._attn_implementation in ('sdpa', 'kdnotes')
-
-# %% ../../nbs/distill/02_architectures.ipynb #fa53acd8
-def _whole_mask(mask: torch.Tensor) -> torch.Tensor:  # (n, 1, length, length) bool
-    """A mask (n, length) as attention takes it. Given the short form,
-    transformers asks the device whether anything is masked at all,
-    and the host waits for the answer at each forward.
-    """
-    return mask.bool()[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
 
 # %% ../../nbs/distill/02_architectures.ipynb #3278cdf5
 # parameter of a run -> what architectures call it

@@ -148,7 +148,7 @@ def _evaluated(job: _Job, model: nn.Module, what: str) -> Evaluation:
 # %% ../../nbs/experiment/14_export.ipynb #895266eb
 def _measure_onnx(job: _Job, model: nn.Module, saved: Path, folder: Path, int8: bool) -> dict:
     "ONNX files of a model in a folder, what they lose, and how fast they are."
-    from kdnotes.train.latency import forward_latency
+    from kdnotes.train.evaluation import forward_latency
 
     exported, difference = _as_onnx(job, model, saved, folder)
     models: dict[str, nn.Module] = dict(

@@ -283,7 +283,7 @@ _LONGEST = 512  # tokens, where neither model nor tokenizer knows a limit
 # %% ../../nbs/experiment/13_predict.ipynb #eb32485f
 def _predict_timed(sources: Sequence[Source], info: TaskInfo, inputs: dict[str, Any]) -> list[Prediction]:
     "The answers of some models, and how long they take in turns."
-    from kdnotes.train.latency import turns_ms
+    from kdnotes.train.evaluation import turns_ms
 
     loaded = [load_reader(source, info) for source in sources]
 

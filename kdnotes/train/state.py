@@ -21,6 +21,7 @@ from ..core.spec import RunConfig
 from ..tasks.base import Task
 from ..tasks.batching import Batch
 from kdnotes.train.checkpoint import (
+    named_tensors,
     newest_checkpoint,
     random_states,
     read_checkpoint,
@@ -129,41 +130,42 @@ class ProgressMeter:
     def __post_init__(self):
         self.start = self.runtime.clock()
 
-# %% ../../nbs/train/08_state.ipynb #adde7ccb
-@patch
-def add(
-    self: ProgressMeter,
-    step: Step,
-    losses: dict[str, Tensor],  # this rank's share of each term
-    tokens: int,
-    cells: int,
-) -> None:
-    "Count a step."
-    for name, value in losses.items():
-        self.losses[name] = self.losses.get(name, 0) + value
-    self.count += 1
-    self.tokens += tokens
-    self.cells += cells
-    self.examples += len(step.index)
-    if step.done == self.warmup:
-        self.warm = WarmPoint(self.elapsed(), self.examples, self.tokens)
+    def elapsed(self) -> float:  # seconds
+        "Time in training so far."
+        return self.runtime.clock() - self.start - self.paused_s
 
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        "Inside, time does not count as training."
+        begin = self.runtime.clock()
+        yield
+        self.paused_s += self.runtime.clock() - begin
 
-@patch
-def elapsed(self: ProgressMeter) -> float:  # seconds
-    "Time in training so far."
-    return self.runtime.clock() - self.start - self.paused_s
+    def add(
+        self,
+        step: Step,
+        losses: dict[str, Tensor],  # this rank's share of each term
+        tokens: int,
+        cells: int,
+    ) -> None:
+        "Count a step."
+        for name, value in losses.items():
+            self.losses[name] = self.losses.get(name, 0) + value
+        self.count += 1
+        self.tokens += tokens
+        self.cells += cells
+        self.examples += len(step.index)
+        if step.done == self.warmup:
+            self.warm = WarmPoint(self.elapsed(), self.examples, self.tokens)
 
-# %% ../../nbs/train/08_state.ipynb #00d4578a
-@patch
-def read(self: ProgressMeter) -> tuple[dict[str, float], int]:
-    "Mean losses since the last read and tokens so far, over all ranks."
-    values = torch.stack([*self.losses.values()]).double() / self.count
-    both = self.runtime.sum(torch.cat([values, values.new_tensor([self.tokens])]))
-    means = dict(zip(self.losses, both.tolist()))
-    self.losses = {}
-    self.count = 0
-    return means, int(both[-1].item())
+    def read(self) -> tuple[dict[str, float], int]:
+        "Mean losses since the last read and tokens so far, over all ranks."
+        values = torch.stack([*self.losses.values()]).double() / self.count
+        both = self.runtime.sum(torch.cat([values, values.new_tensor([self.tokens])]))
+        means = dict(zip(self.losses, both.tolist()))
+        self.losses = {}
+        self.count = 0
+        return means, int(both[-1].item())
 
 # %% ../../nbs/train/08_state.ipynb #646e4803
 @patch
@@ -182,15 +184,6 @@ def restore(self: ProgressMeter, state: dict) -> None:
     self.losses = {k: torch.tensor(v, device=self.runtime.device) for k, v in state['losses'].items()}
     self.start = self.runtime.clock() - state['elapsed']
     self.paused_s = 0.0
-
-
-@patch
-@contextlib.contextmanager
-def pause(self: ProgressMeter) -> Iterator[None]:
-    "Inside, time does not count as training."
-    begin = self.runtime.clock()
-    yield
-    self.paused_s += self.runtime.clock() - begin
 
 # %% ../../nbs/train/08_state.ipynb #4c643062
 @dataclass
@@ -267,7 +260,7 @@ def keep_if_best(
         best['since'] += 1
         return
     best |= dict(step=step.done, epoch=step.epoch, value=value, since=0)
-    state.best = {name: t.detach().to('cpu', copy=True) for name, t in _named_tensors(state.student).items()}
+    state.best = {name: t.detach().to('cpu', copy=True) for name, t in named_tensors(state.student).items()}
 
 # %% ../../nbs/train/08_state.ipynb #20835b63
 def take_best(
@@ -277,13 +270,8 @@ def take_best(
     if state.best is None:
         return
     with torch.no_grad():
-        for name, tensor in _named_tensors(state.student).items():
+        for name, tensor in named_tensors(state.student).items():
             tensor.copy_(state.best[name])
-
-
-def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    "Weights and buffers by name."
-    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 # %% ../../nbs/train/08_state.ipynb #1d13e272
 def save_training(
