@@ -53,7 +53,8 @@ from kdnotes.results.runs import RunFolder
 from kdnotes.train.cpu_fast_path import fast_path
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.evaluation import evaluation_batches, predict
-from kdnotes.train.loop import make_optimizer, train
+from kdnotes.train.loop import train
+from kdnotes.train.state import make_optimizer
 from handmade import make_record
 
 pytestmark = pytest.mark.usefixtures('home')

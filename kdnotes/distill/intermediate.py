@@ -267,20 +267,16 @@ def open_student(
     task: Task,
     student: nn.Module,  # on its device
     config: RunConfig,  # resolved
-    signal: Callable | None,  # of `online_teacher`, where the configuration uses intermediate layers
+    signal: IntermediateSignal
+    | None,  # of `online_teacher`, where the configuration uses intermediate layers
     seed: int,  # of the projections, equal on all ranks
 ) -> tuple[Task, nn.Module]:  # what a training is given: the same two where no intermediate layer is used
     "The task with all loss terms, and the student together with its projections."
     if not uses_intermediate_layers(config):
         return task, student
     shape = student.config
-    teacher = getattr(signal, 'shape', None)
+    teacher = signal.shape
     taught = tuple(config.loss.hidden_layers or ())
-    if teacher is None:
-        raise ConfigError(
-            "hidden_loss and relation_loss need a signal with the teacher's intermediate layers; "
-            'make it with kdnotes.distill.intermediate.online_teacher'
-        )
     n_layers = shape.num_hidden_layers
     if taught and len(taught) not in (1, n_layers):
         raise ConfigError(

@@ -86,24 +86,15 @@ def with_tokens_of(task: Task) -> Callable[[Batch], Batch]:
 # %% ../../nbs/distill/05_teacher_cache.ipynb #0d5b6407
 SIGNAL_SCHEMA = 4  # of the files; a signal of another schema is made again
 _KEY_SCHEMA = 2  # of the names
+_KEY = ('weights_sha256', 'config_sha256', 'corpus_sha256', 'tokenizer_sha256', 'split', 'max_length')
+_KEY += ('forward_dtype', 'storage_dtype', 'subset')
 
 
 def signal_key(
-    weights_sha256: str,  # of the teacher's weights
-    config_sha256: str,  # of how they are read
-    corpus_sha256: str,  # of the corpus' content
-    tokenizer_sha256: str,  # of how texts become tokens
-    split: str,  # 'train'
-    max_length: int,  # tokens at which a pair is cut
-    forward_dtype: str,  # what the teacher computes in: 'fp32' | 'bf16'
-    storage_dtype: str,  # what is stored: 'fp32' | 'fp16' | 'bf16'
-    subset: str,  # which of the split's examples: 'all', or the rule that left some out
+    **parts: str | int,  # of `key_parts`
 ) -> str:  # 32 hex digits
     "The name of a signal's content."
-    model = [weights_sha256, config_sha256]
-    texts = [corpus_sha256, tokenizer_sha256, split, int(max_length)]
-    formats = [forward_dtype, storage_dtype]
-    return sha256_text(json.dumps([_KEY_SCHEMA, *model, *texts, *formats, subset]))[:32]
+    return sha256_text(json.dumps([_KEY_SCHEMA, *(parts[name] for name in _KEY)]))[:32]
 
 # %% ../../nbs/distill/05_teacher_cache.ipynb #7442bdaf
 def key_parts(
@@ -121,13 +112,15 @@ def key_parts(
         rows += f'-unlabelled-{config.loss.unlabelled_id}'
     return dict(
         weights_sha256=weights_sha256(teacher),
+        # of how they are read
         config_sha256=sha256_text(config_text(json.loads(unwrap(teacher).config.to_json_string()))),
         corpus_sha256=corpus_sha256,
-        tokenizer_sha256=tokenizer_sha256(tokenizer),
+        tokenizer_sha256=tokenizer_sha256(tokenizer),  # of how texts become tokens
         split='train',
-        max_length=config.data.max_length,
-        forward_dtype=config.loss.forward_dtype,
-        storage_dtype=storage_dtype or config.loss.signal_dtype,
+        max_length=config.data.max_length,  # tokens at which a text is cut
+        forward_dtype=config.loss.forward_dtype,  # what the teacher computes in: 'fp32' | 'bf16'
+        storage_dtype=storage_dtype or config.loss.signal_dtype,  # 'fp32' | 'fp16' | 'bf16'
+        # which of the split's examples
         subset=f'{task.signal_key()}-{config.task}{config.plugin_id}{rows}',
     )
 

@@ -16,21 +16,20 @@ from ..core.config import task_info
 from ..core.spec import RunConfig, value_of, with_values
 from ..core.processes import Stopped
 from ..core.streams import stream, torch_seed
-from ..distill.intermediate import open_student, uses_intermediate_layers
+from ..distill.intermediate import uses_intermediate_layers
 from ..distill.architectures import call
 from ..distill.needed_positions import first_position
 from ..losses.targets import weighted_sum
 from ..tasks.base import Task
 from ..tasks.batching import Batch, epoch_steps, micro_batches, mixed_steps
-from .cpu_fast_path import FastPath, fast_path
-from .distributed import Agreement, Runtime, Waits, wrap_ddp
+from .cpu_fast_path import fast_path
+from .distributed import Runtime, Waits
 from .evaluation import evaluate
 from .failures import STOP, TrainingError, first_non_finite, is_out_of_memory, out_of_memory
 from .gradient_stats import gradient_ranges
 from .precision import LEAST_SCALE, update_weights
 from kdnotes.train.state import (
     Objective,
-    ProgressMeter,
     Step,
     TrainingState,
     TrainResult,
@@ -42,8 +41,8 @@ from kdnotes.train.state import (
 )
 
 # %% auto #0
-__all__ = ['schedule_steps', 'with_steps', 'make_optimizer', 'rate_factor', 'rank_micro_batches', 'accumulate', 'loss_weights',
-           'log_interval', 'prepare', 'train']
+__all__ = ['schedule_steps', 'with_steps', 'rate_factor', 'rank_micro_batches', 'accumulate', 'loss_weights', 'log_interval',
+           'train']
 
 # %% ../../nbs/train/10_loop.ipynb #a1e044b0
 def schedule_steps(
@@ -93,20 +92,6 @@ def with_steps(
     one_epoch = with_values(config, epochs=1.0)
     steps_an_epoch, _ = schedule_steps(task, one_epoch)
     return with_values(config, epochs=steps / steps_an_epoch)
-
-# %% ../../nbs/train/10_loop.ipynb #55a10e9f
-def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
-    "AdamW; weight decay on matrices only."
-    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [
-        dict(params=matrices, weight_decay=config.train.weight_decay),
-        dict(params=vectors, weight_decay=0.0),
-    ]
-    betas = (config.train.adam_beta1, config.train.adam_beta2)
-    return torch.optim.AdamW(
-        groups, lr=config.train.learning_rate, betas=betas, eps=config.train.adam_epsilon, fused=True
-    )
 
 # %% ../../nbs/train/10_loop.ipynb #cd5dbb25
 def rate_factor(
@@ -211,55 +196,6 @@ def _dropout_seed(config: RunConfig, runtime: Runtime) -> int:
     draw = [config.train.dropout_draw] * (config.train.dropout_draw > 0)
     return torch_seed(config.seed, 'dropout', runtime.rank, *draw)
 
-# %% ../../nbs/train/10_loop.ipynb #b9e558fc
-def prepare(
-    task: Task,  # encoded
-    student: nn.Module,  # on the runtime's device, weights in fp32
-    config: RunConfig,  # resolved
-    runtime: Runtime,
-    fast_path: FastPath,  # of the student
-    on_row: Callable[..., None],
-    signal: Callable[[Batch], dict[str, Tensor]] | None = None,
-    folder: Path | None = None,  # of checkpoints
-    key: str = '',
-) -> TrainingState:
-    "A training before its first step."
-    total_steps, _ = schedule_steps(task, config)
-    weights = loss_weights(task, config)
-    task, trainable = open_student(task, student, config, signal, torch_seed(config.seed, 'init', 1))
-    ddp_model = wrap_ddp(trainable, config, runtime, fast_path.synchronised_elsewhere(trainable))
-    scaler = runtime.scaler()
-    best = None
-    if config.train.keep == 'best':
-        best = dict(set=task.evaluation_sets[0], metric=task.primary.metric, step=None, epoch=None)
-        best |= dict(value=None, since=0, planned=total_steps)
-    torch.manual_seed(_dropout_seed(config, runtime))
-    trainable.train()
-    return TrainingState(
-        task=task,
-        student=student,
-        config=config,
-        runtime=runtime,
-        on_row=on_row,
-        signal=signal,
-        folder=folder,
-        key=key,
-        trainable=trainable,
-        ddp_model=ddp_model,
-        fast_path=fast_path,
-        optimizer=make_optimizer(trainable, config),
-        scaler=scaler,
-        loss_scale=scaler.get_scale(),
-        loss_weights=weights,
-        total_steps=total_steps,
-        log_every=log_interval(total_steps),
-        meter=ProgressMeter(runtime, warmup=min(5, total_steps // 3)),
-        result=TrainResult(steps=total_steps, kept=best),
-        waits=Waits(runtime, [p for p in trainable.parameters() if p.requires_grad]),
-        agreement=Agreement(runtime),
-        non_finite=torch.zeros((), dtype=torch.bool, device=runtime.device),
-    )
-
 # %% ../../nbs/train/10_loop.ipynb #e2c9e0e1
 def train(
     task: Task,  # encoded
@@ -279,7 +215,20 @@ def train(
     # the last layer for what the losses read: of a classifier the first position, unless they look at layers
     positions = contextlib.nullcontext() if uses_intermediate_layers(config) else first_position(model)
     with lean as fast, positions:
-        state = prepare(task, model, config, runtime, fast, on_row, signal, checkpoints, key)
+        state = TrainingState(
+            task,
+            model,
+            config,
+            runtime,
+            fast,
+            on_row,
+            signal,
+            checkpoints,
+            key,
+            total_steps=schedule_steps(task, config)[0],
+            loss_weights=loss_weights(task, config),
+        )
+        torch.manual_seed(_dropout_seed(config, runtime))
         state.row(
             'start',
             ranks=runtime.ranks,
@@ -346,7 +295,7 @@ def _optimise(
         state.row('overflow', step=step.done, scale=before)
         if state.loss_scale < LEAST_SCALE:
             _explain_non_finite(state, step)
-    log = step.done == state.total_steps or step.done % state.log_every == 0
+    log = step.done == state.total_steps or step.done % log_interval(state.total_steps) == 0
     if log or runtime.device.type == 'cpu':
         _check_finite(state, all_ranks=log)
     if log:
@@ -507,6 +456,7 @@ def _check_finite(
 # %% ../../nbs/train/10_loop.ipynb #52631fd5
 def _non_finite(state: TrainingState, step: Step) -> tuple[str, list[int]] | None:
     "The first layer that is not finite when a step is done again, on any rank, and the examples."
+    weights = state.objective.loss_weights
     places = []
     for part in rank_micro_batches(state.task, step.index, state.config, state.runtime):
         batch = state.task.batch('train', part, step.epoch).to(state.runtime.device)
@@ -515,7 +465,7 @@ def _non_finite(state: TrainingState, step: Step) -> tuple[str, list[int]] | Non
             with state.runtime.autocast():
                 outputs = call(model, batch.inputs)
             terms = _loss_terms(state.objective, outputs, batch)
-            return weighted_sum({name: value for name, (value, _) in terms.items()}, state.loss_weights)[0]
+            return weighted_sum({name: value for name, (value, _) in terms.items()}, weights)[0]
 
         place = first_non_finite(state.trainable, loss)
         if place:
