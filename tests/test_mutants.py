@@ -247,7 +247,7 @@ MUTANTS = [
             (
                 "the table's rows of each rank for itself",
                 'train.loop',
-                'state.runtime.sum(gradient).div_(state.runtime.ranks)',
+                'runtime.sum(gradient).div_(runtime.ranks)',
                 'gradient',
             ),
         )
