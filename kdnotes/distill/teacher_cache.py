@@ -94,7 +94,8 @@ def signal_key(
     **parts: str | int,  # of `key_parts`
 ) -> str:  # 32 hex digits
     "The name of a signal's content."
-    return sha256_text(json.dumps([_KEY_SCHEMA, *(parts[name] for name in _KEY)]))[:32]
+    values = [_KEY_SCHEMA, *(parts[name] for name in _KEY)]
+    return sha256_text(json.dumps(values, default=int))[:32]  # numpy's integers too
 
 # %% ../../nbs/distill/05_teacher_cache.ipynb #7442bdaf
 def key_parts(
