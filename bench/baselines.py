@@ -17,7 +17,7 @@ from kdnotes.core.spec import RunConfig
 from kdnotes.tasks.base import Task
 from kdnotes.distill.architectures import call
 from kdnotes.train.distributed import Runtime
-from kdnotes.train.loop import make_optimizer
+from kdnotes.train.state import make_optimizer
 
 # %% auto #0
 __all__ = ['PACKAGES', 'PARTS', 'Asking', 'BaselineError', 'Course', 'Training', 'logits_name', 'examples', 'kd_loss', 'missing',
@@ -278,7 +278,7 @@ class _Autocast(nn.Module):
         self.train(model.training)  # TextBrewer gives a model the mode back that its wrapper had
 
     def forward(self, labels=None, **inputs) -> Tensor:
-        with self.runtime.autocast(widened=False):
+        with self.runtime.autocast(emulated=False):
             return call(self.model, inputs).logits.float()  # as everyone but kdnotes
 
 

@@ -156,7 +156,7 @@ OTHERS = {  # take part when named
     'kdnotes_torch_products': Contestant(
         'kdnotes',
         "warm, matmuls in bf16 as torch computes them; differs on a CPU without instructions for them",
-        options=dict(widened=False),
+        options=dict(emulated=False),
     ),
 }
 QUALITY_SEEDS = 3

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from kdnotes.tasks.base import Task, TaskView
-from kdnotes.train import emulated_bf16
+from kdnotes.train.precision import EmulatedBf16Matmul
 from kdnotes.train.distributed import Runtime
 
 # %% auto #0
@@ -56,7 +56,7 @@ def matmul_rate(
 
     def rounds(count: int) -> float:
         begin = runtime.clock()
-        with emulated_bf16.EmulatedBf16Matmul() if runtime.widened else contextlib.nullcontext():
+        with EmulatedBf16Matmul() if runtime.emulated_bf16 else contextlib.nullcontext():
             for _ in range(count):
                 for a, b in pairs:
                     a @ b

@@ -24,7 +24,7 @@ from kdnotes.tasks.documents import CORPORA, MORE_SETS, more_set
 from kdnotes.tasks.sources import Rows, load_by_rules, local_copy
 from kdnotes.tasks.text_blocks import token_stream
 from kdnotes.telemetry.meters import cpu_name
-from kdnotes.train.latency import median_ms
+from kdnotes.train.evaluation import median_ms
 
 # %% auto #0
 __all__ = ['network_sizes', 'text_size', 'corpus_sizes', 'published_tokens', 'wikitext_tokens', 'answer_times']

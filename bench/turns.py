@@ -44,7 +44,7 @@ from kdnotes.tasks.lm_scores import all_tokens, single_mask_nll, line_rows, sing
 from kdnotes.tasks.sources import corpus_of
 from kdnotes.tasks.text_blocks import Positions, Rows, token_stream
 from kdnotes.train.distributed import start
-from kdnotes.train.latency import median_ms
+from kdnotes.train.evaluation import median_ms
 from kdnotes.train.evaluation import ModelForward, evaluate
 from kdnotes.train.loop import schedule_steps, train, with_steps
 from kdnotes.train.precision import set_matmul_precision
@@ -154,11 +154,11 @@ def train_kdnotes(
     split: bool = False,  # also say where the time goes; makes it slower
     shares: bool = False,  # also say which share of a step each kind of operator has; makes it slower
     online: bool = False,  # the teacher in every step
-    widened: bool = True,  # on a CPU without instructions for bf16, multiply in fp32
+    emulated: bool = True,  # on a CPU without instructions for bf16, multiply in fp32
 ) -> dict:  # examples_per_s, tokens_per_s, padding_share, losses [[step, loss], ...], parts {part: seconds}
     "One training with kdnotes."
     config = place.turn_config(turn)
-    runtime = place.runtime if widened else replace(place.runtime, widened=False)
+    runtime = place.runtime if emulated else replace(place.runtime, emulated_bf16=False)
     model = copy.deepcopy(place.student).to(runtime.device)
     signal = None
     if config.loss is not None:

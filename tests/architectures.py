@@ -81,21 +81,21 @@ EACH_ARCHITECTURE = one_of_each(
 REFUSED = {  # architecture -> a config, words of the refusal
     'albert': (
         hf.AlbertConfig(**SIZE, num_hidden_layers=4, embedding_size=16),
-        'has no list of 4 layers to choose from',
+        'has no single list of 4 layers to choose from',
     ),
     't5': (
         hf.T5Config(vocab_size=len(WORDS), d_model=32, d_kv=16, num_layers=4, num_heads=2, d_ff=48),
-        'has an encoder and a decoder',
+        'has no single list',
     ),
     'funnel': (
         hf.FunnelConfig(
             vocab_size=len(WORDS), d_model=32, block_sizes=[2, 2], n_head=2, d_head=16, d_inner=48
         ),
-        'has no list of 4 layers',
+        'has no single list of 4 layers',
     ),
     'xlm': (
         hf.XLMConfig(vocab_size=len(WORDS), emb_dim=32, n_layers=4, n_heads=2),
-        'keeps its layers in 4 lists',
+        'has no single list of 4 layers',
     ),
 }
 

@@ -13,10 +13,10 @@ NOTEBOOKS = Path(__file__).resolve().parents[1] / 'nbs'
 LESSONS = {
     'train.loop': 'train/10_loop',
     'train.checkpoint': 'train/06_checkpoint',
-    'distill.heads': 'distill/00_heads',
+    'distill.heads': 'distill/01_heads',
     'distill.needed_positions': 'distill/03_needed_positions',
-    'distill.teacher_cache': 'distill/08_teacher_cache',
-    'distill.students': 'distill/06_students',
+    'distill.teacher_cache': 'distill/05_teacher_cache',
+    'distill.students': 'distill/07_students',
     'losses.targets': 'losses/01_targets',
     'losses.vocabulary': 'losses/03_vocabulary',
     'tasks.batching': 'tasks/01_batching',

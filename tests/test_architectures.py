@@ -29,8 +29,7 @@ from kdnotes.tasks.batching import encode_pairs, pad_pairs
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment import export
 from kdnotes.experiment.launch import run
-from kdnotes.distill.intermediate_losses import value_projections
-from kdnotes.distill.intermediate import ModelWithIntermediate
+from kdnotes.distill.intermediate import ModelWithIntermediate, value_projections
 from kdnotes.distill.architectures import call, weights_sha256
 from kdnotes.distill.models import load_model, save_model
 from kdnotes.distill.students import check_student, choose_layers
@@ -200,15 +199,6 @@ def test_tokenizers_of_other_token_types_are_refused_in_the_plan(kind, vocab, fi
     assert '\n' not in str(refusal.value)
 
 
-def test_an_architecture_of_certain_lengths_is_refused_in_the_plan(tmp_path):
-    config = hf.NystromformerConfig(
-        **SIZE, num_hidden_layers=2, pad_token_id=0, segment_means_seq_len=8, num_landmarks=4
-    )
-    asked = make_config(corpus='embedded', smoke=True, teacher=str(write_teacher(tmp_path / 'n', config)))
-    with pytest.raises(KdnotesError, match='is a nystromformer that does not take batches of every length'):
-        plan(asked, Machine('cpu', 2))
-
-
 def test_a_head_of_another_task_is_left_behind_and_that_is_said(tmp_path):
     config = configs(2)['bert']
     config.num_labels = 5
@@ -337,7 +327,8 @@ def test_a_mask_in_its_long_form_goes_only_where_it_means_the_same(kind):
     if not architectures._takes_whole_mask(model):
         assert kind in WITHOUT_SDPA | {'modernbert'}
         return
-    long = short | dict(attention_mask=architectures._whole_mask(short['attention_mask']))
+    mask = short['attention_mask'].bool()[:, None, None, :]
+    long = short | dict(attention_mask=mask.expand(-1, 1, mask.shape[-1], -1))
     with torch.no_grad():
         expected = call(model, short).logits
         torch.testing.assert_close(call(model, long).logits, expected, atol=1e-5, rtol=1e-5)

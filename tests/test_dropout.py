@@ -68,7 +68,7 @@ def trained_by_hand() -> tuple[np.ndarray, list[float]]:
     from kdnotes.core.streams import torch_seed
     from kdnotes.train.cpu_fast_path import DropoutRng
     from kdnotes.train.cpu_fast_path import FastPath
-    from kdnotes.train.loop import make_optimizer
+    from kdnotes.train.state import make_optimizer
     from kdnotes.train.loop import rate_factor
     from kdnotes.train.loop import schedule_steps
 

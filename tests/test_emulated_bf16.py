@@ -6,11 +6,11 @@ import torch
 from helpers import SameWord, tiny_bert
 from kdnotes.core.parse import make_config
 from kdnotes.core.resolve import Machine, resolve
-from kdnotes.train.emulated_bf16 import EmulatedBf16Matmul
+from kdnotes.train.precision import EmulatedBf16Matmul
 from kdnotes.train.distributed import Runtime, start
 
 CPU = torch.device('cpu')
-TORCHS, WIDENED, FP32 = Runtime(CPU, 'bf16'), Runtime(CPU, 'bf16', widened=True), Runtime(CPU, 'fp32')
+TORCHS, WIDENED, FP32 = Runtime(CPU, 'bf16'), Runtime(CPU, 'bf16', emulated_bf16=True), Runtime(CPU, 'fp32')
 
 
 def gradients(here: Runtime) -> np.ndarray:
@@ -105,6 +105,6 @@ def test_a_run_uses_them_where_the_cpu_has_no_instructions(monkeypatch):
         monkeypatch.setattr('kdnotes.core.resolve.cpu_flags', lambda: {'avx2', *flags})
         return start(resolve(make_config(mode=mode), Machine('cpu', 1), 'embedded'))
 
-    assert here('mixed_student').widened
-    assert not here('mixed_student', 'avx512_bf16').widened
-    assert not here('full_student').widened
+    assert here('mixed_student').emulated_bf16
+    assert not here('mixed_student', 'avx512_bf16').emulated_bf16
+    assert not here('full_student').emulated_bf16

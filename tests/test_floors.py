@@ -18,7 +18,7 @@ from kdnotes.distill.tokenizers import load_tokenizer, reads_as
 from kdnotes.experiment.compatibility import make_task
 from kdnotes.stats.comparable import trivial_baselines
 from kdnotes.stats.evidence import known_baselines, unscored_starts
-from kdnotes.distill.encoder import FrozenEncoder
+from kdnotes.distill.models import FrozenEncoder
 from kdnotes.distill.weights import MINILM, find_model, reading_sha256, source_sha256
 from kdnotes.experiment import worker
 from kdnotes.experiment.clean import clean, leftovers

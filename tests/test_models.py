@@ -123,7 +123,7 @@ def torn(path: Path):
             lambda shards, index: shards[1].unlink(),
             r'is not whole: of the \d+ files .*-00002-of-.* is missing',
         ),
-        (lambda shards, index: torn(shards[0]), '-00001-of-.*is torn or of another kind'),
+        (lambda shards, index: torn(shards[0]), '-00001-of-.*could not be loaded as weights'),
         (lambda shards, index: index.write_text('{"weight_map": '), 'does not say which files'),
         (lambda shards, index: index.write_text('{"weight_map": {"a": "../x"}}'), 'does not say which files'),
         (lambda shards, index: index.write_text('{"weight_map": {}}'), 'does not say which files'),
@@ -142,7 +142,7 @@ def test_a_pickle_is_not_opened_and_its_refusal_says_how_to_convert_it(folder, t
     (folder / 'model.safetensors').unlink()
     run = f'open({str(tmp_path / "executed")!r}, "w")'
     (folder / 'pytorch_model.bin').write_bytes(pickle.dumps(Executes(run)))
-    with pytest.raises(ModelError, match='is a pickle, which may run code') as e:
+    with pytest.raises(ModelError, match='a pickle may run code') as e:
         source_sha256(folder)
     assert not (tmp_path / 'executed').exists()
     torch.save(state, folder / 'pytorch_model.bin')
@@ -265,15 +265,16 @@ def test_a_hub_model_in_shards_comes_whole(hub, sharded):
 
 def test_a_hub_model_that_has_a_pickle_alone_says_how_to_convert_it(hub, folder):
     (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin')
-    with pytest.raises(
-        ModelError, match="has no model.safetensors on the hub; .*BertForSequence.*'good/model'"
-    ) as e:
+    with pytest.raises(ModelError, match="has no model.safetensors, .*BertForSequence.*'good/model'") as e:
         find_model('good/model')
     one_sentence(e)
 
 
 def test_a_model_the_hub_does_not_have(hub):
-    with pytest.raises(ModelError, match="'nobody/model' is neither a folder nor a model of the hub") as e:
+    with pytest.raises(
+        ModelError,
+        match="'nobody/model' is no folder and could not be fetched from the hub .*RepositoryNotFoundError",
+    ) as e:
         find_model('nobody/model')
     one_sentence(e)
 
@@ -359,7 +360,7 @@ def test_a_folder_without_a_tokenizer(folder):
         load_tokenizer(folder)
     one_sentence(e)
     (folder / 'tokenizer.json').write_text('{')
-    with pytest.raises(ModelError, match='has a tokenizer that cannot be read') as e:
+    with pytest.raises(ModelError, match='could not be loaded as a tokenizer') as e:
         load_tokenizer(folder)
     one_sentence(e)
 

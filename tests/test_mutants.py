@@ -224,8 +224,8 @@ MUTANTS = [
     ),
     Mutant(
         'untouched rows do not decay',
-        'train.cpu_fast_path',
-        'self.decay *= 1 - rate * weight_decay',
+        'train.loop',
+        'fast.decay *= 1 - rate * config.weight_decay',
         'pass',
         'test_parity.py::test_untouched_rows_decay',
     ),
@@ -247,7 +247,7 @@ MUTANTS = [
             (
                 "the table's rows of each rank for itself",
                 'train.loop',
-                'state.runtime.sum(gradient).div_(state.runtime.ranks)',
+                'runtime.sum(gradient).div_(runtime.ranks)',
                 'gradient',
             ),
         )
@@ -306,8 +306,8 @@ MUTANTS = [
             ),
             (
                 'an adapter that is not asked',
-                'short and _is_plain(key) and _is_plain(value)',
-                'short',
+                'if short and plain:',
+                'if short:',
                 'test_projections_that_are_not_plain_are_called',
             ),
             (
@@ -327,14 +327,14 @@ MUTANTS = [
     ),
     Mutant(
         'weights that are multiplied unrounded',
-        'train.emulated_bf16',
+        'train.precision',
         '        weight = weight.bfloat16()',
         '        pass',
         'test_emulated_bf16.py::test_gradients_are_those_of_torchs_matmuls_and_not_fp32s',
     ),
     Mutant(
         'activations kept in fp32',
-        'train.emulated_bf16',
+        'train.precision',
         'ctx.save_for_backward(x, weight)\n',
         'ctx.save_for_backward(x.float(), weight)\n',
         'test_emulated_bf16.py::test_activations_are_kept_in_16_bits',
@@ -342,8 +342,8 @@ MUTANTS = [
     Mutant(
         'matmuls in fp32 on every CPU',
         'train.distributed',
-        "widened=dtype == 'bf16' and not cuda and not cpu_has_bf16()",
-        "widened=dtype == 'bf16' and not cuda",
+        "emulated_bf16=dtype == 'bf16' and not cuda and not cpu_has_bf16()",
+        "emulated_bf16=dtype == 'bf16' and not cuda",
         'test_emulated_bf16.py::test_a_run_uses_them_where_the_cpu_has_no_instructions',
     ),
     Mutant(

@@ -247,7 +247,7 @@ def test_a_set_with_a_part_of_the_scores_is_refused(tmp_path):
     for table in found.values():
         table['a'] = -table['score']
         table['b'] = table['score']
-    for names, words in (('a+b', "test has 'a' and no 'b'"), ('a;b', "test has scores, and none in 'b'")):
+    for names, words in (('a+b', "test has 'a' and no 'b'"), ('a;b', "test has 'a' and no 'b'")):
         lacks = found | dict(test=found['test'].drop(columns='b'))
         corpus = written(tmp_path / names, lacks)
         with pytest.raises(KdnotesError, match=f'{words}.*give test all columns of scores, or none'):
@@ -393,15 +393,15 @@ def changed(of: dict, split: str, row: int, value) -> dict:
 @pytest.mark.parametrize(
     'split, value, given, words',
     [
-        ('train', 'nan', {}, r"train.csv, row 3: 'score' (is empty or nan|holds nan)"),
-        ('train', '', {}, r"row 3: 'score' is empty or nan, as it is in 1 of 64 rows of train"),
-        ('dev', '', {}, r"dev.csv, row 3: 'score' is empty or nan, as it is in 1 of 40 rows of dev"),
-        ('train', 'inf', {}, "row 3: 'score' holds inf, which is not finite"),
-        ('train', 'good', {}, "row 3: 'score' holds 'good', which is no number"),
-        ('train', '9' * 400, {}, "row 3: 'score' holds 9+...9+, which is not finite"),
-        ('train', f'[{"9" * 400}, 1]', {}, "row 3: 'score' holds 9+...9+, which is not finite"),
-        ('train', '[' * 5000, {}, r"row 3: 'score' holds '\[+...\[+', which is no number"),
-        ('train', 1e300, {}, "row 3: 'score' holds a number that is 1e.300 in size, and 1e.09 is the most"),
+        ('train', 'nan', {}, r"train.csv, row 3: 'score' (is empty or nan|holds 'nan')"),
+        ('train', '', {}, r"row 3: 'score' is empty or nan; fill it in"),
+        ('dev', '', {}, r"dev.csv, row 3: 'score' is empty or nan; fill it in"),
+        ('train', 'inf', {}, "row 3: 'score' holds 'inf', which is no finite number"),
+        ('train', 'good', {}, "row 3: 'score' holds 'good', which is no finite number"),
+        ('train', '9' * 400, {}, "row 3: 'score' holds '9+...9+', which is no finite number"),
+        ('train', f'[{"9" * 400}, 1]', {}, "row 3: 'score' holds 9+...9+, which is no finite number"),
+        ('train', '[' * 5000, {}, r"row 3: 'score' holds '\[+...\[+', which is no finite number"),
+        ('train', 1e300, {}, "row 3: 'score' holds a number that is 1e.300 in size"),
         ('dev', '[0, -1e30]', {}, "dev.csv, row 3: 'score' holds (2 numbers|a number that is 1e.30)"),
         ('train', '[1, 2, 3]', {}, r"row 3: 'score' holds 3 numbers, and there are 2 classes \('animal', "),
         ('train', '[0.2, 0.3]', {'scores_are': 'probabilities'}, 'holds 2 numbers, and 1 in the first row'),
@@ -421,7 +421,7 @@ def test_scores_that_cannot_be_meant_are_a_sentence(split, value, given, words, 
     assert '\n' not in str(refused.value)
 
 
-def test_missing_scores_are_counted_in_the_rows_that_they_are_missing_in(tmp_path):
+def test_missing_scores_are_told_by_their_row(tmp_path):
     task = 'text_classification'
     of = changed(with_scores(task), 'train', 2, '')
     corpus = written(tmp_path / 'corpus', of)
@@ -430,14 +430,12 @@ def test_missing_scores_are_counted_in_the_rows_that_they_are_missing_in(tmp_pat
     rest.loc[[4, 7], 'score'] = ''
     rest.to_csv(corpus / 'unlabelled.csv', index=False)
     teacher = small(tmp_path / 'teacher', 2)
-    words = "row 3: 'score' is empty or nan, as it is in 1 of 64 rows of train and 2 of 40 rows of unlabelled"
+    words = "row 3: 'score' is empty or nan"
     with pytest.raises(KdnotesError, match=words):
         plan(asked(corpus, teacher, task=task))
     of['train'].loc[2, 'score'] = 0.5
     of['train'].to_csv(corpus / 'train.csv', index=False)
-    with pytest.raises(
-        KdnotesError, match="unlabelled, example 4: 'score' is .* in 2 of 40 rows of unlabelled;"
-    ):
+    with pytest.raises(KdnotesError, match="unlabelled, example 4: 'score' is empty or nan"):
         plan(asked(corpus, teacher, task=task))
 
 
@@ -456,16 +454,8 @@ def test_probabilities_are_not_taken_for_logits(tmp_path):
 @pytest.mark.parametrize(
     ('row', 'n', 'words'),
     [
-        (
-            '[0.5, 0.7]',
-            1,
-            r"'both' holds probabilities, as it does in 63 of 64 rows: .* \(.*, row 5: add up to 1.2\)",
-        ),
-        (
-            '[0.5, 2]',
-            6,
-            r'in 58 of 64 rows: numbers from 0 to 1 that add up to 1 \(.*, row 5: add up to 2.5\)',
-        ),
+        ('[0.5, 0.7]', 1, r"'both' holds probabilities, as it does in 63 of 64 rows: .* that add up to 1"),
+        ('[0.5, 2]', 6, r'in 58 of 64 rows: numbers from 0 to 1 that add up to 1'),
         ('[0.5, 2]', 7, ''),  # 57 of 64 are not nearly all
     ],
 )
@@ -481,7 +471,7 @@ def test_probabilities_of_nearly_all_rows_are_not_taken_for_logits(row, n, words
     if not words:
         assert plan(config).teachers['are'] == 'logits'
         return
-    with pytest.raises(KdnotesError, match=words + '; say scores_are=probabilities and correct the others'):
+    with pytest.raises(KdnotesError, match=words + '; say scores_are=probabilities'):
         plan(config)
 
 
@@ -594,7 +584,7 @@ def test_scores_that_are_numbers_make_the_student_that_their_model_makes(task, t
 @pytest.mark.parametrize(
     ('said', 'words'),
     [
-        (1e300, "row 3: 'said' holds a number that is .* deviations of the labels in size, and 1e.09 is"),
+        (1e300, "row 3: 'said' holds a number that is .* in size"),
         ('[1, 2]', "row 3: 'said' holds 2 numbers, and there is 1 class"),
         ('', "row 3: 'said' is empty or nan"),
     ],

@@ -22,7 +22,6 @@ from kdnotes.core.spec import PATHS, value_of
 from kdnotes.core.parse import make_config, preset_values
 from kdnotes.core.resolve import Machine, resolve
 from kdnotes.distill.heads import (
-    ShapeError,
     attentions,
     is_pruned,
     layers_of,
@@ -32,7 +31,8 @@ from kdnotes.distill.heads import (
     whole_model,
 )
 from kdnotes.distill.intermediate import online_teacher
-from kdnotes.distill.architectures import SettingError, apply_settings, head_dropout, model_settings
+from kdnotes.distill.architectures import apply_settings, head_dropout, model_settings
+from kdnotes.distill.weights import ModelError
 from kdnotes.distill.architectures import count_parameters, forward_flops, weights_sha256
 from kdnotes.distill.models import load_model, save_model
 from kdnotes.distill.students import choose_layers
@@ -54,7 +54,8 @@ from kdnotes.results.runs import RunFolder
 from kdnotes.train.cpu_fast_path import fast_path
 from kdnotes.train.distributed import Runtime
 from kdnotes.train.evaluation import evaluation_batches, predict
-from kdnotes.train.loop import make_optimizer, train
+from kdnotes.train.loop import train
+from kdnotes.train.state import make_optimizer
 from handmade import make_record
 
 pytestmark = pytest.mark.usefixtures('home')
@@ -446,13 +447,13 @@ def test_an_architecture_that_cannot_be_shaped_or_has_no_such_dropout(tmp_path):
         return check_shape(config, HEAD)
 
     for parameters in (dict(heads=2), dict(feed_forward=8)):
-        with pytest.raises(ShapeError) as e:
+        with pytest.raises(ModelError) as e:
             check(**parameters)
         assert f"{[*parameters][0]} cannot be chosen for the architecture 'modernbert'" in one_sentence(e)
-    with pytest.raises(ShapeError) as e:
+    with pytest.raises(ModelError) as e:
         check_shape(make_config(teacher=str(folder), layers=5), HEAD)
     assert 'layers=5, more than the 3 that there are' in one_sentence(e)
-    with pytest.raises(SettingError) as e:
+    with pytest.raises(ModelError) as e:
         check(dropout=0.1)
     assert "dropout=0.1 cannot be set, since the config of the architecture 'modernbert'" in one_sentence(e)
     assert check(attention_dropout=0.1)[0].config.attention_dropout == 0.1

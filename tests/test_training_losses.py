@@ -9,8 +9,13 @@ from helpers import SameWord, as_configured, flat, tiny_bert, tiny_config, tiny_
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
 from kdnotes.losses.conventions import DIALECTS, dialect_loss
-from kdnotes.distill.intermediate_losses import capture_outputs, relation_kl, value_projections
-from kdnotes.distill.intermediate import online_teacher, open_student
+from kdnotes.distill.intermediate import (
+    capture_outputs,
+    online_teacher,
+    open_student,
+    relation_kl,
+    value_projections,
+)
 from kdnotes.losses.targets import margin_mse, ranknet, soft_target_kl
 from kdnotes.train.distributed import Runtime
 from kdnotes.distill.teacher_cache import online_signal

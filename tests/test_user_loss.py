@@ -172,7 +172,7 @@ WRONG = [
     ('return None', 'returned a NoneType, not (sum, count)'),
     ('return student_outputs.logits, 2', 'as the sum, which must be a scalar tensor of floats'),
     ('return 0.5, len(batch.index)', 'returned a float as the sum'),
-    ("return student_outputs.logits.sum(), 'all'", 'returned a str as the count'),
+    ("return student_outputs.logits.sum(), 'all'", "returned 'all' as the count"),
     ('return student_outputs.logits.sum(), 0', 'returned count=0 for 2 training rows'),
     ('return student_outputs.logits.sum(), 2 * len(batch.index)', 'returned count=4 for 2 training rows'),
     ('return student_outputs.logits.detach().sum(), len(batch.index)', 'a sum without a gradient'),

@@ -37,6 +37,7 @@ from ..tasks.base import Task, TaskView
 from ..tasks.batching import Batch
 from ..tasks.sources import corpus_of
 from ..train import distributed as rt, loop as tr
+from ..train.state import make_optimizer
 from ..train.user_loss import with_loss
 
 # %% auto #0
@@ -439,7 +440,7 @@ def _check_memory(case: Case) -> Finding:
     task = with_loss(case.task, case.loss, case.model, signal, case.single_rank)
     weights = tr.loss_weights(task, config)
     task, model = open_student(task, copy.deepcopy(case.model).train(), config, signal, 0)
-    optimizer = tr.make_optimizer(model, config)
+    optimizer = make_optimizer(model, config)
     objective = tr.Objective(task, config, case.single_rank, weights, signal)
     if cuda:
         torch.cuda.reset_peak_memory_stats()

@@ -8,7 +8,6 @@ import copy
 import functools
 import hashlib
 import inspect
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,14 @@ import torch
 import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
-from ..core.config import KdnotesError
 from ..core.spec import RunConfig, value_of
-from ..core.files import MORE_MEMORY, lacks_memory
 from .heads import as_configured, attention_width
-from .weights import ModelError, check_fields, find_model, quiet_loading, read_config
+from .weights import ModelError, find_model, not_loaded, quiet_loading
 
 # %% auto #0
-__all__ = ['FIELDS', 'load_config', 'first_line', 'not_loaded', 'model_class', 'has_head', 'attention_of', 'build_model',
-           'forward_anywhere', 'depth', 'check_hidden_states', 'unwrap', 'weights_sha256', 'count_parameters',
-           'forward_flops', 'model_inputs', 'inputs_of', 'call', 'SettingError', 'model_settings', 'apply_settings',
-           'head_dropout']
+__all__ = ['FIELDS', 'load_config', 'first_line', 'model_class', 'attention_of', 'build_model', 'forward_anywhere', 'depth',
+           'check_hidden_states', 'unwrap', 'weights_sha256', 'count_parameters', 'forward_flops', 'model_inputs',
+           'inputs_of', 'call', 'model_settings', 'apply_settings', 'head_dropout']
 
 # %% ../../nbs/distill/02_architectures.ipynb #c8a4f6d2
 def load_config(
@@ -35,7 +31,6 @@ def load_config(
 ):  # a transformers config
     "The config of a model, without its weights."
     folder = find_model(source)
-    check_fields(folder)
     try:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # torn files, a config of an unknown kind
@@ -45,28 +40,6 @@ def load_config(
 def first_line(error: Exception) -> str:
     "The first line of an error's message, or its type."
     return str(error).strip().split('\n')[0][:200].rstrip('.') or type(error).__name__
-
-
-def not_loaded(folder: Path, what: str, error: Exception) -> ModelError:
-    "An error of transformers as one sentence."
-    if lacks_memory(error):
-        return ModelError(
-            f'{folder} could not be loaded as {what}, since memory ran out; {MORE_MEMORY}, or give a smaller '
-            'model',
-            cause='memory',
-        )
-    lines = str(error).strip().split('\n')
-    reason = (
-        ' '.join(line.strip() for line in lines[: 1 + lines[0].endswith(':')])[:200] or type(error).__name__
-    )
-    if isinstance(error, KeyError):
-        fields = [name for name, value in read_config(folder).items() if repr(value) == reason]
-        where = ' in ' * bool(fields) + ' and '.join(fields)
-        reason = f'its config.json names {reason}{where}, which transformers does not have'
-    return ModelError(
-        f'{folder} could not be loaded as {what}: {reason.rstrip(".")}; '
-        'give a folder that save_pretrained has written'
-    )
 
 # %% ../../nbs/distill/02_architectures.ipynb #b91a8af4
 def model_class(
@@ -83,15 +56,6 @@ def model_class(
     return mapped[0] if isinstance(mapped, tuple) else mapped  # Funnel has one for a text, one for its tokens
 
 
-def has_head(
-    config,  # a transformers config
-    auto_class: str,  # the transformers head
-) -> bool:
-    "Does a config say that its model was saved with this head?"
-    head = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
-    return head is not None and head.__name__ in (getattr(config, 'architectures', None) or ())
-
-# %% ../../nbs/distill/02_architectures.ipynb #e9886b3f
 def attention_of(
     config,  # a transformers config
     auto_class: str,  # the transformers head
@@ -117,22 +81,17 @@ def build_model(
 def forward_anywhere(
     config,  # of transformers
     auto_class: str,  # the transformers head
-    look: Callable,
+    look: Callable,  # (model, device) -> what is wanted
     attention: str = '',  # as for `build_model`
-):
-    """What `look(model, device)` gives without weights;
-    where a forward reads numbers from the device, as DeBERTa's does, with random ones.
-    """
-
-    def on(device):
-        return look(build_model(config, auto_class, device, attention).eval().requires_grad_(False), device)
-
-    try:
-        with torch.no_grad():
-            return on('meta')
-    except Exception:  # an error of any kind comes again on the CPU, unless it was meta's
-        with torch.no_grad():
-            return on('cpu')
+):  # of `look`
+    "A forward without weights; where it reads numbers from the device, as DeBERTa's does, with random ones."
+    for device in ('meta', 'cpu'):
+        try:
+            with torch.no_grad():
+                return look(build_model(config, auto_class, device, attention).eval(), device)
+        except Exception:  # an error of any kind comes again on the CPU, unless it was meta's
+            if device == 'cpu':
+                raise
 
 # %% ../../nbs/distill/02_architectures.ipynb #690a5542
 def depth(
@@ -155,12 +114,8 @@ def check_hidden_states(
     "Refuse an architecture whose hidden states are not the embeddings' and one for each layer."
 
     def look(model, device):
-        return [
-            tuple(state.shape)
-            for state in model(
-                input_ids=torch.full((1, 8), 3, device=device), output_hidden_states=True
-            ).hidden_states
-        ]
+        ids = torch.full((1, 8), 3, device=device)
+        return [tuple(h.shape) for h in model(input_ids=ids, output_hidden_states=True).hidden_states]
 
     try:
         shapes = forward_anywhere(config, auto_class, look)
@@ -203,27 +158,9 @@ def count_parameters(
     "The number of parameters of a model."
     return sum(p.numel() for p in model.parameters())
 
-# %% ../../nbs/distill/02_architectures.ipynb #6fc6da52
-# architectures with the matmuls below, and no others
-_LIKE_BERT = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert', 'mpnet'}
-
-
-def _flops_like_bert(config, lengths: torch.Tensor) -> float:
-    "The sum of the table's terms."
-    # hidden_dim: DistilBERT's word
-    h = config.hidden_size
-    f = getattr(config, 'intermediate_size', None) or config.hidden_dim
-    a = attention_width(config)
-    layer = (8 * h * a + 4 * h * f) * lengths + 4 * a * lengths * lengths
-    factored = getattr(config, 'embedding_size', h)  # ELECTRA: narrow embeddings, projected up
-    embed = 2 * factored * h * lengths if factored != h else 0 * lengths
-    return float((config.num_hidden_layers * layer + embed).sum())
-
 # %% ../../nbs/distill/02_architectures.ipynb #dd61a45c
-def _count(model: nn.Module, device: str) -> tuple[float, float, float]:
-    """The operations of a forward over one text of L tokens as `a + b L + c L^2`,
-    counted by PyTorch at three lengths; without the head.
-    """
+def _count(model: nn.Module, device: str) -> list[float]:
+    "The operations `a, b, c` of a forward over one text of L tokens, `a + b L + c L^2`, without the head."
     body = model.base_model
     if getattr(body, 'pooler', None) is not None:  # a part of the head
         body.pooler = None
@@ -235,22 +172,13 @@ def _count(model: nn.Module, device: str) -> tuple[float, float, float]:
             body(input_ids=ids)
         counted.append(counter.get_total_flops())
     powers = torch.tensor([[1.0, length, length**2] for length in lengths], dtype=torch.float64)
-    return tuple(torch.linalg.solve(powers, torch.tensor(counted, dtype=torch.float64)).tolist())
-
-
-@functools.lru_cache(maxsize=16)
-def _counted_flops(
-    config_class: type,
-    config_json: str,
-    # nan: cannot be counted
-) -> tuple[float, float, float]:
-    "As `_count`, of a config."
-    try:
-        return forward_anywhere(config_class.from_dict(json.loads(config_json)), 'AutoModel', _count, 'eager')
-    except Exception:  # of any kind: an unknown architecture
-        return (float('nan'),) * 3
+    return torch.linalg.solve(powers, torch.tensor(counted, dtype=torch.float64)).tolist()
 
 # %% ../../nbs/distill/02_architectures.ipynb #2d0b05df
+# architectures with the matmuls of the table, and no others
+_LIKE_BERT = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert', 'mpnet'}
+
+
 def forward_flops(
     config,  # a transformers config of an encoder
     lengths,  # (n,) real tokens of each example
@@ -259,10 +187,19 @@ def forward_flops(
 ) -> float:
     "Operations of the matmuls in an encoder's forward; a training step takes about three times as many."
     L = torch.from_numpy(np.asarray(lengths).astype(np.float64))
-    if config.model_type in _LIKE_BERT:
-        return _flops_like_bert(config, L)
-    a, b, c = _counted_flops(type(config), config.to_json_string(use_diff=False))
-    return float((a + b * L + c * L * L).sum())
+    if config.model_type not in _LIKE_BERT:
+        try:
+            a, b, c = forward_anywhere(copy.deepcopy(config), 'AutoModel', _count, 'eager')
+        except Exception:  # of any kind: an unknown architecture
+            return float('nan')
+        return float((a + b * L + c * L * L).sum())
+    h = config.hidden_size
+    f = getattr(config, 'intermediate_size', None) or config.hidden_dim  # DistilBERT's word
+    a = attention_width(config)
+    layer = (8 * h * a + 4 * h * f) * L + 4 * a * L * L
+    factored = getattr(config, 'embedding_size', h)
+    embed = 2 * factored * h * L if factored != h else 0 * L
+    return float((config.num_hidden_layers * layer + embed).sum())
 
 # %% ../../nbs/distill/02_architectures.ipynb #2e4bdede
 @functools.cache
@@ -293,6 +230,16 @@ def inputs_of(
     return names
 
 # %% ../../nbs/distill/02_architectures.ipynb #b6e105e9
+# seen to give the same with a mask in the long form; ModernBERT would lose its windows, DeBERTa fails
+_WHOLE_MASK = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert'}
+
+
+def _takes_whole_mask(model: nn.Module) -> bool:
+    "May a model be given its mask in the long form?"
+    config = next(m.config for m in model.modules() if isinstance(m, transformers.PreTrainedModel))
+    return config.model_type in _WHOLE_MASK and config._attn_implementation in ('sdpa', 'kdnotes')
+
+
 def call(
     model: nn.Module,  # maybe wrapped; the wrapper is what is called
     inputs: dict[str, torch.Tensor],  # of a batch
@@ -302,32 +249,12 @@ def call(
     given = {name: value for name, value in inputs.items() if name in names}
     mask = given.get('attention_mask')
     if mask is not None and mask.is_cuda and _takes_whole_mask(model):
-        given['attention_mask'] = _whole_mask(mask)
+        # (n, 1, length, length): given the short form, transformers asks the device whether anything is
+        # masked at all, and the host waits for the answer at each forward
+        given['attention_mask'] = mask.bool()[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
     return model(**given)
 
-# %% ../../nbs/distill/02_architectures.ipynb #bedc1d51
-# seen to give the same with it; ModernBERT would lose its windows, DeBERTa fails
-_WHOLE_MASK = {'bert', 'roberta', 'xlm-roberta', 'camembert', 'electra', 'distilbert'}
-
-
-def _takes_whole_mask(model: nn.Module) -> bool:
-    "May a model be given its mask in the long form?"
-    config = next(m.config for m in model.modules() if isinstance(m, transformers.PreTrainedModel))
-    return config.model_type in _WHOLE_MASK and config._attn_implementation in ('sdpa', 'kdnotes')
-
-# %% ../../nbs/distill/02_architectures.ipynb #fa53acd8
-def _whole_mask(mask: torch.Tensor) -> torch.Tensor:  # (n, 1, length, length) bool
-    """A mask (n, length) as attention takes it. Given the short form,
-    transformers asks the device whether anything is masked at all,
-    and the host waits for the answer at each forward.
-    """
-    return mask.bool()[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
-
-# %% ../../nbs/distill/02_architectures.ipynb #4e82b3eb
-class SettingError(KdnotesError):
-    "A setting that an architecture does not have."
-
-
+# %% ../../nbs/distill/02_architectures.ipynb #3278cdf5
 # parameter of a run -> what architectures call it
 FIELDS = {
     'dropout': ('hidden_dropout_prob', 'dropout'),
@@ -335,7 +262,7 @@ FIELDS = {
     'initializer_range': ('initializer_range',),
 }
 
-# %% ../../nbs/distill/02_architectures.ipynb #3278cdf5
+
 def model_settings(
     config: RunConfig,
     model_config,  # a transformers config
@@ -348,7 +275,7 @@ def model_settings(
             continue
         field = next((their for their in theirs if hasattr(model_config, their)), None)
         if field is None:
-            raise SettingError(
+            raise ModelError(
                 f'{name}={value:g} cannot be set, since the config of the architecture '
                 f'{model_config.model_type!r} has no {" or ".join(theirs)}; leave {name} out'
             )
@@ -376,11 +303,6 @@ def apply_settings(
     return model
 
 # %% ../../nbs/distill/02_architectures.ipynb #4969e10e
-def _drop_input(module: nn.Module, args: tuple) -> tuple:
-    "The inputs of a layer, through its dropout."
-    return module.dropout(args[0]), *args[1:]
-
-
 def head_dropout(
     model: nn.Module,  # for question answering; changed in place
     p: float,  # share of its last hidden states that is zeroed in training, 0 <= p < 1
@@ -388,7 +310,7 @@ def head_dropout(
     "Dropout before the head of question answering."
     head: Any = getattr(model, 'qa_outputs', None)
     if not isinstance(head, nn.Linear):
-        raise SettingError(
+        raise ModelError(
             f'qa_dropout={p:g} needs a head of question answering, and {type(model).__name__} has no linear '
             'layer qa_outputs; leave qa_dropout out'
         )
@@ -397,6 +319,6 @@ def head_dropout(
         model.dropout.p = p
         return model
     if not hasattr(head, 'dropout'):
-        head.register_forward_pre_hook(_drop_input)
+        head.register_forward_pre_hook(lambda layer, args: (layer.dropout(args[0]), *args[1:]))
     head.dropout = nn.Dropout(p).train(head.training)
     return model

@@ -106,17 +106,6 @@ def without_keys(
     "May attention of few positions skip keys and values? Not on a GPU: more, smaller kernels; not measured."
     return device == 'cpu'
 
-# %% ../../nbs/distill/03_needed_positions.ipynb #5f79c48a
-def _is_plain(projection: nn.Module) -> bool:
-    "Is this a plain linear layer, without hooks, so that its output follows from its weights?"
-    hooks = (
-        projection._forward_hooks,
-        projection._forward_pre_hooks,
-        projection._backward_hooks,
-        projection._backward_pre_hooks,
-    )
-    return type(projection) is nn.Linear and projection.bias is not None and not any(hooks)
-
 # %% ../../nbs/distill/03_needed_positions.ipynb #b14a9881
 def _attend_cheapest(
     module: nn.Module,  # what holds query, key and value
@@ -129,7 +118,15 @@ def _attend_cheapest(
     "Attention of some positions to all, in the way that takes fewer operations."
     size = module.attention_head_size
     short = _by_weights_is_cheaper(size, query.shape[1], states.shape[1]) and without_keys(states.device.type)
-    if short and _is_plain(key) and _is_plain(value):
+    # without hooks a plain linear layer's output follows from its weights
+    plain = all(
+        type(layer) is nn.Linear
+        and layer.bias is not None
+        and not (layer._forward_hooks or layer._forward_pre_hooks)
+        and not (layer._backward_hooks or layer._backward_pre_hooks)
+        for layer in (key, value)
+    )
+    if short and plain:
         return _attend_by_weights(module, query, key, value, states, mask)
     return _attend(module, query, key(states), value(states), mask)
 
@@ -194,29 +191,12 @@ def has_known_layers(
         return False
     return config._attn_implementation in _ATTENTION
 
-# %% ../../nbs/distill/03_needed_positions.ipynb #1292b765
+# %% ../../nbs/distill/03_needed_positions.ipynb #e633a8ba
 # threads may share a model: layer -> how many contexts are open on it
 _OPEN: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 _LOCK = threading.Lock()
 
 
-def _open(layer: nn.Module, function: Callable) -> None:
-    "Replace a layer's forward, unless it is replaced already."
-    with _LOCK:
-        if not _OPEN.get(layer):
-            # `partial` is copied with the model; a closure would go on to ask the first one's layer
-            layer.forward = partial(_forward, layer, layer.forward, function)
-        _OPEN[layer] = _OPEN.get(layer, 0) + 1
-
-
-def _close(layer: nn.Module) -> None:
-    "Restore a layer's forward when the last context on it ends."
-    with _LOCK:
-        _OPEN[layer] -= 1
-        if not _OPEN[layer]:
-            del layer.forward
-
-# %% ../../nbs/distill/03_needed_positions.ipynb #e633a8ba
 @contextmanager
 def only_positions(
     model: nn.Module,  # not wrapped, with layers that are known here
@@ -224,13 +204,20 @@ def only_positions(
 ) -> Iterator[None]:
     "Inside, the model's last layer computes these positions alone, and what follows it sees no other."
     last = layers_of(model)[-1]
-    _open(last, _LAYERS[model.config.model_type])
+    with _LOCK:
+        if not _OPEN.get(last):
+            # `partial` is copied with the model; a closure would go on to ask the first one's layer
+            last.forward = partial(_forward, last, last.forward, _LAYERS[model.config.model_type])
+        _OPEN[last] = _OPEN.get(last, 0) + 1
     token = _REQUESTED.set((*_REQUESTED.get(), (last, positions)))
     try:
         yield
     finally:
         _REQUESTED.reset(token)
-        _close(last)
+        with _LOCK:
+            _OPEN[last] -= 1
+            if not _OPEN[last]:
+                del last.forward
 
 # %% ../../nbs/distill/03_needed_positions.ipynb #ef86061b
 # classes of transformers whose head reads `hidden[:, 0]` and nothing else

@@ -8,21 +8,20 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from ..core.config import pluralize
 from ..core.spec import RunConfig, starts_from
-from ..core.files import lacks_memory, sha256_text
+from ..core.files import sha256_text
 from kdnotes.distill.weights import (
-    SIZES,
     ModelError,
     find_model,
     cached_by_files,
+    not_loaded,
     stated_length,
     stored_tensors,
 )
 from ..tasks.batching import tells_two_texts, tokenizer_rules, unknown_id
 
 # %% auto #0
-__all__ = ['load_tokenizer', 'tokenizer_sha256', 'same_vocabulary', 'same_tokenizer', 'reads_as', 'longest_text', 'check_model',
+__all__ = ['load_tokenizer', 'tokenizer_sha256', 'same_vocabulary', 'same_tokenizer', 'reads_as', 'check_model', 'longest_text',
            'unknown_shares', 'check_batches']
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #c997db07
@@ -53,14 +52,8 @@ def load_tokenizer(
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as e:  # many kinds: torn or foreign files
-        if lacks_memory(e):
-            from kdnotes.distill.architectures import not_loaded
-
-            raise not_loaded(folder, 'a tokenizer', e) from None
-        raise ModelError(
-            f"{folder} has a tokenizer that cannot be read ({type(e).__name__}); "
-            "save the model's tokenizer there with save_pretrained"
-        ) from None
+        advice = "save the model's tokenizer there with save_pretrained"
+        raise not_loaded(folder, 'a tokenizer', e, advice) from None
     if tokenizer.is_fast:
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
@@ -75,8 +68,12 @@ def tokenizer_sha256(
     return sha256_text(tokenizer_rules(tokenizer), roles)
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #567823f6
-# what a tokenizer has a token for besides words, by transformers' names
-_ROLES = ('cls_token', 'sep_token', 'pad_token', 'mask_token', 'unk_token')
+@cached_by_files
+def _tokens_of(source: str | Path) -> tuple[list, dict]:
+    "What a tokenizer has besides words, by transformers' names, and all of its tokens with their ids."
+    tokenizer = load_tokenizer(source)
+    roles = ('cls_token', 'sep_token', 'pad_token', 'mask_token', 'unk_token')
+    return [getattr(tokenizer, role) for role in roles], tokenizer.get_vocab()
 
 
 def same_vocabulary(
@@ -85,13 +82,6 @@ def same_vocabulary(
 ) -> bool:
     "Do two models read the same token ids?"
     return source == other or _tokens_of(source) == _tokens_of(other)
-
-# %% ../../nbs/distill/04_tokenizers.ipynb #15f59da5
-@cached_by_files
-def _tokens_of(source: str | Path) -> tuple[list, dict]:
-    "A tokenizer's tokens by their roles, and all of them with their ids."
-    tokenizer = load_tokenizer(source)
-    return [getattr(tokenizer, role) for role in _ROLES], tokenizer.get_vocab()
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #01051186
 def same_tokenizer(
@@ -122,86 +112,44 @@ def reads_as(
     return config.model.student.source if reads_itself else config.model.pretrained
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #1e4128cf
-def _check_builds(
-    folder: Path,
-    config,  # its transformers config
-):  # a model without weights
-    "Refuse a config of which no model can be built; it is tried without memory for the weights."
-    from kdnotes.distill.architectures import build_model, not_loaded
+def _without_weights(folder: Path):  # a model
+    "The model of a config, on the *meta* device: it is tried without memory for the weights."
+    from kdnotes.distill.architectures import build_model, load_config
 
+    config = load_config(folder)
     try:
         return build_model(config, 'AutoModel', attention='eager')
     except Exception as e:  # an activation that there is not, sizes that do not fit
         raise not_loaded(folder, 'a model', e) from None
 
-# %% ../../nbs/distill/04_tokenizers.ipynb #597ca0b3
-_LAYER = re.compile(r'(?:^|\.)layers?\.(\d+)\.')
 
-
-def _check_sizes(
-    folder: Path,
-    model,  # of its config, without weights
+@cached_by_files
+def check_model(
+    source: str | Path,  # as for `find_model`
 ) -> None:
-    "Refuse a config whose model is larger or smaller than the weights in its folder."
+    "Refuse a config.json whose model is larger or smaller than the weights in its folder."
+    folder = find_model(source)
     stored = stored_tensors(folder)
-    built = model.state_dict()
-    layers, of_file = (
-        len({match[1] for name in names if (match := _LAYER.search(name))}) for names in (built, stored)
+    model = _without_weights(folder)
+    built = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    base = f'{model.base_model_prefix}.'
+    shapes = {name.removeprefix(base): shape for name, (_, _, shape) in stored.items()}
+    wrong = [
+        f'{name} of {shape} and not {shapes[name]}'
+        for name, shape in built.items()
+        if shapes.get(name, shape) != shape
+    ]
+    layers, in_file = (
+        len({match[1] for name in names if (match := re.search(r'(?:^|\.)layers?\.(\d+)\.', name))})
+        for names in (built, shapes)
     )
-    if layers and of_file and layers != of_file:
+    if layers and in_file and layers != in_file:
+        wrong = [f'{layers} layers and not {in_file}']
+    if wrong:
         raise ModelError(
-            f"{folder / 'config.json'} makes a model of {pluralize(layers, 'layer')}, and the weights have "
-            f'{of_file}; put num_hidden_layers right, or give a folder whose files belong together'
+            f"{folder / 'config.json'} makes another model than the weights beside it hold: {wrong[0]}; "
+            'put it right, or give a folder whose files belong together'
         )
-    for name, tensor in built.items():
-        path, _, shape = stored.get(name) or stored.get(f'{model.base_model_prefix}.{name}') or ('', '', None)
-        if shape is not None and shape != tuple(tensor.shape):
-            wrong = set(tensor.shape) - set(shape)
-            # the fields of the config that the tensor's size comes from
-            fields = [
-                f'{field}={size}' for field in SIZES if (size := getattr(model.config, field, None)) in wrong
-            ]
-            raise ModelError(
-                f"{folder / 'config.json'} says {', '.join(fields) or 'other sizes'}, which makes {name} a "
-                f"tensor of {tuple(tensor.shape)}, and {path} has {shape}; give a folder whose files "
-                "belong together"
-            )
-
-# %% ../../nbs/distill/04_tokenizers.ipynb #6ca8c937
-def _check_runs(folder: Path, config, length: int) -> None:
-    "Refuse a model whose forward fails, or fails with texts of another length; tried without weights."
-    import torch
-    from kdnotes.distill.architectures import first_line, forward_anywhere, not_loaded
-
-    if getattr(config, 'is_encoder_decoder', False):
-        return  # needs a text for each of the two
-    tried = []
-
-    def look(model, device):
-        tried.clear()
-        for size in ((1, length), (3, max(1, length - 3))):
-            tried.append(size)
-            model(input_ids=torch.full(size, 3, device=device))
-
-    try:
-        forward_anywhere(config, 'AutoModel', look, 'eager')
-    except Exception as e:  # any field may be at fault
-        if len(tried) < 2 or lacks_memory(e):
-            raise not_loaded(folder, 'a model', e) from None
-        raise ModelError(
-            f'{folder} is a {config.model_type} that does not take batches of every length '
-            f'({first_line(e)}); give a model that does, such as BERT or RoBERTa'
-        ) from None
-
-# %% ../../nbs/distill/04_tokenizers.ipynb #a94182cf
-def _position_limit(config, model) -> int | None:  # tokens; None: no limit is known
-    "The longest text in tokens; RoBERTa and its relatives count positions from behind the padding's."
-    positions = getattr(config, 'max_position_embeddings', None)
-    tables = [module for name, module in model.named_modules() if name.endswith('position_embeddings')]
-    if not tables and getattr(config, 'relative_attention', False):
-        return None  # as of DeBERTa v3: how far apart two tokens are is all that counts
-    padding = [table.padding_idx for table in tables if getattr(table, 'padding_idx', None) is not None]
-    return positions - padding[0] - 1 if positions is not None and padding else positions
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #44c5a3b3
 @cached_by_files
@@ -211,25 +159,14 @@ def longest_text(
     "The longest text in tokens; a model is built only where config.json does not state it."
     if (stated := stated_length(source)) is not None:
         return stated
-    from kdnotes.distill.architectures import load_config
-
-    folder = find_model(source)
-    config = load_config(folder)
-    return _position_limit(config, _check_builds(folder, config))
-
-# %% ../../nbs/distill/04_tokenizers.ipynb #93e63a7d
-@cached_by_files
-def check_model(
-    source: str | Path,  # as for `find_model`
-) -> None:
-    "Refuse a config that does not fit its weights, and a model that cannot be run."
-    from kdnotes.distill.architectures import load_config
-
-    folder = find_model(source)
-    config = load_config(folder)
-    model = _check_builds(folder, config)
-    _check_sizes(folder, model)
-    _check_runs(folder, config, min(8, _position_limit(config, model) or 8))
+    model = _without_weights(find_model(source))
+    positions = getattr(model.config, 'max_position_embeddings', None)
+    tables = [module for name, module in model.named_modules() if name.endswith('position_embeddings')]
+    if not tables and getattr(model.config, 'relative_attention', False):
+        return None  # as of DeBERTa v3: how far apart two tokens are is all that counts
+    # RoBERTa and its relatives count positions from behind the padding's
+    padding = [table.padding_idx for table in tables if getattr(table, 'padding_idx', None) is not None]
+    return positions - padding[0] - 1 if positions is not None and padding else positions
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #0538d50b
 @cached_by_files
@@ -244,30 +181,29 @@ def unknown_shares(
     path = find_model(source) / 'tokenizer.json'
     if from_file and not path.is_file():
         return None
-    tokenizer = None if from_file else load_tokenizer(source)
-    if tokenizer is not None and not tokenizer.is_fast:
-        unknown = tokenizer.unk_token_id
-
-        def encode(texts: list[str]) -> list[list[int]]:
-            return tokenizer(texts, add_special_tokens=False, split_special_tokens=True)['input_ids']
-    else:
-        try:
-            backend = Tokenizer.from_file(str(path)) if from_file else tokenizer.backend_tokenizer
-        except Exception:  # no class of its own; loading the tokenizer reports what is wrong
-            return None
+    try:
+        tokenizer = Tokenizer.from_file(str(path)) if from_file else load_tokenizer(source)
+    except ModelError:
+        raise
+    except Exception:  # of `Tokenizer`, no class of its own; loading the tokenizer reports what is wrong
+        return None
+    if from_file or tokenizer.is_fast:
+        backend = tokenizer if from_file else tokenizer.backend_tokenizer
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True
         unknown = unknown_id(backend)
-
-        def encode(texts: list[str]) -> list[list[int]]:
-            return [row.ids for row in backend.encode_batch(texts, add_special_tokens=False)]
-
+    else:
+        backend = None
+        unknown = tokenizer.unk_token_id
     if unknown is None:
         return None
     shares = []
-    for texts in samples:
-        ids = encode(list(texts))
+    for texts in map(list, samples):
+        if backend:
+            ids = [row.ids for row in backend.encode_batch(texts, add_special_tokens=False)]
+        else:
+            ids = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)['input_ids']
         shares.append(sum(row.count(unknown) for row in ids) / max(1, sum(map(len, ids))))
     return tuple(shares)
 
@@ -279,9 +215,9 @@ def check_batches(
     special_tokens: Sequence[str] = (),  # that its tokenizer must have, e.g. 'mask_token'
     parameter: str = 'max_length',  # what the length is called where it is given
 ) -> None:
-    "Refuse a model that cannot read texts of this length, or several of different lengths at once."
+    "Refuse a model that cannot read texts of this length, and a tokenizer that cannot make a run's batches."
     from transformers.models.auto import modeling_auto
-    from kdnotes.distill.architectures import load_config
+    from kdnotes.distill.architectures import inputs_of, load_config, model_class
 
     config = load_config(source)
     # a decoder's head looks for the last token before the padding
@@ -299,24 +235,12 @@ def check_batches(
             f'{source!s} reads texts of at most {positions} tokens, and {parameter}={max_length}; '
             f'use {parameter}={positions} or less'
         )
-    _check_tokenizer(source, config, decoder, special_tokens)
-
-# %% ../../nbs/distill/04_tokenizers.ipynb #0fecd280
-def _check_tokenizer(
-    source: str | Path,
-    config,  # its transformers config
-    decoder: bool,  # is the model one that continues texts?
-    special_tokens: Sequence[str],  # as for `check_batches`
-) -> None:
-    "Refuse a tokenizer that does not fit its model, or cannot make the batches that a run trains on."
-    from kdnotes.distill.architectures import inputs_of, model_class
-
     tokenizer = load_tokenizer(source)
     words = getattr(config, 'vocab_size', None)
-    largest = max(tokenizer.get_vocab().values(), default=-1) + 1
-    if words is not None and largest > words:
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if words is not None and largest >= words:
         raise ModelError(
-            f'{source!s} has embeddings of {words} words, and its tokenizer has ids up to {largest - 1}; '
+            f'{source!s} has embeddings of {words} words, and its tokenizer has ids up to {largest}; '
             'save the tokenizer there that the model was trained with'
         )
     if tokenizer.pad_token is None or decoder and getattr(config, 'pad_token_id', None) is None:

@@ -332,7 +332,7 @@ def _evaluated(measuring: _Measuring, model: nn.Module, what: str) -> Evaluation
 # %% ../../nbs/experiment/14_export.ipynb #895266eb
 def _measure_onnx(measuring: _Measuring, model: nn.Module, saved: Path, folder: Path, int8: bool) -> dict:
     "ONNX files of a model in a folder, what they lose, and how fast they are."
-    from kdnotes.train.latency import forward_latency
+    from kdnotes.train.evaluation import forward_latency
 
     exported, difference = _as_onnx(measuring, model, saved, folder)
     models: dict[str, nn.Module] = dict(

@@ -170,7 +170,7 @@ def _identity(rank: Rank, start_sha256: str, model) -> dict:
         **(dict(columns=config.data.columns) if config.data.columns else {}),
         **(dict(teachers=job['teachers']) if job.get('teachers') else {}),
         precision=runtime.dtype,
-        widened=runtime.widened,
+        widened=runtime.emulated_bf16,
         precision_reason=f"{job['precision_reason']}; {runtime.math}",
         environment=environment(),
         smoke=config.data.smoke,
@@ -221,7 +221,7 @@ def record_of(
     "The record: every key is filled, or null with a reason."
     from kdnotes.distill.heads import is_pruned, whole_model
     from kdnotes.distill.architectures import count_parameters, weights_sha256
-    from kdnotes.train.latency import forward_latency
+    from kdnotes.train.evaluation import forward_latency
 
     result = outcome.result
     used = together(outcome.telemetry, rank.runtime.device.type)

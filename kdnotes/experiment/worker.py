@@ -454,9 +454,9 @@ def _encoder(
     max_length: int,
     device: str,
     folder: Path,  # of its embeddings
-):  # a `distill.encoder.FrozenEncoder`
+):  # a `distill.models.FrozenEncoder`
     "One encoder for all that is computed with it."
-    from kdnotes.distill.encoder import FrozenEncoder
+    from kdnotes.distill.models import FrozenEncoder
 
     return FrozenEncoder(name, max_length, device, folder)
 

@@ -18,7 +18,8 @@ from ..core.files import FileError, read_signed, sha256_file, sync, write_signed
 
 # %% auto #0
 __all__ = ['SCHEMA', 'MANIFEST', 'CheckpointError', 'checkpoints', 'save_checkpoint', 'Checkpoint', 'read_checkpoint',
-           'newest_checkpoint', 'random_states', 'set_random_states', 'training_tensors', 'restore_training']
+           'newest_checkpoint', 'random_states', 'set_random_states', 'named_tensors', 'training_tensors',
+           'restore_training']
 
 # %% ../../nbs/train/06_checkpoint.ipynb #57a5e3db
 if TYPE_CHECKING:
@@ -34,21 +35,6 @@ class CheckpointError(KdnotesError):
 
 SCHEMA = 1
 MANIFEST = 'manifest.json'
-
-# %% ../../nbs/train/06_checkpoint.ipynb #6a059fac
-def _clear(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-
-
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    "A safetensors file, on the disk when this returns."
-    from safetensors.torch import save_file
-
-    try:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path)
-    except SafetensorError as e:
-        raise OSError(str(e)) from None  # its writer has an error class of its own for a full disk
-    sync(path)
 
 # %% ../../nbs/train/06_checkpoint.ipynb #d6489ffe
 def checkpoints(
@@ -67,29 +53,33 @@ def save_checkpoint(
     keep: int = 2,  # how many of the newest stay, >= 1
 ) -> Path:  # the checkpoint's folder
     "Write a checkpoint in one step, then remove the oldest."
+    from safetensors.torch import save_file
+
     folder = Path(folder)
     path = folder / f'step-{step:08d}'
     draft = folder / f'.step-{step:08d}.tmp'
     try:
-        _clear(draft)
+        shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
         for name, content in tensors.items():
-            _write_tensors(draft / f'{name}.safetensors', content)
+            file = draft / f'{name}.safetensors'
+            save_file({key: t.detach().cpu().contiguous() for key, t in content.items()}, file)
+            sync(file)
         files = {p.name: [p.stat().st_size, sha256_file(p)] for p in sorted(draft.iterdir())}
         write_signed(draft / MANIFEST, dict(schema=SCHEMA, key=key, step=step, state=state, files=files))
-        _clear(path)
+        shutil.rmtree(path, ignore_errors=True)
         os.replace(draft, path)
         sync(folder)
-    except OSError as e:
-        _clear(draft)
+    except (OSError, SafetensorError) as e:  # its writer has an error class of its own for a full disk
+        shutil.rmtree(draft, ignore_errors=True)
         raise CheckpointError(
-            f'{path} could not be written ({e.strerror or e}); free some room on that disk '
+            f'{path} could not be written ({getattr(e, "strerror", None) or e}); free some room on that disk '
             'and start the run again: it goes on from the checkpoint before'
         ) from None
     written = checkpoints(folder)
     later = [old for old in written if old.name > path.name]  # torn ones, which nothing went on from
     for old in later + written[len(later) + keep :]:
-        _clear(old)
+        shutil.rmtree(old, ignore_errors=True)
     return path
 
 # %% ../../nbs/train/06_checkpoint.ipynb #42edc43b
@@ -123,32 +113,13 @@ def read_checkpoint(
         refuse(MANIFEST, f"is of schema {manifest.get('schema')!r} and this version reads {SCHEMA}")
     if manifest.get('key') != key:
         refuse(MANIFEST, f"belongs to {manifest.get('key')!r} and not to {key!r}")
-    try:
-        files = dict(manifest['files'])
-        step = int(manifest['step'])
-        state = dict(manifest['state'])
-    except (KeyError, TypeError, ValueError):
-        refuse(MANIFEST, 'lacks the step, the state or the files')
-    for name, entry in files.items():
-        _check_file(path, name, entry, refuse)
-    try:
-        tensors = {name.removesuffix('.safetensors'): load_file(path / name) for name in files}
-    except (OSError, SafetensorError):
-        refuse('', 'holds a file that is no safetensors file')
-    return Checkpoint(path, step, tensors, state)
-
-# %% ../../nbs/train/06_checkpoint.ipynb #5cd3016a
-def _check_file(path: Path, name: str, entry, refuse: Callable) -> None:
-    "Refuse a file that is not the one in the manifest."
-    if Path(name).name != name or not (isinstance(entry, list) and len(entry) == 2):
-        refuse(MANIFEST, f'names a file it cannot have written: {name!r}')
-    size, digest = entry
-    if not (path / name).is_file():
-        refuse(name, 'is missing')
-    if (actual := (path / name).stat().st_size) != size:
-        refuse(name, f'has {actual} bytes where {size} were written')
-    if sha256_file(path / name) != digest:
-        refuse(name, 'was changed after it was written (its sha256 is another)')
+    for name, (_, digest) in manifest['files'].items():
+        if not (path / name).is_file():
+            refuse(name, 'is missing')
+        if sha256_file(path / name) != digest:
+            refuse(name, 'was changed after it was written (its sha256 is another)')
+    tensors = {name.removesuffix('.safetensors'): load_file(path / name) for name in manifest['files']}
+    return Checkpoint(path, manifest['step'], tensors, manifest['state'])
 
 # %% ../../nbs/train/06_checkpoint.ipynb #55796281
 def newest_checkpoint(
@@ -200,6 +171,11 @@ def set_random_states(states: dict[str, Tensor]) -> None:  # from `random_states
     )
 
 # %% ../../nbs/train/06_checkpoint.ipynb #c6768570
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:  # the model's own, not copies
+    "Weights and buffers by name."
+    return {name: p.detach() for name, p in model.named_parameters()} | dict(model.named_buffers())
+
+
 def training_tensors(
     model: nn.Module,  # not wrapped
     optimizer: torch.optim.Optimizer,  # over the model's parameters
@@ -208,17 +184,13 @@ def training_tensors(
     "The tensors of a training: weights and buffers, the optimizer's moments, random states."
     import torch
 
-    weights = {name: p.detach() for name, p in model.named_parameters()} | dict(model.named_buffers())
     moments = {
         f'{name}.{key}': torch.as_tensor(value)
         for name, p in model.named_parameters()
         for key, value in optimizer.state.get(p, {}).items()
     }
-    return dict(
-        model=weights,
-        optimizer=moments,
-        random={f'{rank}.{name}': t for rank, tensors in enumerate(states) for name, t in tensors.items()},
-    )
+    random = {f'{rank}.{name}': t for rank, tensors in enumerate(states) for name, t in tensors.items()}
+    return dict(model=named_tensors(model), optimizer=moments, random=random)
 
 # %% ../../nbs/train/06_checkpoint.ipynb #1193e152
 def restore_training(
@@ -231,22 +203,18 @@ def restore_training(
     import torch
 
     weights = checkpoint.tensors['model']
-    moments = checkpoint.tensors['optimizer']
-    states = checkpoint.tensors['random']
-    here = dict(model.named_parameters()) | dict(model.named_buffers())
-    wrong = sorted(
-        k
-        for k in weights.keys() | here.keys()
-        if k not in weights or k not in here or weights[k].shape != here[k].shape
-    )
+    here = named_tensors(model)
+    wrong = list(weights.keys() ^ here.keys())
+    wrong += [k for k in weights.keys() & here.keys() if weights[k].shape != here[k].shape]
     if wrong:
         raise CheckpointError(
-            f'{checkpoint.path} holds another model: {wrong[0]} is missing or of another shape; '
+            f'{checkpoint.path} holds another model: {min(wrong)} is missing or of another shape; '
             'move the checkpoint away'
         )
     with torch.no_grad():
         for name, tensor in here.items():
             tensor.copy_(weights[name])
+    moments = checkpoint.tensors['optimizer']
     for name, p in model.named_parameters():
         stored = {k.removeprefix(f'{name}.'): v for k, v in moments.items() if k.rpartition('.')[0] == name}
         if stored:
@@ -254,4 +222,5 @@ def restore_training(
                 k: v if k == 'step' and p.device.type == 'cpu' else v.to(p.device) for k, v in stored.items()
             }
     prefix = f'{rank}.'
+    states = checkpoint.tensors['random']
     set_random_states({k.removeprefix(prefix): v for k, v in states.items() if k.startswith(prefix)})

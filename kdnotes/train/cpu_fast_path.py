@@ -14,48 +14,7 @@ from torch import Tensor, nn
 from ..tasks.base import Task
 
 # %% auto #0
-__all__ = ['MOST_ROWS', 'CompactEmbedding', 'rows_in_use', 'DropoutRng', 'DeviceDropoutRng', 'apply_dropout', 'FastPath',
-           'fast_path']
-
-# %% ../../nbs/train/04_cpu_fast_path.ipynb #f5b96d53
-class _TouchedRows:
-    "The rows of a table that the current step touches."
-
-    def __init__(self, weight: nn.Parameter, place: Tensor, padding: int | None):
-        self.weight = weight
-        self.place = place
-        self.padding = padding
-        self.local = torch.zeros_like(place)
-        self.now = None
-        self.rows = None
-        self.gradient = None
-
-    def begin(self, ids: Tensor) -> None:
-        "Copy the rows of these token ids; only they can be looked up until `finish`."
-        ids = ids.unique()
-        self.rows = self.place[ids]
-        if self.rows.device.type == 'cpu' and bool((self.rows < 0).any()):
-            raise LookupError('a step holds a token id that is not among the rows in use')
-        self.local[ids] = torch.arange(len(ids))
-        self.now = self.weight.detach()[self.rows].requires_grad_()
-
-    def finish(self, mean: Callable[[Tensor], Tensor]) -> Tensor:  # (touched, width)
-        "The gradient, also in `weight.grad`, among zeros."
-        gradient = mean(self.now.grad)
-        if self.padding is not None:
-            gradient[self.rows == self.padding] = 0
-        if self.gradient is None:
-            self.gradient = torch.zeros_like(self.weight)
-        self.gradient[self.rows] = gradient
-        self.weight.grad = self.gradient
-        self.now = None
-        return gradient
-
-    def clear(self, norm: Tensor) -> None:
-        "Zeros again, for the next step; clipping by a NaN norm has put NaN into every row."
-        self.weight.grad = None
-        rows = self.rows if norm.isfinite() else slice(None)
-        self.gradient[rows] = 0
+__all__ = ['MOST_ROWS', 'CompactEmbedding', 'rows_in_use', 'DropoutRng', 'apply_dropout', 'FastPath', 'fast_path']
 
 # %% ../../nbs/train/04_cpu_fast_path.ipynb #5e4dea34
 class CompactEmbedding(nn.Module):
@@ -77,14 +36,18 @@ class CompactEmbedding(nn.Module):
         self.register_buffer('_place', place, persistent=False)
         self.weight = nn.Parameter(full.weight.detach()[used].clone())
         padded = full.padding_idx is not None and full.padding_idx in used
-        self.padding = int(place[full.padding_idx]) if padded else None
-        self.touched = _TouchedRows(self.weight, place, self.padding)
+        self._padding = int(place[full.padding_idx]) if padded else None
+        # of the current step: its rows, where token ids are in them, their copy, and their gradient
+        self._rows = None
+        self._local = torch.zeros_like(place)
+        self._now = None
+        self._gradient = None
 
     def forward(self, ids: Tensor) -> Tensor:  # (...) -> (..., width)
         "The rows of these token ids; within a step they come from those that it touches."
-        if self.touched.now is not None:
-            return F.embedding(self.touched.local[ids], self.touched.now)
-        return F.embedding(self._place[ids], self.weight, self.padding)
+        if self._now is not None:
+            return F.embedding(self._local[ids], self._now)
+        return F.embedding(self._place[ids], self.weight, self._padding)
 
     def full(
         self,
@@ -98,18 +61,42 @@ class CompactEmbedding(nn.Module):
             table.weight[self._used] = self.weight
         return table
 
+# %% ../../nbs/train/04_cpu_fast_path.ipynb #c9c55713
+@patch
+def begin(self: CompactEmbedding, ids: Tensor) -> None:
+    "Copy the rows of a step's token ids; only they can be looked up until `finish`."
+    ids = ids.unique()
+    self._rows = self._place[ids]
+    if self._rows.device.type == 'cpu' and bool((self._rows < 0).any()):
+        raise LookupError('a step holds a token id that is not among the rows in use')
+    self._local[ids] = torch.arange(len(ids))
+    self._now = self.weight.detach()[self._rows].requires_grad_()
+
+
+@patch
+def finish(self: CompactEmbedding, mean: Callable[[Tensor], Tensor]) -> Tensor:  # (touched, width)
+    "The step's gradient, also in `weight.grad`, among zeros."
+    gradient = mean(self._now.grad)
+    if self._padding is not None:
+        gradient[self._rows == self._padding] = 0
+    if self._gradient is None:
+        self._gradient = torch.zeros_like(self.weight)
+    self._gradient[self._rows] = gradient
+    self.weight.grad = self._gradient
+    self._now = None
+    return gradient
+
+
+@patch
+def clear(self: CompactEmbedding, norm: Tensor) -> None:
+    "Zeros again, for the next step; clipping by a NaN norm has put NaN into every row."
+    self.weight.grad = None
+    self._gradient[self._rows if norm.isfinite() else slice(None)] = 0
+
 # %% ../../nbs/train/04_cpu_fast_path.ipynb #0f0e0cca
 # of so large a share of the table on, the table stays whole
 MOST_ROWS = 0.8
 _AT_ONCE = 1024  # examples
-
-
-def _ids_of_batches(task: Task) -> Iterator[np.ndarray]:
-    "The token ids of all training batches, of a task that does not know them."
-    n = len(task.lengths('train'))
-    for start in range(0, n, _AT_ONCE):
-        batch = task.batch('train', np.arange(start, min(n, start + _AT_ONCE)))
-        yield batch.inputs['input_ids'].flatten().numpy()
 
 # %% ../../nbs/train/04_cpu_fast_path.ipynb #238d2e40
 def rows_in_use(
@@ -118,10 +105,15 @@ def rows_in_use(
     device: torch.device | str = 'cpu',  # of the result
 ) -> Tensor | None:  # (k,) int64, sorted; None: keep the whole table
     "The token ids that training examples hold."
-    known = task.token_ids('train') if hasattr(task, 'token_ids') else None
     seen = np.zeros(vocabulary, dtype=bool)
-    for ids in _ids_of_batches(task) if known is None else known:
-        seen[ids] = True
+    if hasattr(task, 'token_ids'):
+        for ids in task.token_ids('train'):
+            seen[ids] = True
+    else:
+        n = len(task.lengths('train'))
+        for start in range(0, n, _AT_ONCE):
+            batch = task.batch('train', np.arange(start, min(n, start + _AT_ONCE)))
+            seen[batch.inputs['input_ids'].numpy()] = True
     if seen.mean() > MOST_ROWS:
         return None
     return torch.from_numpy(np.flatnonzero(seen)).to(device)
@@ -133,44 +125,30 @@ class DropoutRng:
     def __init__(
         self,
         seed: int,  # of this run, purpose and rank
+        device: torch.device | None = None,  # whose generator, and other numbers; None: numpy's on the CPU
     ):
         self._seed = seed
+        self._device = device
         self._generator = None
 
     def start(self, step: int) -> None:
         "Begin a step's stream."
-        self._generator = np.random.Generator(np.random.SFC64(np.random.SeedSequence([self._seed, step])))
+        sequence = np.random.SeedSequence([self._seed, step])
+        if self._device is None:
+            self._generator = np.random.Generator(np.random.SFC64(sequence))
+        else:
+            (mixed,) = sequence.generate_state(1, np.uint64)
+            self._generator = torch.Generator(self._device).manual_seed(int(mixed >> 1))
 
-    def take(self, n: int) -> Tensor:  # (n,) int16, uniform over all 65,536 values
+    def take(self, n: int) -> Tensor:  # (n,) int16 on the device, uniform over all 65,536 values
         "The next n numbers."
         if self._generator is None:
             self.start(0)
+        if self._device is not None:
+            more = dict(generator=self._generator, device=self._device, dtype=torch.int16)
+            return torch.randint(-32768, 32768, (n,), **more)
         words = self._generator.integers(0, 2**64 - 1, size=-(-n // 4), dtype=np.uint64, endpoint=True)
         return torch.from_numpy(words.view(np.int16))[:n]
-
-# %% ../../nbs/train/04_cpu_fast_path.ipynb #a2650e9a
-class DeviceDropoutRng(DropoutRng):
-    "The same on a device, by its own generator: other numbers than those of `DropoutRng`."
-
-    def __init__(
-        self,
-        seed: int,
-        device: torch.device,
-    ):
-        super().__init__(seed)
-        self._device = device
-
-    def start(self, step: int) -> None:
-        "Begin a step's stream."
-        (mixed,) = np.random.SeedSequence([self._seed, step]).generate_state(1, np.uint64)
-        self._generator = torch.Generator(self._device).manual_seed(int(mixed >> 1))
-
-    def take(self, n: int) -> Tensor:  # (n,) int16, on the device
-        "The next n numbers."
-        if self._generator is None:
-            self.start(0)
-        more = dict(generator=self._generator, device=self._device, dtype=torch.int16)
-        return torch.randint(-32768, 32768, (n,), **more)
 
 # %% ../../nbs/train/04_cpu_fast_path.ipynb #9f0548aa
 def apply_dropout(
@@ -215,24 +193,11 @@ def _attention(module, query, key, value, attention_mask, dropout=0.0, scaling=N
     with torch.autocast(query.device.type, enabled=False):
         scores = (query * (query.shape[-1] ** -0.5 if scaling is None else scaling)) @ key.transpose(-2, -1)
         if attention_mask is not None:
-            scores += (
-                torch.zeros(()).to(scores).where(attention_mask, float('-inf'))
-                if attention_mask.dtype == torch.bool
-                else attention_mask
-            )
-        return (apply_dropout(scores.softmax(-1), dropout, ours.rng) @ value).transpose(
-            1, 2
-        ).contiguous(), None
-
-# %% ../../nbs/train/04_cpu_fast_path.ipynb #fd90ffba
-def _register() -> str:
-    "Register the attention function with transformers, and return its name."
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register('kdnotes', _attention)
-    AttentionMaskInterface.register('kdnotes', sdpa_mask)
-    return 'kdnotes'
+            if attention_mask.dtype == torch.bool:
+                attention_mask = torch.zeros(()).to(scores).where(attention_mask, float('-inf'))
+            scores += attention_mask
+        attended = apply_dropout(scores.softmax(-1), dropout, ours.rng) @ value
+        return attended.transpose(1, 2).contiguous(), None
 
 # %% ../../nbs/train/04_cpu_fast_path.ipynb #0e1f8f81
 def _replace_dropout(
@@ -251,7 +216,12 @@ def _replace_dropout(
         setattr(module, name, _Dropout(child.p, rng).train(child.training))
     if not (hasattr(model, 'set_attn_implementation') and model.config._attn_implementation == 'sdpa'):
         return drops, None
-    model.set_attn_implementation(_register())
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register('kdnotes', _attention)
+    AttentionMaskInterface.register('kdnotes', sdpa_mask)
+    model.set_attn_implementation('kdnotes')
     return drops, 'sdpa'
 
 # %% ../../nbs/train/04_cpu_fast_path.ipynb #5a934065
@@ -277,7 +247,7 @@ class FastPath:
         if rows:
             model.set_input_embeddings(rows)
         self.model = model
-        self.decay = 1.0
+        self.decay = 1.0  # of the untouched rows: the product of (1 - rate * weight decay) over the steps
         self._rows = rows
         self._rng = rng
         # on a GPU the dense gradient costs less than to find out what is in it
@@ -294,7 +264,7 @@ def start(self: FastPath, step: int, ids: Callable[[], Tensor]) -> None:
     "Before each step; `ids` gives the token ids of its examples, of all ranks."
     self._rng.start(step)
     if self._narrow:
-        self._rows.touched.begin(ids())
+        self._rows.begin(ids())
 
 
 @patch
@@ -305,7 +275,7 @@ def finish(
     # all gradients, without rows that are zero: for norms
 ) -> list[Tensor]:
     "After a step's last backward; `model`: all that is trained, `mean`: over ranks, in place."
-    rows = self._rows.touched.finish(mean) if self._narrow else None
+    rows = self._rows.finish(mean) if self._narrow else None
     return [
         rows if self._narrow and p is self._rows.weight else p.grad
         for p in model.parameters()
@@ -317,13 +287,7 @@ def finish(
 def clear(self: FastPath, norm: Tensor) -> None:
     "After the update: make room for the next step's gradient."
     if self._narrow:
-        self._rows.touched.clear(norm)
-
-
-@patch
-def decayed(self: FastPath, rate: float, weight_decay: float) -> None:
-    "After each update: weight decay of the untouched rows."
-    self.decay *= 1 - rate * weight_decay
+        self._rows.clear(norm)
 
 # %% ../../nbs/train/04_cpu_fast_path.ipynb #3024e32c
 @patch
@@ -367,8 +331,7 @@ def fast_path(
     lean = table is not None and not batches_change
     used = rows_in_use(task, table.num_embeddings, device) if lean else None
     on_cpu = device.type == 'cpu'
-    rng = DropoutRng(seed) if on_cpu else DeviceDropoutRng(seed, device)
-    fast = FastPath(model, used, rng, narrow=on_cpu)
+    fast = FastPath(model, used, DropoutRng(seed, None if on_cpu else device), narrow=on_cpu)
     try:
         yield fast
     finally:

@@ -22,8 +22,7 @@ from ..core.config import KdnotesError
 from ..core.spec import RunConfig
 from ..core.processes import STORE
 from ..core.resolve import cpu_has_bf16, resolve_precision
-from .emulated_bf16 import emulated_bf16_autocast
-from .precision import set_matmul_precision
+from .precision import emulated_bf16_autocast, set_matmul_precision
 
 # %% auto #0
 __all__ = ['RANK_TIMEOUT', 'Runtime', 'wrap_ddp', 'Agreement', 'Waits', 'RankError', 'DistributedEnv', 'join', 'start', 'alone',
@@ -43,8 +42,8 @@ class Runtime:
     local_rank: int = 0  # among those of this machine
     local_ranks: int | None = None  # of this machine; None: all of them
     math: str = ''  # what a matmul in fp32 means here, read back from torch
-    # is a matmul in bf16 computed in fp32? on a CPU without instructions for it (train.emulated_bf16)
-    widened: bool = False
+    # is a matmul in bf16 computed in fp32? on a CPU without instructions for it (train.precision)
+    emulated_bf16: bool = False
 
     @property
     def main(self) -> bool:
@@ -63,11 +62,11 @@ class Runtime:
 
 # %% ../../nbs/train/03_distributed.ipynb #2c09802c
 @patch
-def autocast(self: Runtime, widened: bool = True):  # False: with torch's own matmul everywhere
+def autocast(self: Runtime, emulated: bool = True):  # False: with torch's own matmul everywhere
     "A context in which a matmul is computed in 16 bits, for fp16 and bf16; else one that does nothing."
     if self.dtype not in ('fp16', 'bf16'):
         return contextlib.nullcontext()
-    if widened and self.widened:
+    if emulated and self.emulated_bf16:
         return emulated_bf16_autocast()
     dtype = torch.float16 if self.dtype == 'fp16' else torch.bfloat16
     return torch.autocast(self.device.type, dtype=dtype)
@@ -302,67 +301,68 @@ def join(
         )
     return env
 
-# %% ../../nbs/train/03_distributed.ipynb #d20cd6f8
-def _device(local: int, threads: int | None) -> torch.device:
-    "The device of this process, set up."
-    if torch.cuda.is_available():
-        device = torch.device('cuda', local)
-        torch.cuda.set_device(device)
-        return device
-    torch.set_flush_denormal(True)  # before the first matmul: threads take it over when they are made
-    if threads:
-        torch.set_num_threads(threads)
-    return torch.device('cpu')
-
 # %% ../../nbs/train/03_distributed.ipynb #48e8f24d
-def _runtime(device: torch.device, dtype: str, **place) -> Runtime:
-    "A rank on a device, with the number format set."
-    cuda = device.type == 'cuda'
+def _runtime(
+    precision: str,  # 'fp32' | 'tf32' | 'mixed'
+    amp_dtype: str,
+    threads: int | None = None,
+    **place: int,  # rank, ranks, local_rank, local_ranks
+) -> Runtime:
+    "This process as a rank: device, threads and number format set."
+    device = torch.device('cpu')
+    if cuda := torch.cuda.is_available():
+        device = torch.device('cuda', place.get('local_rank', 0))
+        torch.cuda.set_device(device)
+    else:
+        torch.set_flush_denormal(True)  # before the first matmul: threads take it over when they are made
+        if threads:
+            torch.set_num_threads(threads)
+    dtype = resolve_precision(precision, amp_dtype, device.type)[0]
     return Runtime(
         device,
         dtype,
         threads=None if cuda else torch.get_num_threads(),
+        backend=None if place.get('ranks', 1) == 1 else 'nccl' if cuda else 'gloo',
         math=set_matmul_precision(dtype),
-        widened=dtype == 'bf16' and not cuda and not cpu_has_bf16(),
+        emulated_bf16=dtype == 'bf16' and not cuda and not cpu_has_bf16(),
         **place,
     )
 
-# %% ../../nbs/train/03_distributed.ipynb #12e90f59
+
 def start(
     config: RunConfig,  # resolved
     env: DistributedEnv | None = None,  # None: not joined yet
 ) -> Runtime:
     "Set up this process as a rank: threads, device, number format, process group."
     env = env or join()
-    local_rank = int(os.environ.get('LOCAL_RANK', 0))
-    local_ranks = int(os.environ.get('LOCAL_WORLD_SIZE', env.ranks))
-    device = _device(local_rank, config.compute.threads_per_rank)
-    cuda = device.type == 'cuda'
-    dtype = resolve_precision(config.compute.precision, config.compute.amp_dtype, device.type)[0]
-    backend = None
-    if env.ranks > 1:
-        backend = 'nccl' if cuda else 'gloo'
+    runtime = _runtime(
+        config.compute.precision,
+        config.compute.amp_dtype,
+        config.compute.threads_per_rank,
+        rank=env.rank,
+        ranks=env.ranks,
+        local_rank=int(os.environ.get('LOCAL_RANK', 0)),
+        local_ranks=int(os.environ.get('LOCAL_WORLD_SIZE', env.ranks)),
+    )
+    if runtime.backend:
         dist.init_process_group(
-            backend,
+            runtime.backend,
             store=env.store,
             rank=env.rank,
             world_size=env.ranks,
             timeout=RANK_TIMEOUT,
-            device_id=device if cuda else None,
+            device_id=runtime.device if runtime.backend == 'nccl' else None,
         )
-    place = dict(rank=env.rank, ranks=env.ranks, local_rank=local_rank, local_ranks=local_ranks)
-    return _runtime(device, dtype, backend=backend, **place)
+    return runtime
 
-# %% ../../nbs/train/03_distributed.ipynb #0f9726e8
+
 def alone(
     dtype: str = 'fp32',  # fp32 | fp16 | bf16
 ) -> Runtime:
     "Set up this process as the only rank, on the first GPU or with all threads of the CPU."
-    device = _device(0, None)
-    precision = 'fp32' if dtype == 'fp32' else 'mixed'
-    return _runtime(device, resolve_precision(precision, dtype, device.type)[0])
+    return _runtime('fp32' if dtype == 'fp32' else 'mixed', dtype)
 
-# %% ../../nbs/train/03_distributed.ipynb #b4d568ed
+
 def stop(runtime: Runtime) -> None:
     "Leave the process group."
     if runtime.backend:

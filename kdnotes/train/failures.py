@@ -111,13 +111,9 @@ def first_non_finite(
         return places[0]
     if not finite(value):
         return 'the loss itself, of finite outputs'
-    return _first_gradient(model, value)
-
-# %% ../../nbs/train/05_failures.ipynb #74b81218
-def _first_gradient(model: nn.Module, value: Tensor) -> str | None:
-    "The first weights in the order of the backward, last layer first, whose gradient is not finite."
     model.zero_grad(set_to_none=True)
     value.backward()
+    # the backward comes to the last layer first
     wrong = [name for name, p in model.named_parameters() if p.grad is not None and not finite(p.grad)]
     model.zero_grad(set_to_none=True)
     return f'the gradient of {wrong[-1]}' if wrong else None

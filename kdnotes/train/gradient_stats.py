@@ -55,18 +55,6 @@ def _count(
             counts.index_add_(0, exponent.masked_fill_(magnitude == 0, _ZERO), one.expand(len(piece)))
     return counts
 
-# %% ../../nbs/train/07_gradient_stats.ipynb #d69c5a3c
-def _shares(by_exponent: dict[int, int], shift: int, elements: int) -> dict[str, float]:
-    "The share beyond each border once `shift` is added to the exponents."
-
-    def beyond(e, border):
-        return e + shift >= border if border > 0 else e + shift < border
-
-    return {
-        name: sum(n for e, n in by_exponent.items() if beyond(e, border)) / elements
-        for name, border in BORDERS.items()
-    }
-
 # %% ../../nbs/train/07_gradient_stats.ipynb #4388684b
 def gradient_ranges(
     gradients: Iterable[tuple[str, Tensor | None]],  # a parameter's name and its gradient; None: it has none
@@ -97,14 +85,22 @@ def _row(layer: str, counts: np.ndarray, undo: int, power: int) -> dict:
     elements = int(counts[:257].sum())
     by_exponent = {int(bits) - 127 + undo: int(counts[bits]) for bits in np.flatnonzero(counts[:255])}
     first = min(by_exponent, default=0)
+
+    def shares(shift: int) -> dict[str, float]:  # beyond each border
+        beyond = {
+            name: [n for e, n in by_exponent.items() if (e + shift >= border) == (border > 0)]
+            for name, border in BORDERS.items()
+        }
+        return {name: sum(numbers) / elements for name, numbers in beyond.items()}
+
     return dict(
         layer=layer,
         elements=elements,
         zero=int(counts[_ZERO]) / elements,
         not_finite=int(counts[255]) / elements,
         largest=float(np.int32(counts[257]).view(np.float32)) * 2.0**undo,
-        plain=_shares(by_exponent, 0, elements),
-        scaled=_shares(by_exponent, power, elements),
+        plain=shares(0),
+        scaled=shares(power),
         log2_from=first,
         log2_counts=[by_exponent.get(e, 0) for e in range(first, max(by_exponent, default=-1) + 1)],
     )

@@ -16,27 +16,20 @@ from ..core.config import task_info
 from ..core.spec import RunConfig, value_of, with_values
 from ..core.processes import Stopped
 from ..core.streams import stream, torch_seed
-from ..distill.intermediate import open_student, uses_intermediate_layers
+from ..distill.intermediate import uses_intermediate_layers
 from ..distill.architectures import call
 from ..distill.needed_positions import first_position
 from ..losses.targets import weighted_sum
 from ..tasks.base import Task
 from ..tasks.batching import Batch, epoch_steps, micro_batches, mixed_steps
-from .cpu_fast_path import FastPath, fast_path
-from .distributed import Agreement, Runtime, Waits, wrap_ddp
+from .cpu_fast_path import fast_path
+from .distributed import Runtime, Waits
 from .evaluation import evaluate
-from kdnotes.train.failures import (
-    STOP,
-    TrainingError,
-    first_non_finite,
-    is_out_of_memory,
-    out_of_memory,
-)
+from .failures import STOP, TrainingError, first_non_finite, is_out_of_memory, out_of_memory
 from .gradient_stats import gradient_ranges
 from .precision import LEAST_SCALE, update_weights
 from kdnotes.train.state import (
     Objective,
-    ProgressMeter,
     Step,
     TrainingState,
     TrainResult,
@@ -48,8 +41,8 @@ from kdnotes.train.state import (
 )
 
 # %% auto #0
-__all__ = ['schedule_steps', 'with_steps', 'make_optimizer', 'rate_factor', 'rank_micro_batches', 'accumulate', 'loss_weights',
-           'log_interval', 'prepare', 'needed_positions', 'train']
+__all__ = ['schedule_steps', 'with_steps', 'rate_factor', 'rank_micro_batches', 'accumulate', 'loss_weights', 'log_interval',
+           'train']
 
 # %% ../../nbs/train/10_loop.ipynb #a1e044b0
 def schedule_steps(
@@ -100,20 +93,6 @@ def with_steps(
     steps_an_epoch, _ = schedule_steps(task, one_epoch)
     return with_values(config, epochs=steps / steps_an_epoch)
 
-# %% ../../nbs/train/10_loop.ipynb #55a10e9f
-def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
-    "AdamW; weight decay on matrices only."
-    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [
-        dict(params=matrices, weight_decay=config.train.weight_decay),
-        dict(params=vectors, weight_decay=0.0),
-    ]
-    betas = (config.train.adam_beta1, config.train.adam_beta2)
-    return torch.optim.AdamW(
-        groups, lr=config.train.learning_rate, betas=betas, eps=config.train.adam_epsilon, fused=True
-    )
-
 # %% ../../nbs/train/10_loop.ipynb #cd5dbb25
 def rate_factor(
     step: int,  # from 0
@@ -140,15 +119,6 @@ def rank_micro_batches(
     budget = config.train.micro_batch_tokens
     return micro_batches(index, task.lengths('train'), budget, rank, runtime.ranks, task.groups('train'))
 
-
-def _passes(task: Task, index: np.ndarray, config: RunConfig, runtime: Runtime, n_parts: int) -> int:
-    "The number of forwards and backwards of a rank with `n_parts` micro-batches in a step: at least one."
-    # where each backward is synchronised, as often as the busiest rank
-    if config.train.gradient_sync == 'delayed' or runtime.ranks == 1:
-        return max(1, n_parts)
-    counts = [len(rank_micro_batches(task, index, config, runtime, rank)) for rank in range(runtime.ranks)]
-    return max(1, *counts)
-
 # %% ../../nbs/train/10_loop.ipynb #bb723f49
 def _loss_terms(objective: Objective, outputs: Any, batch: Batch) -> dict[str, tuple[Tensor, int]]:
     "A batch's sums of each loss term, the teacher's signal asked for where there is one."
@@ -171,7 +141,11 @@ def accumulate(
     counts = task.loss_counts('train', index, epoch)
     parts = rank_micro_batches(task, index, config, runtime)
     n_own = len(parts)
-    passes = _passes(task, index, config, runtime, n_own)
+    passes = max(1, n_own)
+    if config.train.gradient_sync != 'delayed' and runtime.ranks > 1:
+        # each backward is synchronised: as many as the busiest rank has
+        of_ranks = (rank_micro_batches(task, index, config, runtime, rank) for rank in range(runtime.ranks))
+        passes = max(1, *map(len, of_ranks))
     parts += [index[:1]] * (passes - n_own)  # a rank without examples computes one too, with a weight of 0
     losses = {}
     tokens = 0
@@ -210,78 +184,17 @@ def loss_weights(
     return weights
 
 # %% ../../nbs/train/10_loop.ipynb #f6c04989
-def _dropout_seed(config: RunConfig, runtime: Runtime) -> int:
-    "A seed for a rank's dropout: of the run's seed and, where it is not the first, its draw."
-    draw = [config.train.dropout_draw] * (config.train.dropout_draw > 0)
-    return torch_seed(config.seed, 'dropout', runtime.rank, *draw)
-
-
 def log_interval(
     total_steps: int,
 ) -> int:  # steps
     "From one `step` row to the next: a hundred rows of a training, of a long one up to a thousand."
     return max(1, min(total_steps // 100, max(20, total_steps // 1000)))
 
-# %% ../../nbs/train/10_loop.ipynb #b9e558fc
-def _initial_best(task: Task, config: RunConfig, total_steps: int) -> dict | None:
-    "The best evaluation before any, for a training that keeps its best model."
-    if config.train.keep != 'best':
-        return None
-    names = dict(set=task.evaluation_sets[0], metric=task.primary.metric)
-    return names | dict(step=None, epoch=None, value=None, since=0, planned=total_steps)
 
-
-def prepare(
-    task: Task,  # encoded
-    student: nn.Module,  # on the runtime's device, weights in fp32
-    config: RunConfig,  # resolved
-    runtime: Runtime,
-    fast_path: FastPath,  # of the student
-    on_row: Callable[..., None],
-    signal: Callable[[Batch], dict[str, Tensor]] | None = None,
-    folder: Path | None = None,  # of checkpoints
-    key: str = '',
-) -> TrainingState:
-    "A training before its first step."
-    total_steps, _ = schedule_steps(task, config)
-    weights = loss_weights(task, config)
-    task, trainable = open_student(task, student, config, signal, torch_seed(config.seed, 'init', 1))
-    ddp_model = wrap_ddp(trainable, config, runtime, fast_path.synchronised_elsewhere(trainable))
-    optimizer = make_optimizer(trainable, config)
-    scaler = runtime.scaler()
-    agreement = Agreement(runtime)
-    torch.manual_seed(_dropout_seed(config, runtime))
-    trainable.train()
-    trained = [p for p in trainable.parameters() if p.requires_grad]
-    return TrainingState(
-        task=task,
-        student=student,
-        config=config,
-        runtime=runtime,
-        on_row=on_row,
-        signal=signal,
-        folder=folder,
-        key=key,
-        trainable=trainable,
-        ddp_model=ddp_model,
-        fast_path=fast_path,
-        optimizer=optimizer,
-        scaler=scaler,
-        loss_scale=scaler.get_scale(),
-        loss_weights=weights,
-        total_steps=total_steps,
-        log_every=log_interval(total_steps),
-        meter=ProgressMeter(runtime, warmup=min(5, total_steps // 3)),
-        result=TrainResult(steps=total_steps, kept=_initial_best(task, config, total_steps)),
-        waits=Waits(runtime, trained),
-        agreement=agreement,
-        non_finite=torch.zeros((), dtype=torch.bool, device=runtime.device),
-    )
-
-# %% ../../nbs/train/10_loop.ipynb #a01b0516
-def needed_positions(model: nn.Module, config: RunConfig) -> contextlib.AbstractContextManager:
-    "The last layer for what the losses read: of a classifier the first position, unless they look at layers."
-    return contextlib.nullcontext() if uses_intermediate_layers(config) else first_position(model)
+def _dropout_seed(config: RunConfig, runtime: Runtime) -> int:
+    "A seed for a rank's dropout: of the run's seed and, where it is not the first, its draw."
+    draw = [config.train.dropout_draw] * (config.train.dropout_draw > 0)
+    return torch_seed(config.seed, 'dropout', runtime.rank, *draw)
 
 # %% ../../nbs/train/10_loop.ipynb #e2c9e0e1
 def train(
@@ -299,9 +212,32 @@ def train(
     "Train a model from its newest checkpoint, if there is one, and leave it as of its last step or its best."
     batches_change = task_info(config.task).batches_change(config)
     lean = fast_path(model, task, runtime.device, _dropout_seed(config, runtime), batches_change)
-    with lean as fast, needed_positions(model, config):
-        state = prepare(task, model, config, runtime, fast, on_row, signal, checkpoints, key)
-        _report_start(state)
+    # the last layer for what the losses read: of a classifier the first position, unless they look at layers
+    positions = contextlib.nullcontext() if uses_intermediate_layers(config) else first_position(model)
+    with lean as fast, positions:
+        state = TrainingState(
+            task,
+            model,
+            config,
+            runtime,
+            fast,
+            on_row,
+            signal,
+            checkpoints,
+            key,
+            total_steps=schedule_steps(task, config)[0],
+            loss_weights=loss_weights(task, config),
+        )
+        torch.manual_seed(_dropout_seed(config, runtime))
+        state.row(
+            'start',
+            ranks=runtime.ranks,
+            threads_per_rank=runtime.threads,
+            steps=state.total_steps,
+            examples=len(task.lengths('train')),
+            precision=runtime.dtype,
+            device=str(runtime.device),
+        )
         with STOP.deferred():
             done = resume_training(state)
             for step in () if state.over else schedule_steps(state.task, config, done=done)[1]:
@@ -309,9 +245,15 @@ def train(
                 if sets := _sets_due(state, step):
                     with state.meter.pause(), fast.whole(), phase('evaluation'):
                         _evaluate_on_the_way(state, step, sets)
-                if state.over:
-                    _end_early(state, step, norm, logged)
-                _save_or_stop(state, step.done, *state.agreement(STOP.requested, _checkpoint_due(state)))
+                if state.over:  # the last step is this one
+                    state.result.steps = step.done
+                    if not logged:
+                        _check_finite(state, all_ranks=True)
+                        _log(state, step, norm)
+                due = time.perf_counter() - state.saved_s > 60 * config.where.checkpoint_minutes
+                # whether a checkpoint is due says the main rank's clock
+                answers = state.agreement(STOP.requested, due and runtime.main and checkpoints is not None)
+                _save_or_stop(state, step.done, *answers)
                 if state.over:
                     break
             answers = state.agreement.last()
@@ -325,43 +267,40 @@ def _optimise(
     state: TrainingState, step: Step
 ) -> tuple[Tensor, bool]:  # the gradients' norm; is there a row?
     "One optimizer step, with a row where one is due."
-    config = state.config
-    rate = _set_rate(state, step)
+    config = state.config.train
+    runtime = state.runtime
+    fast = state.fast_path
+    rate = config.learning_rate * rate_factor(
+        step.number, state.total_steps, config.warmup_fraction, config.warmup_steps
+    )
+    for group in state.optimizer.param_groups:
+        group['lr'] = rate
     _forward_backward(state, step)
-    gradients = _synchronise(state)
+    # equal on all ranks: DDP has averaged all gradients but the rows of the word table
+    state.waits.begin()
+    gradients = fast.finish(state.trainable, lambda gradient: runtime.sum(gradient).div_(runtime.ranks))
+    state.waits.end()
     _report_gradients(state, step)
-    norm = update_weights(state.trainable, state.optimizer, state.scaler, config, state.non_finite, gradients)
-    _after_update(state, step, norm, rate)
-    log = step.done == state.total_steps or step.done % state.log_every == 0
-    if log or state.runtime.device.type == 'cpu':
+    norm = update_weights(
+        state.trainable, state.optimizer, state.scaler, state.config, state.non_finite, gradients
+    )
+    fast.clear(norm)
+    state.unchecked.append((step, norm))
+    before = state.loss_scale
+    state.loss_scale = state.scaler.get_scale()  # a read of the device at every step, in fp16 only
+    if state.loss_scale >= before:
+        fast.decay *= 1 - rate * config.weight_decay
+    else:  # fp16 overflowed and the step was skipped
+        state.result.overflow_steps = (state.result.overflow_steps or 0) + 1
+        state.row('overflow', step=step.done, scale=before)
+        if state.loss_scale < LEAST_SCALE:
+            _explain_non_finite(state, step)
+    log = step.done == state.total_steps or step.done % log_interval(state.total_steps) == 0
+    if log or runtime.device.type == 'cpu':
         _check_finite(state, all_ranks=log)
     if log:
         _log(state, step, norm)
     return norm, log
-
-# %% ../../nbs/train/10_loop.ipynb #f151d8ec
-def _report_start(state: TrainingState) -> None:
-    "A `start` row."
-    state.row(
-        'start',
-        ranks=state.runtime.ranks,
-        threads_per_rank=state.runtime.threads,
-        steps=state.total_steps,
-        examples=len(state.task.lengths('train')),
-        precision=state.runtime.dtype,
-        device=str(state.runtime.device),
-    )
-
-
-def _set_rate(state: TrainingState, step: Step) -> float:
-    "The learning rate of a step."
-    config = state.config
-    rate = config.train.learning_rate * rate_factor(
-        step.number, state.total_steps, config.train.warmup_fraction, config.train.warmup_steps
-    )
-    for group in state.optimizer.param_groups:
-        group['lr'] = rate
-    return rate
 
 # %% ../../nbs/train/10_loop.ipynb #3769e8a3
 def _forward_backward(state: TrainingState, step: Step) -> None:
@@ -385,31 +324,6 @@ def _forward_backward(state: TrainingState, step: Step) -> None:
             str(state.runtime.device),
         ) from None
     state.meter.add(step, losses, tokens, cells)
-
-
-def _synchronise(state: TrainingState) -> list[Tensor]:
-    "The step's gradients, equal on all ranks: DDP has averaged all but the rows of the word table."
-    state.waits.begin()
-    gradients = state.fast_path.finish(
-        state.trainable, lambda gradient: state.runtime.sum(gradient).div_(state.runtime.ranks)
-    )
-    state.waits.end()
-    return gradients
-
-# %% ../../nbs/train/10_loop.ipynb #5e212cfb
-def _after_update(state: TrainingState, step: Step, norm: Tensor, rate: float) -> None:
-    "Remember the norm, and follow the loss scale: it falls when fp16 overflowed and the step was skipped."
-    state.fast_path.clear(norm)
-    state.unchecked.append((step, norm))
-    before = state.loss_scale
-    state.loss_scale = state.scaler.get_scale()  # a read of the device at every step, in fp16 only
-    if state.loss_scale >= before:
-        state.fast_path.decayed(rate, state.config.train.weight_decay)
-        return
-    state.result.overflow_steps = (state.result.overflow_steps or 0) + 1
-    state.row('overflow', step=step.done, scale=before)
-    if state.loss_scale < LEAST_SCALE:
-        _explain_non_finite(state, step)
 
 # %% ../../nbs/train/10_loop.ipynb #9bcd94cc
 def _report_gradients(state: TrainingState, step: Step) -> None:
@@ -477,14 +391,6 @@ def _evaluate_on_the_way(state: TrainingState, step: Step, sets: tuple[str, ...]
         keep_if_best(state, step, metrics[sets[0]])
 
 # %% ../../nbs/train/10_loop.ipynb #8f6df648
-def _end_early(state: TrainingState, step: Step, norm: Tensor, logged: bool) -> None:
-    "The last step of a training is this one."
-    state.result.steps = step.done
-    if not logged:
-        _check_finite(state, all_ranks=True)
-        _log(state, step, norm)
-
-
 def _finish(state: TrainingState) -> TrainResult:
     "Totals over all ranks."
     result = state.result
@@ -508,13 +414,6 @@ def _finish(state: TrainingState) -> TrainResult:
     return result
 
 # %% ../../nbs/train/10_loop.ipynb #cc371a24
-def _checkpoint_due(state: TrainingState) -> bool:
-    "Is it time for a checkpoint, by the main rank's clock?"
-    if state.folder is None or not state.runtime.main:
-        return False
-    return time.perf_counter() - state.saved_s > 60 * state.config.where.checkpoint_minutes
-
-
 def _save_or_stop(
     state: TrainingState,
     done: int,  # steps
@@ -555,24 +454,20 @@ def _check_finite(
             _explain_non_finite(state, *(step for step, _ in unchecked))
 
 # %% ../../nbs/train/10_loop.ipynb #52631fd5
-def _loss_of(state: TrainingState, batch: Batch) -> Callable[[nn.Module], Tensor]:
-    "The weighted loss of a batch, as a function of the model."
-
-    def loss(model: nn.Module) -> Tensor:
-        with state.runtime.autocast():
-            outputs = call(model, batch.inputs)
-        terms = _loss_terms(state.objective, outputs, batch)
-        return weighted_sum({name: value for name, (value, _) in terms.items()}, state.loss_weights)[0]
-
-    return loss
-
-
 def _non_finite(state: TrainingState, step: Step) -> tuple[str, list[int]] | None:
     "The first layer that is not finite when a step is done again, on any rank, and the examples."
+    weights = state.objective.loss_weights
     places = []
     for part in rank_micro_batches(state.task, step.index, state.config, state.runtime):
         batch = state.task.batch('train', part, step.epoch).to(state.runtime.device)
-        place = first_non_finite(state.trainable, _loss_of(state, batch))
+
+        def loss(model: nn.Module, batch: Batch = batch) -> Tensor:
+            with state.runtime.autocast():
+                outputs = call(model, batch.inputs)
+            terms = _loss_terms(state.objective, outputs, batch)
+            return weighted_sum({name: value for name, (value, _) in terms.items()}, weights)[0]
+
+        place = first_non_finite(state.trainable, loss)
         if place:
             places.append((place, part.tolist()))
     return next((place for rank in state.runtime.gather(places) for place in rank), None)

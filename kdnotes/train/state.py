@@ -18,9 +18,12 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from ..core.config import task_info
 from ..core.spec import RunConfig
+from ..core.streams import torch_seed
+from ..distill.intermediate import open_student
 from ..tasks.base import Task
 from ..tasks.batching import Batch
 from kdnotes.train.checkpoint import (
+    named_tensors,
     newest_checkpoint,
     random_states,
     read_checkpoint,
@@ -29,11 +32,11 @@ from kdnotes.train.checkpoint import (
     training_tensors,
 )
 from .cpu_fast_path import FastPath
-from .distributed import Agreement, Runtime, Waits
+from .distributed import Agreement, Runtime, Waits, wrap_ddp
 
 # %% auto #0
-__all__ = ['Step', 'Objective', 'TrainResult', 'evaluation_point', 'WarmPoint', 'ProgressMeter', 'TrainingState', 'keep_if_best',
-           'take_best', 'save_training', 'resume_training']
+__all__ = ['Step', 'Objective', 'TrainResult', 'evaluation_point', 'WarmPoint', 'ProgressMeter', 'make_optimizer',
+           'TrainingState', 'keep_if_best', 'take_best', 'save_training', 'resume_training']
 
 # %% ../../nbs/train/08_state.ipynb #bb2c6a34
 @dataclass(frozen=True)
@@ -129,41 +132,42 @@ class ProgressMeter:
     def __post_init__(self):
         self.start = self.runtime.clock()
 
-# %% ../../nbs/train/08_state.ipynb #adde7ccb
-@patch
-def add(
-    self: ProgressMeter,
-    step: Step,
-    losses: dict[str, Tensor],  # this rank's share of each term
-    tokens: int,
-    cells: int,
-) -> None:
-    "Count a step."
-    for name, value in losses.items():
-        self.losses[name] = self.losses.get(name, 0) + value
-    self.count += 1
-    self.tokens += tokens
-    self.cells += cells
-    self.examples += len(step.index)
-    if step.done == self.warmup:
-        self.warm = WarmPoint(self.elapsed(), self.examples, self.tokens)
+    def elapsed(self) -> float:  # seconds
+        "Time in training so far."
+        return self.runtime.clock() - self.start - self.paused_s
 
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        "Inside, time does not count as training."
+        begin = self.runtime.clock()
+        yield
+        self.paused_s += self.runtime.clock() - begin
 
-@patch
-def elapsed(self: ProgressMeter) -> float:  # seconds
-    "Time in training so far."
-    return self.runtime.clock() - self.start - self.paused_s
+    def add(
+        self,
+        step: Step,
+        losses: dict[str, Tensor],  # this rank's share of each term
+        tokens: int,
+        cells: int,
+    ) -> None:
+        "Count a step."
+        for name, value in losses.items():
+            self.losses[name] = self.losses.get(name, 0) + value
+        self.count += 1
+        self.tokens += tokens
+        self.cells += cells
+        self.examples += len(step.index)
+        if step.done == self.warmup:
+            self.warm = WarmPoint(self.elapsed(), self.examples, self.tokens)
 
-# %% ../../nbs/train/08_state.ipynb #00d4578a
-@patch
-def read(self: ProgressMeter) -> tuple[dict[str, float], int]:
-    "Mean losses since the last read and tokens so far, over all ranks."
-    values = torch.stack([*self.losses.values()]).double() / self.count
-    both = self.runtime.sum(torch.cat([values, values.new_tensor([self.tokens])]))
-    means = dict(zip(self.losses, both.tolist()))
-    self.losses = {}
-    self.count = 0
-    return means, int(both[-1].item())
+    def read(self) -> tuple[dict[str, float], int]:
+        "Mean losses since the last read and tokens so far, over all ranks."
+        values = torch.stack([*self.losses.values()]).double() / self.count
+        both = self.runtime.sum(torch.cat([values, values.new_tensor([self.tokens])]))
+        means = dict(zip(self.losses, both.tolist()))
+        self.losses = {}
+        self.count = 0
+        return means, int(both[-1].item())
 
 # %% ../../nbs/train/08_state.ipynb #646e4803
 @patch
@@ -183,66 +187,77 @@ def restore(self: ProgressMeter, state: dict) -> None:
     self.start = self.runtime.clock() - state['elapsed']
     self.paused_s = 0.0
 
-
-@patch
-@contextlib.contextmanager
-def pause(self: ProgressMeter) -> Iterator[None]:
-    "Inside, time does not count as training."
-    begin = self.runtime.clock()
-    yield
-    self.paused_s += self.runtime.clock() - begin
+# %% ../../nbs/train/08_state.ipynb #30929cb9
+def make_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.AdamW:
+    "AdamW; weight decay on matrices only."
+    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
+    groups = [
+        dict(params=matrices, weight_decay=config.train.weight_decay),
+        dict(params=vectors, weight_decay=0.0),
+    ]
+    betas = (config.train.adam_beta1, config.train.adam_beta2)
+    return torch.optim.AdamW(
+        groups, lr=config.train.learning_rate, betas=betas, eps=config.train.adam_epsilon, fused=True
+    )
 
 # %% ../../nbs/train/08_state.ipynb #4c643062
-@dataclass
 class TrainingState:
     "A running training."
 
-    # what it is given
-    task: Task  # with the terms of intermediate layers, where the configuration has some
-    student: nn.Module  # the model that is trained, in every mode
-    config: RunConfig  # resolved
-    runtime: Runtime
-    on_row: Callable[..., None]  # on_row(kind, **values), called on the main rank only
-    signal: Callable[[Batch], dict[str, Tensor]] | None  # the teacher's
-    folder: Path | None  # of checkpoints; None: none are read or written
-    key: str  # whose checkpoints they are
-    # what moves
-    trainable: nn.Module  # all that is trained: the student, and projections where there are some
-    ddp_model: nn.Module  # its wrapper, which synchronises gradients; with one rank `trainable` itself
-    fast_path: FastPath
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    loss_scale: float  # of the last step; 1 where losses are not scaled
-    loss_weights: dict[str, float]  # loss term -> its weight
-    # what is counted
-    total_steps: int
-    log_every: int  # steps
-    meter: ProgressMeter
-    result: TrainResult
-    waits: Waits
-    # what ranks agree on, and what went wrong
-    agreement: Agreement
-    non_finite: Tensor  # bool, on the device: was a norm not finite?
-    unchecked: list[tuple[Step, Tensor]] = field(
-        default_factory=list
-    )  # steps whose norms have not been read yet
-    saved_s: float = field(default_factory=time.perf_counter)  # when the last checkpoint was written
-    best: dict[str, Tensor] | None = None  # the weights of `result.kept`, on the CPU
-
-    @property
-    def objective(self) -> Objective:
-        "The loss that its steps minimise."
-        return Objective(self.task, self.config, self.runtime, self.loss_weights, self.signal)
+    def __init__(
+        self,
+        task: Task,  # encoded
+        student: nn.Module,  # the model that is trained, on the runtime's device, weights in fp32
+        config: RunConfig,  # resolved
+        runtime: Runtime,
+        fast_path: FastPath,  # of the student
+        on_row: Callable[..., None],  # on_row(kind, **values), called on the main rank only
+        signal: Callable[[Batch], dict[str, Tensor]] | None,  # the teacher's
+        folder: Path | None,  # of checkpoints; None: none are read or written
+        key: str,  # whose checkpoints they are
+        total_steps: int,
+        loss_weights: dict[str, float],  # loss term -> its weight
+    ):
+        # what moves; where intermediate layers are used, the task has their terms and there are projections
+        task, trainable = open_student(task, student, config, signal, torch_seed(config.seed, 'init', 1))
+        self.task = task
+        self.trainable = trainable.train()
+        self.student = student
+        self.fast_path = fast_path
+        # synchronises gradients; with one rank `trainable` itself
+        self.ddp_model = wrap_ddp(trainable, config, runtime, fast_path.synchronised_elsewhere(trainable))
+        self.optimizer = make_optimizer(trainable, config)
+        self.scaler = runtime.scaler()
+        self.loss_scale = self.scaler.get_scale()  # of the last step; 1 where losses are not scaled
+        # what it is given
+        self.config = config
+        self.runtime = runtime
+        self.on_row = on_row
+        self.folder = folder
+        self.key = key
+        self.objective = Objective(task, config, runtime, loss_weights, signal)
+        # what is counted
+        self.total_steps = total_steps
+        self.meter = ProgressMeter(runtime, warmup=min(5, total_steps // 3))
+        self.result = TrainResult(steps=total_steps)
+        if config.train.keep == 'best':
+            best = dict(set=task.evaluation_sets[0], metric=task.primary.metric, step=None, epoch=None)
+            self.result.kept = best | dict(value=None, since=0, planned=total_steps)
+        self.best: dict[str, Tensor] | None = None  # the weights of `result.kept`, on the CPU
+        self.waits = Waits(runtime, [p for p in trainable.parameters() if p.requires_grad])
+        self.saved_s = time.perf_counter()  # when the last checkpoint was written
+        # what ranks agree on, and what went wrong
+        self.agreement = Agreement(runtime)
+        self.non_finite = torch.zeros((), dtype=torch.bool, device=runtime.device)  # was a norm not finite?
+        self.unchecked: list[tuple[Step, Tensor]] = []  # steps whose norms have not been read yet
 
     @property
     def over(self) -> bool:
         "Has dev not improved for `patience` evaluations?"
         best = self.result.kept
-        return (
-            best is not None
-            and self.config.train.patience is not None
-            and best['since'] >= self.config.train.patience
-        )
+        patience = self.config.train.patience
+        return best is not None and patience is not None and best['since'] >= patience
 
     def row(self, kind: str, **values: Any) -> None:
         "Report a row, on the main rank only."
@@ -267,7 +282,7 @@ def keep_if_best(
         best['since'] += 1
         return
     best |= dict(step=step.done, epoch=step.epoch, value=value, since=0)
-    state.best = {name: t.detach().to('cpu', copy=True) for name, t in _named_tensors(state.student).items()}
+    state.best = {name: t.detach().to('cpu', copy=True) for name, t in named_tensors(state.student).items()}
 
 # %% ../../nbs/train/08_state.ipynb #20835b63
 def take_best(
@@ -277,13 +292,8 @@ def take_best(
     if state.best is None:
         return
     with torch.no_grad():
-        for name, tensor in _named_tensors(state.student).items():
+        for name, tensor in named_tensors(state.student).items():
             tensor.copy_(state.best[name])
-
-
-def _named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    "Weights and buffers by name."
-    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 # %% ../../nbs/train/08_state.ipynb #1d13e272
 def save_training(

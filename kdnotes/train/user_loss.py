@@ -21,7 +21,7 @@ from .distributed import Runtime
 from .failures import TrainingError, is_out_of_memory
 
 # %% auto #0
-__all__ = ['UserLoss', 'counted_term', 'with_loss']
+__all__ = ['UserLoss', 'with_loss']
 
 # %% ../../nbs/train/12_user_loss.ipynb #38d9e25d
 @dataclass(frozen=True)
@@ -39,31 +39,26 @@ class UserLoss:
     ) -> tuple[Tensor, int]:  # scalar float, the sum over `count` examples, tokens or pairs
         "The loss of a micro-batch."
         if not isinstance(getattr(outputs, 'logits', None), (Tensor, type(None))):
-            outputs.logits = as_tensor(
-                outputs.logits
-            )  # a language model's, which are open until they are read
+            outputs.logits = as_tensor(outputs.logits)  # a language model's, open until they are read
         try:
             result = self.function(outputs, batch, signal)
         except (Exception, SystemExit) as e:
             if is_out_of_memory(e):
                 raise
-            why = error_at(e, f'<{self.code.origin}>')
-            raise self.error(f'raised {why}') from e
+            raise self.error(f"raised {error_at(e, f'<{self.code.origin}>')}") from e
         if not isinstance(result, (tuple, list)) or len(result) != 2:
             raise self.error(f'returned a {type(result).__name__}, not (sum, count)')
         total, count = result
         if not isinstance(total, Tensor) or total.ndim or not total.is_floating_point():
-            kind = (
-                f'a tensor of shape {tuple(total.shape)} and {total.dtype}'
-                if isinstance(total, Tensor)
-                else f'a {type(total).__name__}'
+            shape = f' of shape {tuple(total.shape)} and {total.dtype}' if isinstance(total, Tensor) else ''
+            raise self.error(
+                f'returned a {type(total).__name__}{shape} as the sum, which must be a scalar tensor '
+                'of floats'
             )
-            raise self.error(f'returned {kind} as the sum, which must be a scalar tensor of floats')
         if isinstance(count, Tensor) and not count.ndim:
             count = count.item()
         if not isinstance(count, (Integral, float)) or not float(count).is_integer():
-            shown = count if isinstance(count, float) else f'a {type(count).__name__}'
-            raise self.error(f'returned {shown} as the count, which must be a whole number')
+            raise self.error(f'returned {count!r} as the count, which must be a whole number')
         return total, int(count)
 
     def error(self, what: str) -> TrainingError:  # to raise
@@ -74,7 +69,7 @@ class UserLoss:
         )
 
 # %% ../../nbs/train/12_user_loss.ipynb #4e21ed46
-def counted_term(
+def _counted_term(
     task: Task,  # encoded
     loss: UserLoss,
     model: nn.Module,  # on the runtime's device
@@ -82,8 +77,7 @@ def counted_term(
     runtime: Runtime,
 ) -> str:  # of `Task.loss_counts`
     "The loss term of the task that has the counts of this loss."
-    n = len(task.lengths('train'))
-    index = np.unique([0, n - 1])
+    index = np.unique([0, len(task.lengths('train')) - 1])
     batch = task.batch('train', index).to(runtime.device)
     training = model.training
     model.eval()
@@ -98,10 +92,10 @@ def counted_term(
     if not bool(total.isfinite()):
         raise loss.error(f'is {float(total.detach())} for training examples {", ".join(map(str, index))}')
     counts = task.loss_counts('train', index)
-    for term, expected in counts.items():
-        if count == expected:
-            return term
-    raise loss.error(_wrong_count(count, len(index), counts))
+    term = next((term for term, expected in counts.items() if count == expected), None)
+    if term is None:
+        raise loss.error(_wrong_count(count, len(index), counts))
+    return term
 
 
 def _wrong_count(count: int, rows: int, counts: dict[str, int]) -> str:
@@ -124,7 +118,7 @@ def with_loss(
     if code is None:
         return task
     loss = UserLoss(load_code(code), code)
-    term = counted_term(task, loss, model, signal, runtime)
+    term = _counted_term(task, loss, model, signal, runtime)
 
     def loss_terms(outputs, batch: Batch, signal: dict[str, Tensor] | None) -> dict[str, tuple[Tensor, int]]:
         total, count = loss(outputs, batch, signal)
