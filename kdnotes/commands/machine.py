@@ -50,7 +50,7 @@ def doctor(
     """Check configurations before a long run, in about a minute.
 
     Checks heads, ranks, teacher, stored outputs, resuming, memory and time. Without --mode, it
-    checks every mode that accepts the parameters."""
+    checks every mode, each with the parameters that it has."""
     configs, skipped = configurations(mode, given)
     from kdnotes.checks.doctor import doctor as examine
 
@@ -156,7 +156,7 @@ def hardware(
 
     Uses the throughput recorded by finished runs. For a device without runs, it gives a range, from the
     ratios of peak performance and of memory bandwidth. Prices are list prices of the date given with them."""
-    from kdnotes.experiment.forecast import finished_runs
+    from kdnotes.experiment.study_plan import finished_runs
     from kdnotes.stats import hardware as h
 
     if bool(run) == bool(measured):

@@ -16,7 +16,7 @@ from typer import Argument, Option
 from ..core.arms import MODES, USUAL
 from ..core.config import TASKS, ConfigError, truncate_repr, task_info, with_plugin
 from ..core.spec import FLAT_NAMES, GROUPS, RunConfig, Where, parameters
-from ..core.parse import flat_name, make_config, no_parameter, read_spec
+from ..core.parse import flat_name, make_config, no_parameter, of_arm, read_spec
 
 # %% auto #0
 __all__ = ['HEADINGS', 'Json', 'DryRun', 'Notebook', 'Arms', 'Grid', 'StudyName', 'RunName', 'STUDY_FIELDS', 'app',
@@ -42,7 +42,7 @@ def parse_parameters(
 
 # %% ../../nbs/commands/03_options.ipynb #9e491480
 def configurations(
-    modes: Sequence[str],  # empty: all that accept the parameters
+    modes: Sequence[str],  # empty: all, each with the parameters that it has
     values: dict,  # of `parse_parameters`
 ) -> tuple[list[RunConfig], list[str]]:  # the configurations; why modes are skipped
     "A configuration for each mode."
@@ -55,7 +55,7 @@ def configurations(
     errors = []
     for mode in MODES:
         try:
-            configs.append(make_config(mode=mode, **values))
+            configs.append(make_config(mode=mode, **of_arm(mode, values)))
         except ConfigError as e:
             errors.append(e)
     if not configs:

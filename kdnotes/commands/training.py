@@ -45,13 +45,13 @@ __all__ = ['run', 'study', 'name', 'tune', 'search', 'parameters']
 # %% ../../nbs/commands/05_training.ipynb #755afce8
 def _show_forecast(plans: list[Any], about: str, jobs: int, as_json: bool) -> None:
     "Show what would be trained."
-    from kdnotes.experiment.forecast import forecast, plan_table, time_left
+    from kdnotes.experiment.study_plan import forecast, plan_table, time_left
 
     if as_json:
         lines = forecast(plans)
-        left = [line.seconds for line in lines if line.state != 'done']
+        left = [line['seconds'] for line in lines if line['state'] != 'done']
         seconds = None if None in left else sum(left)
-        print_json(dict(runs=[asdict(line) for line in lines], to_make=len(left), seconds=seconds))
+        print_json(dict(runs=lines, to_make=len(left), seconds=seconds))
         return
     say(f'{about}\n')
     print_table(plan_table(plans))
@@ -125,7 +125,7 @@ def study(
     """Train the missing runs of a study, compare all of its runs and draw figures.
 
     The study's default name is made from task and corpus. `make study` is `kdnotes study --notebook`."""
-    from kdnotes.experiment.plan import explain_study, named, plan_study
+    from kdnotes.experiment.study_plan import explain_study, named, plan_study
 
     given = named(**_CORPUS | given) | dict(grid=_grid(context, grid))
     if dry_run or notebook:
@@ -174,7 +174,7 @@ def name(
     """Print the name of a study.
 
     The name given by --study, or one made from task and corpus. The runs of the study are in runs/NAME/."""
-    from kdnotes.experiment.plan import named, plan_study
+    from kdnotes.experiment.study_plan import named, plan_study
 
     if search:
         from kdnotes.search.config import search_named as named
@@ -209,7 +209,7 @@ def tune(
     The trials are runs of the study NAME-tuning; finished trials are skipped. `make tune` is
     `kdnotes tune --notebook`."""
     from kdnotes.experiment.launch import outcome
-    from kdnotes.experiment.plan import explain_study, named
+    from kdnotes.experiment.study_plan import explain_study, named
     from kdnotes.search.tuning import plan_trials, train_tuned
     from kdnotes.search.tuning import tune as tune_arm
 

@@ -21,9 +21,9 @@ from .heads import as_configured, attention_width
 from .weights import ModelError, find_model, not_loaded, quiet_loading
 
 # %% auto #0
-__all__ = ['FIELDS', 'load_config', 'first_line', 'model_class', 'attention_of', 'build_model', 'forward_anywhere', 'depth',
-           'check_hidden_states', 'unwrap', 'weights_sha256', 'count_parameters', 'forward_flops', 'model_inputs',
-           'inputs_of', 'call', 'model_settings', 'apply_settings', 'head_dropout']
+__all__ = ['FIELDS', 'load_config', 'first_line', 'model_class', 'has_head', 'attention_of', 'build_model', 'forward_anywhere',
+           'depth', 'check_hidden_states', 'unwrap', 'weights_sha256', 'count_parameters', 'forward_flops',
+           'model_inputs', 'inputs_of', 'call', 'model_settings', 'apply_settings', 'head_dropout']
 
 # %% ../../nbs/distill/02_architectures.ipynb #c8a4f6d2
 def load_config(
@@ -54,6 +54,15 @@ def model_class(
             'say BERT, RoBERTa, ELECTRA, DeBERTa or ModernBERT'
         )
     return mapped[0] if isinstance(mapped, tuple) else mapped  # Funnel has one for a text, one for its tokens
+
+
+def has_head(
+    config,  # a transformers config
+    auto_class: str,  # the transformers head
+) -> bool:
+    "Does a config say that its model was saved with this head?"
+    head = getattr(transformers, auto_class)._model_mapping.get(type(config), None)
+    return head is not None and head.__name__ in (getattr(config, 'architectures', None) or ())
 
 
 def attention_of(

@@ -225,7 +225,7 @@ def check_student(config: RunConfig) -> tuple[str, ...]:  # weights of the teach
     before a teacher is trained for it.
     """
     from kdnotes.distill.architectures import build_model, check_hidden_states, depth, load_config
-    from kdnotes.distill.intermediate_losses import value_projections
+    from kdnotes.distill.intermediate import value_projections
     from kdnotes.distill.students import check_shape
 
     auto_class = task_info(config.task).auto_class
@@ -293,7 +293,8 @@ def checked_models(
     elif config.data.transfer == 'none' and not (
         student and config.model.student.init == 'teacher_finetuned'
     ):
-        head = new_head(task, source_of(config))
+        outputs = task.model_kwargs.get('num_labels')
+        head = new_head(source_of(config), task.auto_class, outputs)
     return dict(
         loses=left_out
         and reason('first_layer_loses', layer=config.model.student.kept_layers[0], weights=left_out),

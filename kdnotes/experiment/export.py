@@ -33,7 +33,7 @@ from ..core.files import atomic_write, cache_path, file_errors, sha256_file, wri
 from ..core.spec import with_values
 from ..core.tables import reason
 from .card import model_card
-from .plan import make_task
+from .compatibility import make_task
 from .saved_models import Source, find_source, load_weights
 from ..results.runs import RunFolder
 from ..results.store import find_record, find_run_model

@@ -150,14 +150,14 @@ def teacher_origin(
     return phrase(TEMPLATE, 'teacher_origin', plan, given, students_own)
 
 
-def unconverged_teachers_of(plans: Sequence[Plan]) -> list:  # of `stats.convergence.unconverged_teachers`
+def unconverged_teachers_of(plans: Sequence[Plan]) -> list:  # of `stats.deployment.unconverged_teachers`
     "Finished teachers of these runs that stopped while they still learnt."
     teachers = {p.teacher.run_id for p in plans if p.teacher}
     records = [match[0] for run_id in sorted(teachers) if (match := find_record(run_id))]
     if not records:
         return []
     # a rank imports this module, and has no use for statistics, which take a second to be imported
-    from kdnotes.stats.convergence import unconverged_teachers
+    from kdnotes.stats.deployment import unconverged_teachers
 
     return unconverged_teachers(records)
 

@@ -284,7 +284,7 @@ def _predict_timed(
 ) -> Prediction:  # of the first, with that of the second beside
     "The answers of one or two models, and how long they take in turns."
     from kdnotes.distill.architectures import count_parameters
-    from kdnotes.train.latency import turns_ms
+    from kdnotes.train.evaluation import turns_ms
 
     readers = [load_reader(source, info) for source in sources]
     calls = [partial(info.use.answer, reader, inputs) for reader, _ in readers]

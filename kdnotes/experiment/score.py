@@ -34,8 +34,8 @@ from ..tasks.batching import tokenizer_rules
 from ..tasks.documents import CORPORA, MORE_SETS, document, more_set, read_document, text_files
 from kdnotes.tasks.lm_scores import (
     all_tokens,
-    drawn_tokens,
-    hidden_scores,
+    sampled_tokens,
+    masked_scores,
     line_rows,
     resumable_nll,
     scored_batch,
@@ -261,7 +261,7 @@ def score(
         raise SavedModelError(
             f'{text} has no word that the tokenizer of {model} knows; give another text or model'
         )
-    positions = every if sample is None else drawn_tokens(encoded.rows, sample, stream(0, 'sample'))
+    positions = every if sample is None else sampled_tokens(encoded.rows, sample, stream(0, 'sample'))
     text_sha256 = sha256_text(*(row['text'] for row in documents))
     key = _stored_key(loaded, text_sha256, by, length, sample, dtype)
     mask_id = loaded.tokenizer.mask_token_id
@@ -278,7 +278,7 @@ def score(
     if by == 'block':
         blocks = text_set('text', encoded.rows, encoded.documents)
         with loaded.runtime.autocast():
-            found = hidden_scores(
+            found = masked_scores(
                 loaded.forward,
                 blocks,
                 lambda index: scored_batch(blocks, index, Masking().share, mask_id),

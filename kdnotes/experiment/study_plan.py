@@ -22,7 +22,7 @@ from .plan import teacher_origin, unconverged_teachers_of
 from ..results.runs import RunFolder, run_folders
 from ..results.schema import RecordError
 from ..results.store import find_run_model, records
-from ..stats.estimate import Estimate, estimate, seconds_of, work_planned
+from ..stats.hardware import Estimate, estimate, seconds_of, work_planned
 from ..tasks.sources import Corpus, resolve_corpus
 from ..telemetry.summary import environment
 

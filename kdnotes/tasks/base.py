@@ -197,7 +197,7 @@ def encoder_key(
     return sha256_text('frozen_encoder', key, str(settings.get('max_length')), start)[:12]
 
 # %% ../../nbs/tasks/06_base.ipynb #d85c8000
-# texts (n) -> an embedding of each (n, width), as of `distill.encoder.FrozenEncoder`
+# texts (n) -> an embedding of each (n, width), as of `distill.models.FrozenEncoder`
 Embed = Callable[[Sequence[str]], np.ndarray]
 
 

@@ -18,19 +18,19 @@ from ..core.render import reason
 from ..losses.targets import hard_target_ce
 from . import base
 from .inference import Answer, InferenceError, Reader, Use
-from .base import NO_LABEL, Evaluation, Task, setting
+from .base import NO_LABEL, Evaluation, LossTerm, Signal, Task, setting
 from .batching import Batch, EncodedPairs, Ragged, TokenCounts, unknown_id
 from ..core.columns import Columns
 from .passages import CORPORA
 from .windows import Windows, check_answers, check_questions
 from .windows import encode_windows, room_for_questions
-from .span_metrics import EVEN, UNIT_METRICS, Predicted, answers_evaluated
-from .span_metrics import near_phrases, no_answer_probability
+from .span_metrics import EVEN, UNIT_METRICS, Predicted, evaluate_answers
+from .span_metrics import near_phrase, no_answer_probability
 from .sources import SPLITS, Corpus, CorpusError, Rows
 
 # %% auto #0
-__all__ = ['USE', 'DEFAULTS', 'TASK', 'ExtractiveQASettings', 'usual', 'check', 'check_tokens', 'answerable', 'span_logits',
-           'best_spans', 'window_scores', 'ExtractiveQA', 'worst', 'answers']
+__all__ = ['USE', 'TASK', 'ExtractiveQASettings', 'usual', 'check', 'check_tokens', 'answerable', 'span_logits', 'best_spans',
+           'window_scores', 'ExtractiveQA', 'worst', 'answer_questions']
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #a63c652b
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ def usual(
     return values
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #28b2f2ab
-def check(
-    config: RunConfig,
-) -> None:
+def check(config: RunConfig) -> None:
     "Refuse settings that cannot be meant."
     settings = config.task_settings
     if settings.stride > config.data.max_length - _QUESTION:
@@ -180,22 +178,25 @@ class ExtractiveQA(Task):
     settings = ExtractiveQASettings()
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #fb9853ff
+_SMOKE_ROWS = 24
+
+
 @patch
 def take(self: ExtractiveQA, corpus: Corpus) -> None:
     "Questions; those without a label come last."
     self.rows = {split: corpus.splits[split] for split in SPLITS}
+    more = corpus.unlabelled
     if self.smoke:
-        self.rows = {split: _smoke_rows(rows) for split, rows in self.rows.items()}
-    more = corpus.unlabelled[:_SMOKE_ROWS] if self.smoke else corpus.unlabelled
+        for split, rows in self.rows.items():
+            answered = np.array(list(map(bool, rows['answers'])), dtype=bool)
+            of_each = [np.flatnonzero(kind)[: _SMOKE_ROWS // 2] for kind in (answered, ~answered)]
+            self.rows[split] = rows[np.sort(np.concatenate(of_each))]
+        more = more[:_SMOKE_ROWS]
     self.rows['train'] = Columns.joined([self.rows['train'], more])
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #26ffc641
 @patch
-def encode(
-    self: ExtractiveQA,
-    tokenizer,  # a fast one of transformers
-    cache_dir: Path | None = None,
-) -> None:
+def encode(self: ExtractiveQA, tokenizer: Any, cache_dir: Path | None = None) -> None:
     "Tokenise every question with its passage once; labels are the tokens of the first answer."
     self.windows: dict[str, Windows] = {}
     self.labels = {}
@@ -239,11 +240,7 @@ def batch(self: ExtractiveQA, split: str, index: np.ndarray, epoch: int = 0) -> 
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #40dc51c6
 @patch
-def signal(
-    self: ExtractiveQA,
-    outputs,  # of a question-answering head
-    batch: Batch,
-) -> dict[str, Tensor]:
+def signal(self: ExtractiveQA, outputs: Any, batch: Batch) -> Signal:
     "The teacher's two logits of each token, (tokens, 2) float32."
     import torch
 
@@ -252,30 +249,13 @@ def signal(
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #d7be8327
 @patch
-def _teacher(
-    self: ExtractiveQA, signal: dict[str, Tensor], batch: Batch
-) -> tuple[Tensor, Tensor]:  # (n, length) each
-    "The teacher's logits of beginning and end in their places."
-    mask = batch.inputs['attention_mask'].bool()
-    both = signal['logits'].new_zeros(*mask.shape, 2)
-    both = both.masked_scatter(mask[..., None].expand_as(both), signal['logits'])
-    outside = ~answerable(batch)[..., None]
-    return both.masked_fill(outside, _NEVER).unbind(dim=-1)
-
-
-@patch
 def signal_key(self: ExtractiveQA) -> str:
     "Which training windows there are."
     return f"{'smoke' if self.smoke else 'all'}-stride-{self.settings.stride}"
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #af7c7342
 @patch
-def hard_loss(
-    self: ExtractiveQA,
-    outputs,  # of a question-answering head
-    batch: Batch,
-    signal: dict[str, Tensor] | None,
-) -> tuple[Tensor, int]:
+def hard_loss(self: ExtractiveQA, outputs: Any, batch: Batch, signal: Signal | None) -> LossTerm:
     "Cross-entropy of the labels, the mean of beginning and end."
     student = span_logits(outputs, batch)
     hard = [hard_target_ce(logits, batch.labels[:, i], 'sum') for i, logits in enumerate(student)]
@@ -283,43 +263,26 @@ def hard_loss(
 
 
 @patch
-def soft_loss(
-    self: ExtractiveQA,
-    outputs,  # the student's
-    batch: Batch,
-    signal: dict[str, Tensor],
-) -> tuple[Tensor, int]:
+def soft_loss(self: ExtractiveQA, outputs: Any, batch: Batch, signal: Signal) -> LossTerm:
     "Soft targets, the mean of beginning and end."
-    student = span_logits(outputs, batch)
-    soft = [self.soft.loss(*pair) for pair in zip(student, self._teacher(signal, batch))]
+    mask = batch.inputs['attention_mask'].bool()
+    both = signal['logits'].new_zeros(*mask.shape, 2)
+    both = both.masked_scatter(mask[..., None].expand_as(both), signal['logits'])
+    teacher = both.masked_fill(~answerable(batch)[..., None], _NEVER).unbind(dim=-1)
+    soft = [self.soft_targets(*pair) for pair in zip(span_logits(outputs, batch), teacher)]
     return (soft[0] + soft[1]) / 2, len(batch.index)
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #9d9d5ffc
 @patch
-def loss_terms(
-    self: ExtractiveQA,
-    outputs,  # of a question-answering head
-    batch: Batch,
-    signal: dict[str, Tensor] | None,
-) -> dict[str, tuple[Tensor, int]]:
+def loss_terms(self: ExtractiveQA, outputs: Any, batch: Batch, signal: Signal | None) -> dict[str, LossTerm]:
     "The sum and the count of each loss term."
     start, end = span_logits(outputs, batch)
     logits = SimpleNamespace(start_logits=start, end_logits=end)
     return Task.loss_terms(self, logits, batch, signal)
 
-# %% ../../nbs/tasks/16_extractive_qa.ipynb #ee4b761d
-@patch
-def loss_weights(self: ExtractiveQA, kd: bool) -> dict[str, float]:
-    "Weights of `hard` and `soft`."
-    return base.free_weights(self.settings, kd)
-
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #712d8d5d
 @patch
-def scores(
-    self: ExtractiveQA,
-    outputs,  # of a question-answering head
-    batch: Batch,
-) -> Tensor:
+def scores(self: ExtractiveQA, outputs: Any, batch: Batch) -> Tensor:
     "Of each window (n, 4): the score of no answer, that of the best span, its first and its last token."
     return window_scores(outputs, batch, self.settings.answer_length)
 
@@ -328,48 +291,34 @@ def scores(
 def evaluate(self: ExtractiveQA, scores: dict[str, np.ndarray]) -> Evaluation:
     "Metrics, units and predictions of the evaluation sets given; the threshold needs dev among them."
     merged = {
-        split: _merged(self.rows[split], self.windows[split], of_split) for split, of_split in scores.items()
+        split: _merge_windows(self.rows[split], self.windows[split], of_split)
+        for split, of_split in scores.items()
     }
-    return answers_evaluated(self.rows, merged)
+    return evaluate_answers(self.rows, merged)
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #940a49fa
 @patch
 def floors(self: ExtractiveQA) -> dict[str, Evaluation]:
     "Never answering; and a name or number near the question's words, from as many words in common on."
     sets = {split: self.rows[split] for split in self.evaluation_sets}
-    models = dict(
-        never=lambda rows: (np.zeros((len(rows), 2), int), np.zeros(len(rows))), near_phrase=near_phrases
-    )
-    return {
-        name: answers_evaluated(
-            sets, {split: Predicted.from_scores(rows, *model(rows)) for split, rows in sets.items()}
-        )
-        for name, model in models.items()
-    }
+    floors = {}
+    for name, guess in dict(never=lambda question, context: (0, 0, 0.0), near_phrase=near_phrase).items():
+        predicted = {}
+        for split, rows in sets.items():
+            guesses = np.array(list(map(guess, rows['question'], rows['context']))).reshape(-1, 3)
+            spans = guesses[:, :2].astype(np.int64)
+            predicted[split] = Predicted.from_scores(rows, spans, guesses[:, 2])
+        floors[name] = evaluate_answers(sets, predicted)
+    return floors
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #c6034d35
 @patch
-def head_flops(
-    self: ExtractiveQA,
-    config,  # the model's
-    lengths: np.ndarray,  # (n,) tokens
-) -> float:
+def head_flops(self: ExtractiveQA, config: Any, lengths: np.ndarray) -> float:
     "Two numbers for each token."
     return float(2 * 2 * config.hidden_size * int(np.sum(lengths)))
 
-# %% ../../nbs/tasks/16_extractive_qa.ipynb #155c6139
-_SMOKE_ROWS = 24
-
-
-def _smoke_rows(rows: Rows) -> Rows:
-    "A few questions with an answer and as many without one, in their order."
-    answered = np.array(list(map(bool, rows['answers'])), dtype=bool)
-    most = _SMOKE_ROWS // 2
-    chosen = [np.flatnonzero(answered)[:most], np.flatnonzero(~answered)[:most]]
-    return rows[np.sort(np.concatenate(chosen))]
-
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #d7879c39
-def _merged(
+def _merge_windows(
     rows: Rows,
     windows: Windows,
     scores: np.ndarray,  # (n, 4) of `ExtractiveQA.scores`
@@ -386,9 +335,6 @@ def _merged(
     return Predicted.from_scores(rows, spans, scores[best, 1] - none)
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #a1d146e4
-_SHOWN = 300  # characters of a passage
-
-
 def worst(
     record: dict,
     units: pd.DataFrame,  # of the run
@@ -406,83 +352,34 @@ def worst(
     sure = (candidates['score'] - (EVEN if threshold is None else threshold)).abs()
     chosen = candidates.assign(sure=sure).sort_values(['sure', 'unit'], ascending=[False, True]).head(n)
     texts = {row['id']: row for row in corpus.splits[where]} if corpus else {}
-
-    def row(unit: str, item: str, score: float) -> dict:
-        known = texts.get(unit)
-        none = threshold is not None and np.float32(score) < threshold
+    table = []
+    for unit, item, score in zip(chosen['unit'], chosen['item'], chosen['score']):
+        row = texts.get(unit, dict(question=unit, context='', answers=()))
         begin, end = map(int, item.split(':'))
-        span = known['context'][begin:end] if known else item
-        right = [known['context'][low:high] for low, high in known['answers']] if known else []
-        return {
-            'question': known['question'] if known else unit,
-            'predicted': '-' if none else span,
-            'correct': ' / '.join(dict.fromkeys(right)) or '-',
-            'log-odds of an answer': round(score, 2),
-            'passage': textwrap.shorten(known['context'], _SHOWN, placeholder=' …') if known else '',
-        }
-
-    rows = [row(*cells) for cells in zip(chosen['unit'], chosen['item'], chosen['score'])]
-    columns = ['question', 'predicted', 'correct', 'log-odds of an answer', 'passage']
-    return pd.DataFrame(rows, columns=columns)
+        span = row['context'][begin:end] if unit in texts else item
+        none = threshold is not None and np.float32(score) < threshold
+        right = dict.fromkeys(row['context'][low:high] for low, high in row['answers'])
+        table.append(
+            {
+                'question': row['question'],
+                'predicted': '-' if none else span,
+                'correct': ' / '.join(right) or '-',
+                'log-odds of an answer': round(score, 2),
+                'passage': textwrap.shorten(row['context'], 300, placeholder=' …'),
+            }
+        )
+    return pd.DataFrame(table)
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #5f26aa61
-def answers(
+def answer_questions(
     reader: Reader,
     inputs: Sequence[dict[str, Any]],  # question, passage
 ) -> list[Answer]:
     "The best span of each passage, and whether it is an answer."
     stride = reader.settings.get('stride', min(128, reader.max_length // 3))
     longest = reader.settings.get('answer_length', ExtractiveQASettings.model_fields['answer_length'].default)
-    rows = [
-        dict(id=str(i), question=given['question'], context=given['passage'], answers=(), cluster='')
-        for i, given in enumerate(inputs)
-    ]
-    rows = Columns.from_rows(rows)
-    _check_questions(reader, [given['question'] for given in inputs], stride)
-    windows = encode_windows(reader.tokenizer, rows, reader.max_length, stride)
-    scores = np.zeros((len(windows.row), 4), dtype=np.float32)
-    for batch, outputs in reader.outputs(windows.ids, windows.second, windows.context):
-        scores[batch.index] = window_scores(outputs, batch, longest).cpu().numpy()
-    predicted = _merged(rows, windows, scores)
-    n_windows = np.bincount(windows.row, minlength=len(rows))
-    return [
-        _answer(reader, given['passage'], predicted, i, int(n_windows[i]), stride)
-        for i, given in enumerate(inputs)
-    ]
-
-# %% ../../nbs/tasks/16_extractive_qa.ipynb #c4d4ef2c
-def _answer(
-    reader: Reader,
-    passage: str,
-    predicted: Predicted,  # of all inputs
-    i: int,  # which of them
-    windows: int,
-    stride: int,
-) -> Answer:
-    "The answer in one passage."
-    begin, end = map(int, predicted.spans[i])
-    log_odds = float(predicted.log_odds[i])
-    threshold = reader.metrics.get('threshold', EVEN)
-    answers = bool(predicted.some[i] and not predicted.silent(threshold)[i])
-    none = float(no_answer_probability(predicted.log_odds)[i])
-    values = dict(
-        answer=passage[begin:end] if answers else None,
-        best_span=passage[begin:end],
-        begin=begin,
-        end=end,
-        probability=1 - none,
-        no_answer_probability=none,
-        log_odds=log_odds,
-        threshold=threshold,
-        windows=windows,
-    )
-    read = reason('windows', n=windows, max_length=reader.max_length, stride=stride)
-    return Answer(values, (read,) if windows > 1 else ())
-
-# %% ../../nbs/tasks/16_extractive_qa.ipynb #dc1471b2
-def _check_questions(reader: Reader, questions: list[str], stride: int) -> None:
-    "Refuse a question that leaves no room for a passage in a window."
     room = room_for_questions(reader.tokenizer, reader.max_length, stride)
+    questions = [given['question'] for given in inputs]
     of_each = reader.tokenizer(questions, add_special_tokens=False, verbose=False)['input_ids']
     for i, tokens in enumerate(map(len, of_each)):
         if tokens > room:
@@ -491,6 +388,38 @@ def _check_questions(reader: Reader, questions: list[str], stride: int) -> None:
                 f'have room for {room}; shorten it',
                 at=i,
             )
+    rows = Columns.from_rows(
+        [
+            dict(id=str(i), question=given['question'], context=given['passage'], answers=(), cluster='')
+            for i, given in enumerate(inputs)
+        ]
+    )
+    windows = encode_windows(reader.tokenizer, rows, reader.max_length, stride)
+    scores = np.zeros((len(windows.row), 4), dtype=np.float32)
+    for batch, outputs in reader.outputs(windows.ids, windows.second, windows.context):
+        scores[batch.index] = window_scores(outputs, batch, longest).cpu().numpy()
+    predicted = _merge_windows(rows, windows, scores)
+    threshold = reader.metrics.get('threshold', EVEN)
+    answers = predicted.nonempty & ~predicted.withdrawn(threshold)
+    none = no_answer_probability(predicted.log_odds)
+    results = []
+    for i, n in enumerate(np.bincount(windows.row, minlength=len(rows)).tolist()):
+        begin, end = predicted.spans[i].tolist()
+        span = inputs[i]['passage'][begin:end]
+        values = dict(
+            answer=span if answers[i] else None,
+            best_span=span,
+            begin=begin,
+            end=end,
+            probability=1 - float(none[i]),
+            no_answer_probability=float(none[i]),
+            log_odds=float(predicted.log_odds[i]),
+            threshold=threshold,
+            windows=n,
+        )
+        note = reason('windows', n=n, max_length=reader.max_length, stride=stride)
+        results.append(Answer(values, (note,) * (n > 1)))
+    return results
 
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #ea1b1ba0
 _SNIPPET = """import torch
@@ -518,7 +447,7 @@ print(span if log_odds >= threshold else 'no answer', log_odds.item())"""
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #f3ae0424
 USE = Use(
     takes=('question', 'passage'),
-    answers=answers,
+    answers=answer_questions,
     keys=dict(question='question', passage='context'),
     # what the answer is or would have been, and how certain that is
     cells=lambda values: [
@@ -536,20 +465,17 @@ USE = Use(
     ),
 )
 
-# %% ../../nbs/tasks/16_extractive_qa.ipynb #e9adb49e
-DEFAULTS = {
-    ('*', '*'): setting(3, 1e-4),
-    ('squad1', '*'): setting(2, 1e-4),
-    ('embedded', '*'): setting(4, 3e-4),
-}
-
 # %% ../../nbs/tasks/16_extractive_qa.ipynb #28855192
 TASK = base.TaskInfo(
     name='extractive_qa',
     settings=ExtractiveQASettings,
     make=ExtractiveQA.from_corpus,
     corpora=CORPORA,
-    defaults=DEFAULTS,
+    defaults={
+        ('*', '*'): setting(3, 1e-4),
+        ('squad1', '*'): setting(2, 1e-4),
+        ('embedded', '*'): setting(4, 3e-4),
+    },
     auto_class=ExtractiveQA.auto_class,
     special_tokens=('cls_token',),
     unit_name='questions',
@@ -574,15 +500,7 @@ TASK = base.TaskInfo(
     percent=frozenset((*UNIT_METRICS, 'best_exact', 'best_f1', 'always_unanswerable')),
     floors={'never': 'never answering', 'near_phrase': 'a nearby name or number'},
     floor_rules=2,
-    of_every_set=(
-        'exact',
-        'f1',
-        'has_ans_exact',
-        'no_ans_exact',
-        'always_unanswerable',
-        'best_exact',
-        'best_f1',
-    ),
+    of_every_set=tuple('exact f1 has_ans_exact no_ans_exact always_unanswerable best_exact best_f1'.split()),
     curve_metrics=('exact', 'f1', 'has_ans_exact', 'no_ans_exact'),
     margins={'exact': (0.02, 0.01)},
     reach=dict.fromkeys(UNIT_METRICS, 1.0),

@@ -85,11 +85,11 @@ class MaskedLMSettings(TaskSettings):
     # default weights of the distillation losses
     recipe: Literal[tuple(RECIPES)] = parameter('distilbert', group='loss')
     # weight of the soft targets; None: as in the recipe
-    soft_weight: float | None = parameter(None, ge=0, le=1000, group='loss')
+    soft_weight: float | None = parameter(None, ge=0, le=1000, group='loss', of_task_loss=True)
     # weight of the hard targets; None: as in the recipe
-    hard_weight: float | None = parameter(None, ge=0, le=1000, group='loss')
+    hard_weight: float | None = parameter(None, ge=0, le=1000, group='loss', of_task_loss=True)
     # tokens with soft targets: the masked ones, or all; None: as in the recipe
-    soft_on: Literal['masked', 'all'] | None = parameter(None, group='loss')
+    soft_on: Literal['masked', 'all'] | None = parameter(None, group='loss', of_task_loss=True)
 
     @model_validator(mode='before')
     @classmethod
