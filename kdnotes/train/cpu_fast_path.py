@@ -106,8 +106,9 @@ def rows_in_use(
 ) -> Tensor | None:  # (k,) int64, sorted; None: keep the whole table
     "The token ids that training examples hold."
     seen = np.zeros(vocabulary, dtype=bool)
-    if hasattr(task, 'token_ids'):
-        for ids in task.token_ids('train'):
+    known = task.token_ids('train') if hasattr(task, 'token_ids') else None
+    if known is not None:
+        for ids in known:
             seen[ids] = True
     else:
         n = len(task.lengths('train'))
