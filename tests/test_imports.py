@@ -23,6 +23,7 @@ LEVELS = [
     ['telemetry', 'losses'],
     ['results'],
     ['tasks'],
+    ['labelling'],
     ['distill'],
     ['train'],
     ['stats'],

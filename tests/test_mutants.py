@@ -510,8 +510,8 @@ MUTANTS = [
     Mutant(
         'the format a teacher computes in is no factor',
         'core.resolve',
-        "return stored if computed == 'fp32' else",
-        'return stored if computed else',
+        "if loss and loss.forward_dtype != 'fp32':",
+        'if loss and not loss.forward_dtype:',
         'test_compare.py::test_a_teacher_in_another_format_is_a_factor_and_no_others_effect',
     ),
     Mutant(

@@ -133,7 +133,7 @@ WRONG = {
     ),
     'an unknown task': (
         dict(task='sentiment'),
-        ["task='sentiment' is refused", 'answer_selection, text_classification'],
+        ["'sentiment'", 'answer_selection, text_classification'],
     ),
 }
 

@@ -8,7 +8,8 @@ import pandas as pd
 from kdnotes.core.arms import MODES
 from kdnotes.core.spec import Loss
 from kdnotes.results.table import arms_of
-from kdnotes.stats.comparable import by_cluster, trained
+from kdnotes.results.schema import trained
+from kdnotes.stats.comparable import by_cluster
 from kdnotes.stats.compare import compare, corrected
 from kdnotes.stats.deployment import deployment
 from kdnotes.stats.evidence import Evidence

@@ -29,8 +29,8 @@ def parse_price(price: str | None) -> tuple[float, float] | None:  # of a millio
 # %% ../../nbs/commands/09_label.ipynb #d6660465
 @command(
     'use a model',
-    'label reviews/ --model gpt-4o-mini --endpoint https://api.openai.com/v1 --out labelled --max-calls 5000',
-    'label reviews/ --model Qwen/Qwen2.5-0.5B-Instruct --out labelled',
+    'label reviews/ --out labelled --model gpt-4o-mini --endpoint https://api.openai.com/v1',
+    'label reviews/ --out labelled --model Qwen/Qwen2.5-0.5B-Instruct',
 )
 def label(
     corpus: Annotated[

@@ -255,7 +255,7 @@ def _classes(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:  # column ->
     "What the package datasets writes beside a table about numbers that are classes."
     try:
         features = json.loads(metadata[b'huggingface'])['info']['features'].items()
-        classes = {name: of['names'] for name, of in features if of['_type'] == 'ClassLabel'}
+        classes = {name: feature['names'] for name, feature in features if feature['_type'] == 'ClassLabel'}
         return {name: list(map(str, names)) for name, names in classes.items()}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # none, or of another kind
         return {}

@@ -366,6 +366,19 @@ def _make_shard(
         writer.state['seconds'] = before + (time.monotonic() - began) / work.at_once
         writer.add(arrays)
 
+# %% ../../nbs/distill/05_teacher_cache.ipynb #db8b62b7
+def _store_shard(work: _Work, shard: _Shard, advance: Callable[[int], None]) -> None:
+    "Make a shard unless it is stored."
+    try:
+        cached(shard.folder, lambda writer: _make_shard(work, shard, writer, advance))
+    except FileError as e:
+        if not isinstance(e.__cause__, OSError):
+            raise
+        raise SignalError(
+            f'{shard.folder} could not be written ({e.__cause__.strerror}); free some room, or use '
+            'signal=online'
+        ) from None
+
 # %% ../../nbs/distill/05_teacher_cache.ipynb #0354f24d
 def _bounds(
     lengths: np.ndarray,  # (n,) tokens of each example
@@ -451,23 +464,13 @@ def make_signal(
         at_once = min(workers.ranks, len(shards))
         teacher = teacher.to(device)
         work = _Work(task, split, teacher, forward_dtype, storage_dtype, lengths, tokens, device, at_once)
-        own = shards[workers.rank :: workers.ranks]
-        missing = [shard for shard in own if open_cached(shard.folder) is None]
+        of_rank = shards[workers.rank :: workers.ranks]
+        missing = [shard for shard in of_rank if open_cached(shard.folder) is None]
         with stage('making the teacher signal', sum(s.end - s.begin for s in missing), 'examples') as advance:
             for shard in missing:
                 if (shard.folder / MANIFEST).exists() or not shard.folder.exists():
                     log(f'{shard.folder} is missing or not what was written: this shard alone is made again')
-                try:
-                    cached(
-                        shard.folder, lambda writer, shard=shard: _make_shard(work, shard, writer, advance)
-                    )
-                except FileError as e:
-                    if not isinstance(e.__cause__, OSError):
-                        raise
-                    raise SignalError(
-                        f'{shard.folder} could not be written ({e.__cause__.strerror}); free some room, or '
-                        'use signal=online'
-                    ) from None
+                _store_shard(work, shard, advance)
         workers.barrier()  # all shards are written
     if (signal := open_signal(folder, key)) is None:
         raise SignalError(

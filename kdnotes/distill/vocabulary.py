@@ -86,7 +86,7 @@ def _parents(rules: dict) -> dict[int, tuple[int, int]]:
 
 # %% ../../nbs/distill/12_vocabulary.ipynb #486c51db
 def tokens_to_keep(
-    tokenizer,
+    tokenizer,  # as for `count_tokens`
     counts: np.ndarray,  # (vocabulary,) of `count_tokens`
     size: int | None = None,  # tokens that stay at most; None: all that occur
 ) -> np.ndarray:  # ids, rising
@@ -113,7 +113,7 @@ def tokens_to_keep(
 
 # %% ../../nbs/distill/12_vocabulary.ipynb #288cf397
 def smaller_tokenizer(
-    tokenizer,
+    tokenizer,  # as for `count_tokens`
     keep: Sequence[int],  # ids, rising
 ):  # of the same class
     "A tokenizer with some of its tokens."

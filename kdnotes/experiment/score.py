@@ -278,14 +278,14 @@ def score(
     if by == 'block':
         blocks = text_set('text', encoded.rows, encoded.documents)
         with loaded.runtime.autocast():
-            found = masked_scores(
+            masked = masked_scores(
                 loaded.forward,
                 blocks,
                 lambda index: scored_batch(blocks, index, Masking().share, mask_id),
                 budget,
             )
-        hidden = cluster_interval(found.nll.mean(1), row_clusters)
-        hidden_all = cluster_interval(found.nll_all, row_clusters)
+        hidden = cluster_interval(masked.nll.mean(1), row_clusters)
+        hidden_all = cluster_interval(masked.nll_all, row_clusters)
     table = pd.DataFrame(
         dict(
             document=np.array(encoded.documents, dtype=object)[encoded.rows.documents_of(positions)],

@@ -65,10 +65,12 @@ def named(
 def _taken(modes: Sequence[str], common: dict) -> dict[str, dict]:  # mode -> its parameters
     "What each arm takes of a study's parameters, which have one setting."
     taken = {mode: of_arm(mode, dict(teacher_setting='shared') | common) for mode in modes}
-    if SEVERAL_RANKS in modes and all(own.get('ranks', 'auto') == 'auto' for own in taken.values()):
+    if SEVERAL_RANKS in modes and all(given.get('ranks', 'auto') == 'auto' for given in taken.values()):
         # ranks are one of the things that the study varies: all arms that may have several have them
         several = dict(ranks=parallel_ranks(machine()))
-        return {mode: own | (several if MODES[mode].ranks == 'auto' else {}) for mode, own in taken.items()}
+        return {
+            mode: given | (several if MODES[mode].ranks == 'auto' else {}) for mode, given in taken.items()
+        }
     return taken
 
 # %% ../../nbs/experiment/08_study_plan.ipynb #d848d980
@@ -81,7 +83,7 @@ def _grid_arms(
     "The arms that a grid makes of the modes of a study, each run once; a grid that changes none is refused."
     run_ids: dict[tuple, str | None] = {}
     named_arms = []
-    own_values: dict[str, dict[str, Any]] = {}
+    needed_values: dict[str, dict[str, Any]] = {}
     varied: set[str] = set()
 
     def config_of(mode: str, cell: dict) -> RunConfig:
@@ -102,23 +104,23 @@ def _grid_arms(
         for mode in modes:
             config = config_of(mode, cell)
             run = plan(config, corpora=corpora, check=False).run_id
-            own = {  # without which the run would be another one
+            needed = {  # without which the run would be another one
                 name: flat(config).get(name, cell[name])
                 for name in cell
                 if run != run_of(mode, {other: value for other, value in cell.items() if other != name})
             }
-            varied |= own.keys()
+            varied |= needed.keys()
             if run not in seen:
                 seen.add(run)
-                name = cell_name(mode, own, own_values)
-                own_values[name] = own
+                name = cell_name(mode, needed, needed_values)
+                needed_values[name] = needed
                 named_arms.append((mode, taken[mode] | (dict(arm=name) if name != mode else {})))
     if idle := [name for name, values in grid.items() if len(values) > 1 and name not in varied]:
         raise ConfigError(
             f'the grid of {" and ".join(idle)} changes no run of these arms; leave it out, or add arms that '
             'read it'
         )
-    return named_arms, own_values
+    return named_arms, needed_values
 
 # %% ../../nbs/experiment/08_study_plan.ipynb #0b301803
 def _teachers_named(plans: list[Plan], values: dict[str, dict]) -> list[Plan]:  # arm -> its own values
@@ -172,8 +174,8 @@ def plan_study(
             f'{" and ".join(twice)} is given twice, in the grid and besides; leave one of them out'
         )
     common = named(study=study, **common)
-    taken = [own for cell in cells(grid) for own in _taken(modes, common | cell).values()]
-    unused = (common.keys() | grid.keys()) - {name for own in taken for name in own}
+    taken = [given for cell in cells(grid) for given in _taken(modes, common | cell).values()]
+    unused = (common.keys() | grid.keys()) - {name for given in taken for name in given}
     # a notebook gives defaults, too
     defaults = {name for name in unused & common.keys() if common[name] in ('auto', None)}
     if idle := sorted(unused - defaults):
@@ -183,7 +185,7 @@ def plan_study(
         )
     corpora: dict[str, Corpus] = {}
     if grid:
-        named_arms, own_values = _grid_arms(modes, common, grid, corpora)
+        named_arms, needed_values = _grid_arms(modes, common, grid, corpora)
     else:
         named_arms = list(_taken(modes, common).items())
     configs = [
@@ -192,7 +194,7 @@ def plan_study(
         for mode, taken in (named_arms[i] for i in stream(seed, 'order').permutation(len(named_arms)))
     ]
     plans = [plan(config, corpora=corpora, check=check) for config in configs]
-    return _teachers_named(plans, own_values) if grid else plans
+    return _teachers_named(plans, needed_values) if grid else plans
 
 # %% ../../nbs/experiment/08_study_plan.ipynb #f124f897
 def explain_study(

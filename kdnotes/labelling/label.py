@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 from fastcore.basics import patch
 import numpy as np
-from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import cohen_kappa_score
-from statsmodels.stats.proportion import proportion_confint
 from ..core.config import ConfigError, pluralize, task_info, truncate_repr
 from ..core.files import atomic_write, lock, sha256_text, without_password, write_json
 from ..core.progress import stage
@@ -197,6 +194,10 @@ def agreement(
     options: Options,
 ) -> dict[str, Any]:
     "How often the language model agrees with the labels of a split."
+    from scipy.stats import pearsonr, spearmanr
+    from sklearn.metrics import cohen_kappa_score
+    from statsmodels.stats.proportion import proportion_confint
+
     if options.values:
         expected = probabilities @ np.array(options.values)
         if len(gold) < 2 or not expected.std() or not gold.std():
@@ -270,11 +271,11 @@ def _label_split(
     task: str,
     split: str,
     rows: Rows,
-    asked: Sequence[str],  # one prompt per row
+    row_prompts: Sequence[str],  # one per row
     options: Options,
 ) -> dict[str, Any]:
     "Write a split with its labels; what became of its rows."
-    read = [read_probabilities(session.stored.get(session.key(prompt)), options) for prompt in asked]
+    read = [read_probabilities(session.stored.get(session.key(prompt)), options) for prompt in row_prompts]
     counts = Counter(status for _, status in read)
     trained_on = split in ('train', UNLABELLED)
     equal = None if trained_on else np.full(len(options.names), 1 / len(options.names))
@@ -316,7 +317,7 @@ def label(
     template = load_prompt(task, prompt)
     if unknown := sorted(set(splits) - loaded.splits.keys()):
         raise ConfigError(f'{corpus} has no split {", ".join(unknown)}; it has {", ".join(loaded.splits)}')
-    asked = {
+    to_ask = {
         split: list(prompts(template, task, rows, options))
         for split, rows in loaded.splits.items()
         if not splits or split in splits
@@ -328,12 +329,12 @@ def label(
         teacher = LocalModel(model, options.codes, device=machine().device)
     with lock(folder / '.lock', wait_s=0):
         session = Session(teacher, model, folder, Limits(max_calls, max_cost, price), stored_answers(folder))
-        session.ask([one for of_split in asked.values() for one in of_split])
+        session.ask([one for of_split in to_ask.values() for one in of_split])
         facts = {
             split: _label_split(session, task, split, loaded.splits[split], of_split, options)
-            for split, of_split in asked.items()
+            for split, of_split in to_ask.items()
         }
-        for split in loaded.splits.keys() - asked.keys():
+        for split in loaded.splits.keys() - to_ask.keys():
             write_split(folder / f'{split}.jsonl', task, loaded.splits[split], None, split != UNLABELLED)
         return _write_facts(session, loaded, task, endpoint, options, facts, time.perf_counter() - begin)
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 import pandas as pd
-from ..stats.comparable import commits, missing_value, trained
+from ..results.schema import trained
+from ..stats.comparable import commits, missing_value
 from ..stats.coverage import ENOUGH_SEEDS
 from ..stats.evidence import Evidence, difference_table, evidence, unscored_starts
 from ..stats.deployment import GapRecovered, deployment, summary

@@ -28,7 +28,7 @@ __all__ = ['SCHEMA', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number'
            'SHARED_MASKS', 'SEPARATE_MASKS', 'RecordError', 'of_this_schema', 'Part', 'NumberPart', 'Explained',
            'keys_of', 'Point', 'first_error', 'make_row', 'Row', 'check_row', 'Factors', 'Settings', 'Parallel',
            'Environment', 'Models', 'Primary', 'Energy', 'Gradients', 'Tokenisation', 'Best', 'Record', 'ran_on_cpu',
-           'dropout_masks', 'check_record', 'check_read']
+           'dropout_masks', 'trained', 'check_record', 'check_read']
 
 # %% ../../nbs/results/01_schema.ipynb #ad03554c
 class RecordError(KdnotesError):
@@ -410,6 +410,11 @@ def ran_on_cpu(record: dict) -> bool:
 def dropout_masks(record: dict) -> str:  # SHARED_MASKS or SEPARATE_MASKS
     "Whether a run samples the same dropout masks in each number format; older runs on a GPU do not."
     return record.get('dropout_masks') or (SHARED_MASKS if ran_on_cpu(record) else SEPARATE_MASKS)
+
+
+def trained(record: dict) -> bool:
+    "Was this run's model trained? One that was given is only measured, so its time of training is 0."
+    return record['factors'].get('init') != 'given'
 
 # %% ../../nbs/results/01_schema.ipynb #003ded8a
 def check_record(record: dict) -> None:

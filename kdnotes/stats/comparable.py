@@ -13,19 +13,14 @@ from .intervals import Interval, difference_interval, mean_interval
 from ..core.config import primary_name, task_info
 from ..core.render import Reason, reason
 from ..core.resolve import factor_settings, training_settings
-from ..results.schema import HARDWARE, dropout_masks
+from ..results.schema import HARDWARE, dropout_masks, trained
 
 # %% auto #0
-__all__ = ['SEED', 'trained', 'Timed', 'timed', 'of_one_machine', 'recorded', 'differences', 'Attribution', 'attribute',
-           'check_arm', 'commits', 'incompatible_kinds', 'refusal', 'matched', 'matched_pairs', 'missing_value',
-           'by_cluster', 'primary_units', 'unit_matrix', 'paired_values', 'units_alike', 'independent_name',
-           'TrivialBaseline', 'trivial_baselines', 'baselines_for', 'bound_of', 'gain', 'gain_interval',
-           'interval_of_gain', 'is_above', 'cells_of_modes', 'alike_cells', 'neighbours']
-
-# %% ../../nbs/stats/04_comparable.ipynb #af490aa1
-def trained(record: dict) -> bool:
-    "Was this run's model trained? One that was given is only measured, so its time of training is 0."
-    return record['factors'].get('init') != 'given'
+__all__ = ['SEED', 'Timed', 'timed', 'of_one_machine', 'recorded', 'differences', 'Attribution', 'attribute', 'check_arm',
+           'commits', 'incompatible_kinds', 'refusal', 'matched', 'matched_pairs', 'missing_value', 'by_cluster',
+           'primary_units', 'unit_matrix', 'paired_values', 'units_alike', 'independent_name', 'TrivialBaseline',
+           'trivial_baselines', 'baselines_for', 'bound_of', 'gain', 'gain_interval', 'interval_of_gain', 'is_above',
+           'cells_of_modes', 'alike_cells', 'neighbours']
 
 # %% ../../nbs/stats/04_comparable.ipynb #2f9c6de2
 @dataclass(frozen=True)

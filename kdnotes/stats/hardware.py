@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
-from .comparable import trained
 from ..core.spec import RunConfig, value_of
 from ..core.resolve import settings
 from ..results.overview import evidence_studies, find_run, find_study, studies
 from ..core.render import Reason, reason
 from ..core.config import ConfigError, truncate_repr
 from ..core.tables import as_text, no_table, read_table
-from ..results.schema import HARDWARE, RecordError, ran_on_cpu
+from ..results.schema import HARDWARE, RecordError, ran_on_cpu, trained
 from ..results.store import records
 
 # %% auto #0

@@ -133,18 +133,17 @@ def books_of(
             f'{folder} has texts ({truncate_repr(files[0].name)}) and tables ({truncate_repr(tables[0])}), '
             'and either could be meant; leave one kind there'
         )
-    found = [names.get(path.stem.lower()) for path in files]
-    if not any(found):
+    splits = [names.get(path.stem.lower()) for path in files]
+    if not any(splits):
         return deal_out(_books(files))
-    if sorted(filter(None, found)) != sorted(SPLITS) or None in found:
+    if sorted(filter(None, splits)) != sorted(SPLITS) or None in splits:
         raise CorpusError(
             f'{folder} has {", ".join(truncate_repr(path.name) for path in files[:5])}; put train.txt, '
             'dev.txt and test.txt there and nothing else, or give books other names, and they are dealt '
             'out'
         )
-    return {
-        split: _books([path]) for split, path in sorted(zip(found, files), key=lambda of: SPLITS.index(of[0]))
-    }
+    by_split = dict(zip(splits, files))
+    return {split: _books([by_split[split]]) for split in SPLITS}
 
 # %% ../../nbs/tasks/10_documents.ipynb #5e0b0cd0
 _TITLE = re.compile(r'^ = (?!=)(.+?)(?<!=) = $')

@@ -174,13 +174,13 @@ def _split_names(names: Sequence[Any], schema: Schema) -> dict[Any, str]:  # nam
             f'{truncate_repr(wrong[0])} is no split of this task, and its rows would be lost; the splits are '
             f'{", ".join(right)}'
         )
-    found = list(splits.values())
-    if twice := [name for name, split in splits.items() if found.count(split) > 1]:
+    read_as = list(splits.values())
+    if twice := [name for name, split in splits.items() if read_as.count(split) > 1]:
         raise ConfigError(
             f'{" and ".join(map(truncate_repr, twice))} are both {splits[twice[0]]}; give one of them, or '
             'join them'
         )
-    if missing := [split for split in SPLITS if split not in found]:
+    if missing := [split for split in SPLITS if split not in read_as]:
         raise ConfigError(
             f"the data have {', '.join(map(str, names))} and no {', '.join(missing)}; give all three"
         )

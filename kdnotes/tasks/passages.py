@@ -95,8 +95,8 @@ def _answer_of_table(context: str, given: str, start: str, where: str) -> tuple[
     # blanks at its edges are a part of it if the context has them too
     spans = [_span(context, given, start) or _span(context, answer, start)]
     if not start:
-        found = re.finditer(f'(?={re.escape(answer)})', context)
-        spans = [_span(context, answer, match.start()) for match in found]
+        matches = re.finditer(f'(?={re.escape(answer)})', context)
+        spans = [_span(context, answer, match.start()) for match in matches]
     if len(spans) == 1 and spans[0]:
         return (spans[0],)
     stands = (

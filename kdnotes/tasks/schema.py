@@ -225,8 +225,8 @@ def score_columns(
     named = dict(_pairs(columns)).get(TEACHER)
     if named is None:
         return ()
-    teachers = [tuple(column.strip() for column in of.split('+')) for of in str(named).split(';')]
-    if not all(re.fullmatch('[^,=]+', column) for of in teachers for column in of):
+    teachers = [tuple(column.strip() for column in one.split('+')) for one in str(named).split(';')]
+    if not all(re.fullmatch('[^,=]+', column) for teacher in teachers for column in teacher):
         raise ConfigError(
             f"columns={truncate_repr(f'{TEACHER}={named}')} must name a column, or several with '+' "
             "between those of classes and ';' between those of teachers"
@@ -235,7 +235,7 @@ def score_columns(
 
 
 def _score_names(columns: str | Mapping[str, Any] | None) -> dict[str, str]:
-    return {score_key(column): column for of in score_columns(columns) for column in of}
+    return {score_key(column): column for teacher in score_columns(columns) for column in teacher}
 
 # %% ../../nbs/tasks/00_schema.ipynb #80bb4a26
 def column_names(

@@ -138,10 +138,10 @@ def split_files(
 ) -> dict[str, Path] | None:  # by split; None: no file of a corpus is there
     "The file of each split."
     paths = {}
-    own = dict(zip(SPLITS, corpora.files))
+    published = dict(zip(SPLITS, corpora.files))
     for split, stems in PLAIN_NAMES.items():
         names = [f'{stem}.{end}' for stem in stems for end in FORMATS]
-        names += filter(None, [own.get(split)])
+        names += filter(None, [published.get(split)])
         paths[split] = [folder / name for name in names if (folder / name).exists()]
     there = [path for split in SPLITS for path in paths[split]]
     if not there:
@@ -166,7 +166,7 @@ def split_files(
                 f'{path} would not be read: rows without a label are in a file called {", ".join(right)}, '
                 'and a task that learns from texts as they are has none; rename the file, or move it away'
             )
-    return {split: of[0] for split, of in paths.items() if of}
+    return {split: of_split[0] for split, of_split in paths.items() if of_split}
 
 # %% ../../nbs/tasks/04_sources.ipynb #76b55c57
 def place_of(
@@ -291,7 +291,7 @@ def resolve_corpus(
             if first and published[first].hub_id and ask_hub(published[first].hub_id) is None:
                 return first
         return 'embedded'
-    by_id = {of.hub_id: name for name, of in published.items() if of.from_hub and of.hub_id}
+    by_id = {corpus.hub_id: name for name, corpus in published.items() if corpus.from_hub and corpus.hub_id}
     if corpus in by_id:
         return by_id[corpus]
     if corpus.strip() and (folder := find_folder(corpus)):
