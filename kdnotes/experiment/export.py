@@ -471,8 +471,11 @@ def export_model(
             exported |= _onnx_measurements(source, known[1], model, staging, int8, teacher, say)
         card = model_card(record['run_id'], export_text(exported, usage=onnx))
         atomic_write(staging / 'README.md', card.content.encode())
-        files = sorted(path for path in staging.rglob('*') if path.is_file())
-        hashes = {path.relative_to(staging).as_posix(): sha256_file(path) for path in files}
+        hashes = {
+            path.relative_to(staging).as_posix(): sha256_file(path)
+            for path in sorted(staging.rglob('*'))
+            if path.is_file()
+        }
         # latencies and rounding differ between versions
         packages = [name for name in ('torch', 'transformers', *_NEEDED) if name not in absent]
         versions = {name: importlib.metadata.version(name) for name in packages}
