@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from ..stats.comparable import timed
+from ..stats.comparable import TrivialBaseline, timed
 from ..stats.intervals import FEW_DIFFER, Interval
 from . import plotting as pt
 from kdnotes.stats.evidence import (
@@ -431,6 +431,23 @@ def _looks(arm: TrainedArm, known: Sequence[TrainedArm]) -> tuple[str, str]:
     colour = _COLOURS.get(arm.role) or _TAUGHT[place % len(_TAUGHT)]
     return colour, _MARKERS[place % len(_MARKERS)]
 
+# %% ../../nbs/report/03_figures.ipynb #edb1b3ae
+def _put_baselines(axes: Axes, baselines: Sequence[TrivialBaseline], factor: float) -> None:
+    "A horizontal line for each trivial baseline."
+    for baseline, dashes in zip(baselines, cycle(_BASELINE_DASHES)):
+        how = dict(color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=baseline.words, zorder=0)
+        axes.axhline(factor * baseline.value, **how)
+
+
+def _put_legend(figure: Figure, axes: Axes) -> None:
+    "A legend below the axes, in two columns where its texts are short enough; the figure grows with it."
+    labels = axes.get_legend_handles_labels()[1]
+    half = math.ceil(len(labels) / 2)
+    widest = sum(max(map(len, column), default=0) for column in (labels[:half], labels[half:]))
+    columns = 2 if widest <= _TWO_COLUMNS else 1
+    figure.set_size_inches(pt.WIDTH, 3.1 + 0.16 * (half if columns == 2 else len(labels)))
+    figure.legend(loc='outside lower center', ncols=columns, fontsize=7.5)
+
 # %% ../../nbs/report/03_figures.ipynb #476bee61
 @pt.drawing
 def labels_figure(e: Evidence) -> Figure:
@@ -450,29 +467,28 @@ def labels_figure(e: Evidence) -> Figure:
         pt.put_lines(axes, pd.DataFrame(line, columns=['x', 'y']), color=pt.LINE, linewidth=1, zorder=1)
     given = [arm for arm in known if arm.labels is None]
     for arm, dashes in zip(given, cycle(('--', ':', '-.'))):
-        level = unit.factor * e.values[arm.arm]['primary'].estimate
-        axes.axhline(level, color=pt.BLACK, linewidth=1, linestyle=dashes, label=_named(arm), zorder=1)
+        axes.axhline(
+            unit.factor * e.values[arm.arm]['primary'].estimate,
+            color=pt.BLACK,
+            linewidth=1,
+            linestyle=dashes,
+            label=_named(arm),
+            zorder=1,
+        )
     trained = [arm for arm in known if arm.labels is not None]
     for arm, x in zip(trained, _side_by_side([arm.labels for arm in trained])):
-        looks = _looks(arm, trained)
-        row = pt.mark(e.values[arm.arm]['primary'], looks, unit.factor, hollow=arm.role == 'alone')
+        row = pt.mark(
+            e.values[arm.arm]['primary'], _looks(arm, trained), unit.factor, hollow=arm.role == 'alone'
+        )
         pt.put_marks(axes, [row | dict(at=x)], 'y', label=_named(arm))
     # a baseline far below all arms would only stretch the axis
     lowest = min(e.values[arm.arm]['primary'].estimate for arm in known)
     shown = [b for b in e.baselines if not primary['higher_is_better'] or b.value >= lowest]
-    for baseline, dashes in zip(shown, cycle(_BASELINE_DASHES)):
-        how = dict(color=pt.QUIET, linewidth=0.9, linestyle=dashes, label=baseline.words, zorder=0)
-        axes.axhline(unit.factor * baseline.value, **how)
+    _put_baselines(axes, shown, unit.factor)
     pt.log_axis(axes, 'x', numbers_of_labels(known))
     axes.set_xlabel('rows with a label')
     axes.set_ylabel(metric_on(primary, task))
-    # two columns where their texts are short enough for them; the figure grows with the legend
-    labels = axes.get_legend_handles_labels()[1]
-    half = math.ceil(len(labels) / 2)
-    widest = sum(max(map(len, column), default=0) for column in (labels[:half], labels[half:]))
-    columns = 2 if widest <= _TWO_COLUMNS else 1
-    figure.set_size_inches(pt.WIDTH, 3.1 + 0.16 * (half if columns == 2 else len(labels)))
-    figure.legend(loc='outside lower center', ncols=columns, fontsize=7.5)
+    _put_legend(figure, axes)
     return figure
 
 # %% ../../nbs/report/03_figures.ipynb #45436c71

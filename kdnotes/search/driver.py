@@ -159,6 +159,21 @@ def _trials_to_run(driver: Driver, ends: float) -> Iterator[Any]:  # trials of O
         yield driver.store.ask()
 
 # %% ../../nbs/search/08_driver.ipynb #80bfe05a
+def _store_outcome(
+    driver: Driver, future: Future, trial: Any, p: Plan, began: float, driver_s: float
+) -> None:
+    "Store what became of a trial's run; after a stop there is no result, and the trial stays open."
+    try:
+        record = future.result()
+    except Stopped:
+        raise
+    except KdnotesError as e:
+        more = dict(run_id=p.run_id, seconds=time.perf_counter() - began, extra=dict(driver_s=driver_s))
+        _store_failure(driver, trial, e.cause or 'failed', e, **more)
+    else:
+        _store_record(driver, trial, record, driver_s)
+
+
 def run_trials(
     driver: Driver,
     on_trial: Callable[[], None] = lambda: None,  # called after each trial
@@ -191,17 +206,7 @@ def run_trials(
                     on_trial()
                     return
                 for future in wait(going, return_when=FIRST_COMPLETED).done:
-                    trial, p, began, driver_s = going.pop(future)
-                    try:
-                        record = future.result()
-                    except Stopped:  # no result: the trial stays open
-                        raise
-                    except KdnotesError as e:
-                        more = dict(run_id=p.run_id, extra=dict(driver_s=driver_s))
-                        more |= dict(seconds=time.perf_counter() - began)
-                        _store_failure(driver, trial, e.cause or 'failed', e, **more)
-                    else:
-                        _store_record(driver, trial, record, driver_s)
+                    _store_outcome(driver, future, *going.pop(future))
                     on_trial()
         except BaseException:  # a stop: no other trial begins, and those that run save their state
             stop_futures(list(going))

@@ -190,6 +190,16 @@ def numbers_of_labels(known: Sequence[TrainedArm]) -> list[int]:  # ascending
     return sorted({arm.labels for arm in known if arm.labels is not None})
 
 # %% ../../nbs/stats/11_labels.ipynb #63fe7c31
+def _teacher_of(taught: TrainedArm, known: Sequence[TrainedArm]) -> TrainedArm | None:
+    "The arm that taught another, with one run for each seed of it."
+    for arm in known:
+        by_id = {r['run_id']: r for r in arm.runs}
+        if {r['teacher_run_id'] for r in taught.runs} <= by_id.keys():
+            runs = tuple(by_id[r['teacher_run_id']] | dict(seed=r['seed']) for r in taught.runs)
+            return replace(arm, runs=runs)
+    return None
+
+
 def label_efficiency(
     e: Evidence,  # of one study
     # by labels; []: all runs have the same rows, or no distilled arm has one to compare with
@@ -209,12 +219,7 @@ def label_efficiency(
             continue
         alone = best[taught.labels]
         control = best_alone(arm for arm in rivals if arm.start == taught.start).get(taught.labels)
-        teacher = None
-        for arm in known:
-            by_id = {r['run_id']: r for r in arm.runs}
-            if teacher is None and {r['teacher_run_id'] for r in taught.runs} <= by_id.keys():
-                runs = tuple(by_id[r['teacher_run_id']] | dict(seed=r['seed']) for r in taught.runs)
-                teacher = replace(arm, runs=runs)
+        teacher = _teacher_of(taught, known)
         closed = equivalent = None
         if teacher is None:
             why = reason('no_teacher')

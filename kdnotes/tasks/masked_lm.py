@@ -457,6 +457,26 @@ def show_block(
     return {'text': text, 'block': unit.unit, 'least likely at': ', '.join(at)}
 
 # %% ../../nbs/tasks/20_masked_lm.ipynb #bfcda6e0
+def _row_with_gaps(reader: Reader, text: str, at: int) -> list[int]:
+    "The token ids of a text; a space before a gap is the gap's own."
+    tokenizer = reader.tokenizer
+    (first, last), _ = block_ends(tokenizer)
+    *before, end = text.replace(tokenizer.mask_token, _GAP).split(_GAP)
+    if not before:
+        raise InferenceError(f'the text has no gap; write {_GAP} where a piece is to be guessed', at=at)
+    row = [first]
+    for part in map(str.rstrip, before):
+        row += [*_ids(tokenizer, part), tokenizer.mask_token_id]
+    row += [*_ids(tokenizer, end), last]
+    if len(row) > reader.max_length:
+        raise InferenceError(
+            f'the text has {len(row)} tokens and the model takes {reader.max_length} at once; shorten it, '
+            'for a gap near its end might be cut off',
+            at=at,
+        )
+    return row
+
+
 _GAP = '[MASK]'
 _LIKELIEST = 5  # pieces of each gap
 _LOGITS_AT_ONCE = 1024  # tokens whose logits of the whole vocabulary are in memory
@@ -472,25 +492,8 @@ def fill_masks(
 
     tokenizer = reader.tokenizer
     gap = tokenizer.mask_token_id
-    (first, last), _ = block_ends(tokenizer)
-    rows = []
-    for at, given in enumerate(inputs):
-        *before, end = given['text'].replace(tokenizer.mask_token, _GAP).split(_GAP)
-        if not before:
-            raise InferenceError(f'the text has no gap; write {_GAP} where a piece is to be guessed', at=at)
-        row = [first]
-        for part in map(str.rstrip, before):  # a space before a gap is the gap's own
-            row += [*_ids(tokenizer, part), gap]
-        row += [*_ids(tokenizer, end), last]
-        if len(row) > reader.max_length:
-            raise InferenceError(
-                f'the text has {len(row)} tokens and the model takes {reader.max_length} at once; shorten '
-                'it, for a gap near its end might be cut off',
-                at=at,
-            )
-        rows.append(row)
-    ids = Ragged.from_rows(rows)
-    answers: list[Answer | None] = [None] * len(rows)
+    ids = Ragged.from_rows([_row_with_gaps(reader, given['text'], at) for at, given in enumerate(inputs)])
+    answers: list[Answer | None] = [None] * len(inputs)
     for batch, outputs in reader.outputs(ids, ids.lengths, most=_LOGITS_AT_ONCE):
         for place, i in enumerate(batch.index.tolist()):
             gaps = np.flatnonzero(ids[i] == gap)

@@ -120,6 +120,20 @@ def rank_micro_batches(
     return micro_batches(index, task.lengths('train'), budget, rank, runtime.ranks, task.groups('train'))
 
 # %% ../../nbs/train/10_loop.ipynb #bb723f49
+def _passes(objective: Objective, index: np.ndarray) -> tuple[list[np.ndarray], int]:
+    "The micro-batches of this rank, and how many of them count; the others keep step with the other ranks."
+    task, config, runtime = objective.task, objective.config, objective.runtime
+    parts = rank_micro_batches(task, index, config, runtime)
+    n_own = len(parts)
+    passes = max(1, n_own)
+    if config.train.gradient_sync != 'delayed' and runtime.ranks > 1:
+        # each backward is synchronised: as many as the busiest rank has
+        of_ranks = (rank_micro_batches(task, index, config, runtime, rank) for rank in range(runtime.ranks))
+        passes = max(1, *map(len, of_ranks))
+    # a rank without examples computes one too, with a weight of 0
+    return parts + [index[:1]] * (passes - n_own), n_own
+
+
 def _loss_terms(objective: Objective, outputs: Any, batch: Batch) -> dict[str, tuple[Tensor, int]]:
     "A batch's sums of each loss term, the teacher's signal asked for where there is one."
     signal = objective.signal(batch) if objective.signal else None
@@ -139,19 +153,12 @@ def accumulate(
     config = objective.config
     runtime = objective.runtime
     counts = task.loss_counts('train', index, epoch)
-    parts = rank_micro_batches(task, index, config, runtime)
-    n_own = len(parts)
-    passes = max(1, n_own)
-    if config.train.gradient_sync != 'delayed' and runtime.ranks > 1:
-        # each backward is synchronised: as many as the busiest rank has
-        of_ranks = (rank_micro_batches(task, index, config, runtime, rank) for rank in range(runtime.ranks))
-        passes = max(1, *map(len, of_ranks))
-    parts += [index[:1]] * (passes - n_own)  # a rank without examples computes one too, with a weight of 0
+    parts, n_own = _passes(objective, index)
     losses = {}
     tokens = 0
     cells = 0
     for i, part in enumerate(parts):
-        more = runtime.ranks > 1 and i < passes - 1 and config.train.gradient_sync == 'delayed'
+        more = runtime.ranks > 1 and i < len(parts) - 1 and config.train.gradient_sync == 'delayed'
         with model.no_sync() if more else contextlib.nullcontext():
             batch = task.batch('train', part, epoch).to(runtime.device)
             with runtime.autocast():
