@@ -10,7 +10,9 @@ from pathlib import Path
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.parse import make_config, of_arm
-from kdnotes.core.resolve import Machine, machine, resolve, resolved_dtype
+from kdnotes.core.machine import Machine, machine
+from kdnotes.core.resolve import resolve
+from kdnotes.core.run_id import resolved_dtype
 from kdnotes.core.spec import flat
 
 # %% auto #0

@@ -15,7 +15,8 @@ import transformers
 from kdnotes.core.arms import PROFILES
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.parse import make_config, of_arm
-from kdnotes.core.resolve import machine, resolve
+from kdnotes.core.machine import machine
+from kdnotes.core.resolve import resolve
 from kdnotes.core.streams import torch_seed
 from kdnotes.tasks.sources import load_corpus, resolve_corpus
 from kdnotes.telemetry.meters import open_meters

@@ -45,7 +45,8 @@ from kdnotes.experiment.plan import plan
 from kdnotes.distill.architectures import FIELDS
 from kdnotes.results.store import find_run_model
 from kdnotes.core.processes import die_with_parent, process_environment, rank_environment
-from kdnotes.core.resolve import Machine, check_forward, machine
+from kdnotes.core.machine import Machine, machine
+from kdnotes.core.resolve import check_forward
 from .profiling import peaks, reset_peaks
 from kdnotes.telemetry.summary import environment
 

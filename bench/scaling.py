@@ -33,7 +33,8 @@ from kdnotes.core.config import KdnotesError
 from kdnotes.core.parse import make_config, stored_config
 from kdnotes.core.files import read_json, runs_path, write_json
 from kdnotes.core.render import phrase
-from kdnotes.core.resolve import machine, resolve
+from kdnotes.core.machine import machine
+from kdnotes.core.resolve import resolve
 from kdnotes.core.streams import torch_seed
 from kdnotes.distill.architectures import count_parameters
 from kdnotes.distill.models import fresh_model, save_model

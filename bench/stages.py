@@ -24,7 +24,8 @@ from kdnotes.core.spec import RunConfig, with_values
 from kdnotes.core.parse import make_config
 from kdnotes.core.files import runs_path, write_json
 from kdnotes.core.progress import followed
-from kdnotes.core.resolve import machine, resolve
+from kdnotes.core.machine import machine
+from kdnotes.core.resolve import resolve
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.teacher_cache import key_parts, make_signal, open_signal
 from kdnotes.experiment.compatibility import make_task

@@ -6,7 +6,9 @@ import pandas as pd
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import task_info
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine, factors, resolve, run_id, settings
+from kdnotes.core.machine import Machine
+from kdnotes.core.run_id import factors, run_id, settings
+from kdnotes.core.resolve import resolve
 from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import keep_floors
 from kdnotes.results.schema import SCHEMA

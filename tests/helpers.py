@@ -17,7 +17,8 @@ from architectures import small_bert
 from kdnotes.core.spec import Loss, RunConfig, TaskSettings
 from kdnotes.core.parse import make_config
 from kdnotes.core.processes import Stopped
-from kdnotes.core.resolve import Machine, resolve
+from kdnotes.core.machine import Machine
+from kdnotes.core.resolve import resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
 from kdnotes.losses.targets import hard_target_ce, soft_target_kl
 from kdnotes.tasks.base import Evaluation, Primary, SignalSpec, Task

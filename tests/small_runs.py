@@ -13,7 +13,7 @@ import transformers
 from transformers import BertModel
 from architectures import small_bert
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.distill.models import save_model
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import MINILM

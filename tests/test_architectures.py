@@ -24,7 +24,7 @@ from kdnotes.distill import architectures, models
 from kdnotes.core.arms import spread_layers
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.tasks.batching import encode_pairs, pad_pairs
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment import export

@@ -15,7 +15,7 @@ from kdnotes.commands.options import parse_parameters
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.parse import make_config
 from kdnotes.core.notebook_parameters import NamesBefore, parameters_from
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.study_plan import plan_study

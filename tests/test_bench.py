@@ -23,7 +23,8 @@ from kdnotes.tasks.answer_selection import AnswerSelection
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine, resolve
+from kdnotes.core.machine import Machine
+from kdnotes.core.resolve import resolve
 from kdnotes.tasks.base import SignalSpec, TaskView
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.distill.models import save_model

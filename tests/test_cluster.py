@@ -24,7 +24,7 @@ from kdnotes.core.spec import flat, with_values
 from kdnotes.core.parse import make_config
 from kdnotes.core.files import at_home
 from kdnotes.core.processes import Stopped, stop_all
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.experiment import cluster as cluster_module
 from kdnotes.experiment.cluster import Cluster, make_run
 from kdnotes.experiment.launch import NO_LIMITS, Limits, RunError, execute

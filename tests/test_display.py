@@ -170,7 +170,7 @@ def test_a_time_is_told_by_runs_of_the_same_kind_on_this_machine_alone():
 
 
 def cpu():
-    from kdnotes.core.resolve import Machine
+    from kdnotes.core.machine import Machine
 
     return Machine('cpu', cores=2)
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from helpers import SameWord, tiny_bert
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine, resolve
+from kdnotes.core.machine import Machine
+from kdnotes.core.resolve import resolve
 from kdnotes.train.precision import EmulatedBf16Matmul
 from kdnotes.train.distributed import Runtime, start
 
@@ -102,7 +103,7 @@ def test_fp32_matmuls_and_other_formats_are_left_alone():
 @pytest.mark.skipif(torch.cuda.is_available(), reason='about CPUs, and this machine trains on its GPU')
 def test_a_run_uses_them_where_the_cpu_has_no_instructions(monkeypatch):
     def here(mode, *flags):
-        monkeypatch.setattr('kdnotes.core.resolve.cpu_flags', lambda: {'avx2', *flags})
+        monkeypatch.setattr('kdnotes.core.machine.cpu_flags', lambda: {'avx2', *flags})
         return start(resolve(make_config(mode=mode), Machine('cpu', 1), 'embedded'))
 
     assert here('mixed_student').emulated_bf16

@@ -13,7 +13,9 @@ from kdnotes.core.columns import Columns
 from kdnotes.core.config import TASKS, metric_name, task_info
 from kdnotes.core.files import cache_path
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine, resolve, settings
+from kdnotes.core.machine import Machine
+from kdnotes.core.resolve import resolve
+from kdnotes.core.run_id import settings
 from kdnotes.distill.tokenizers import load_tokenizer, reads_as
 from kdnotes.experiment.compatibility import make_task
 from kdnotes.stats.comparable import trivial_baselines

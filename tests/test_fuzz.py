@@ -35,7 +35,9 @@ from kdnotes.core.config import ConfigError, KdnotesError
 from kdnotes.core.spec import flat, parameters, value_of
 from kdnotes.core.parse import make_config
 from kdnotes.tasks.text_classification import TextClassification, TextRegression
-from kdnotes.core.resolve import Machine, resolve, run_id
+from kdnotes.core.machine import Machine
+from kdnotes.core.resolve import resolve
+from kdnotes.core.run_id import run_id
 from kdnotes.tasks.labelled_texts import check_labels
 from kdnotes.tasks.sources import SPLITS, CorpusError, load_corpus, resolve_corpus
 from kdnotes.tasks.batching import encode_pairs

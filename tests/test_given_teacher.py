@@ -21,7 +21,7 @@ from kdnotes.core.render import phrase, reason
 from kdnotes.checks.doctor import doctor
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.distill import models, tokenizers, weights
 from kdnotes.distill.architectures import call, weights_sha256
 from kdnotes.distill.models import load_given, load_model, two_outputs

@@ -14,7 +14,7 @@ from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.spec import flat
 from kdnotes.core.parse import make_config
 from kdnotes.core.files import cache_path
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.distill.models import load_given
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.teacher_cache import key_parts, signal_key

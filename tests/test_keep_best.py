@@ -8,7 +8,9 @@ import pytest
 from helpers import SameWord, flat, tiny_config, trained
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine, resolve, run_id, settings, training_settings
+from kdnotes.core.machine import Machine
+from kdnotes.core.resolve import resolve
+from kdnotes.core.run_id import run_id, settings, training_settings
 from kdnotes.experiment import launch as launcher
 from kdnotes.experiment.plan import plan
 from kdnotes.results.runs import RunFolder

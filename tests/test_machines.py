@@ -18,7 +18,8 @@ from kdnotes.cli import main
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
 from kdnotes.core.processes import EXIT_STOPPED, Rendezvous, RendezvousError
-from kdnotes.core.resolve import Machine, inherited, resolve, resolve_ranks
+from kdnotes.core.machine import Machine, inherited, resolve_ranks
+from kdnotes.core.resolve import resolve
 from kdnotes.experiment.launch import RunError, execute
 from kdnotes.experiment.plan import plan
 from processes import ranks_of

@@ -10,7 +10,7 @@ import transformers
 from test_masked_lm import Says, objective_of
 from test_text_blocks import random_words, spelling_tokenizer
 from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_lm, tiny_lm_config, tiny_task
-from kdnotes.core.resolve import run_id
+from kdnotes.core.run_id import run_id
 from kdnotes.distill.intermediate import online_teacher
 from kdnotes.distill.models import load_model
 from kdnotes.tasks.sources import Corpus

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.spec import flat
 from kdnotes.core.parse import make_config, of_arm
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.distill.architectures import load_config
 from kdnotes.distill.models import load_model
 from kdnotes.distill.weights import ModelError

@@ -509,7 +509,7 @@ MUTANTS = [
     ),
     Mutant(
         'the format a teacher computes in is no factor',
-        'core.resolve',
+        'core.run_id',
         "if loss and loss.forward_dtype != 'fp32':",
         'if loss and not loss.forward_dtype:',
         'test_compare.py::test_a_teacher_in_another_format_is_a_factor_and_no_others_effect',

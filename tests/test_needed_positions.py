@@ -13,7 +13,7 @@ from helpers import CPU, SameWord, tiny_bert, tiny_config, tiny_teacher
 from kinds import one_of_each
 from parity import intermediate
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.distill.heads import attentions, layers_of
 from kdnotes.distill.intermediate import online_teacher
 from kdnotes.distill.architectures import call

@@ -27,7 +27,7 @@ from kdnotes.core.parse import make_config
 from kdnotes.core.notebook_parameters import parameters_from
 from kdnotes.core.processes import Stopped
 from kdnotes.core.render import phrase
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment import display
 from kdnotes.experiment.launch import execute

@@ -15,7 +15,7 @@ from small_runs import train_here
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.parse import make_config
 from kdnotes.core.files import cache_path
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.distill import architectures
 from kdnotes.distill.intermediate import online_teacher
 from kdnotes.distill.models import load_model, save_model

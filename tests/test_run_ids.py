@@ -14,7 +14,9 @@ import pytest
 from kdnotes.core.spec import parameters as run_parameters
 from kdnotes.core.arms import MODES
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine, resolve, run_id, settings
+from kdnotes.core.machine import Machine
+from kdnotes.core.resolve import resolve
+from kdnotes.core.run_id import run_id, settings
 from kdnotes.tasks.sources import CorpusError
 from kdnotes.distill.weights import MINILM, ModelError, find_model
 from kdnotes.experiment.plan import plan

@@ -22,7 +22,7 @@ from kdnotes.scaling.steptime import ring_all_reduce_s
 from bench.contestants import BenchError
 from bench.scaling import sentences
 from kdnotes.core.files import read_json, write_json
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -7,7 +7,7 @@ from scipy.stats import spearmanr
 from small_runs import write_encoder
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.study import run_study
 from kdnotes.results.runs import read_csv

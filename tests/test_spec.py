@@ -11,7 +11,7 @@ import yaml
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import TASKS, ConfigError
 from kdnotes.core.parse import flat_names, make_config, read_spec, stored_config, unread
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.core.spec import (
     FLAT_NAMES,
     PATHS,

@@ -20,7 +20,8 @@ from kdnotes.core.arms import MODES, PRESETS
 from kdnotes.core.config import ConfigError
 from kdnotes.core.spec import PATHS, value_of
 from kdnotes.core.parse import make_config, preset_values
-from kdnotes.core.resolve import Machine, resolve
+from kdnotes.core.machine import Machine
+from kdnotes.core.resolve import resolve
 from kdnotes.distill.heads import (
     attentions,
     is_pruned,

@@ -9,7 +9,7 @@ from kinds import one_of_each
 from kdnotes.core.arms import MODES, SEVERAL_RANKS
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.experiment.study import notebook_parameters
 from kdnotes.experiment.study_plan import explain_study, plan_study
 from kdnotes.experiment.plan import plan

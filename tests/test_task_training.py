@@ -16,7 +16,8 @@ from transformers import BertForQuestionAnswering
 from kdnotes.core.spec import RunConfig
 from kdnotes.core.parse import make_config
 from kdnotes.core.processes import Stopped
-from kdnotes.core.resolve import Machine, resolve
+from kdnotes.core.machine import Machine
+from kdnotes.core.resolve import resolve
 from kdnotes.distill import teacher_cache as te
 from kdnotes.distill.intermediate import online_teacher
 from kdnotes.tasks.extractive_qa import ExtractiveQA

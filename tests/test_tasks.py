@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from kdnotes.core.config import TASKS, ConfigError, task_info
 from kdnotes.core.spec import PATHS, parameters, teacher_names, with_values
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine, resolve
+from kdnotes.core.machine import Machine
+from kdnotes.core.resolve import resolve
 from kdnotes.distill.architectures import forward_flops
 from kdnotes.tasks.base import Evaluation, Primary, Task
 from kdnotes.tasks.sources import SPLITS, load_corpus

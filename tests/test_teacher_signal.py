@@ -33,7 +33,8 @@ from kdnotes.core import files
 from kdnotes.core.cached import Writer
 from kdnotes.core.parse import make_config
 from kdnotes.core.files import FileError, read_signed, write_signed
-from kdnotes.core.resolve import Machine, resolve
+from kdnotes.core.machine import Machine
+from kdnotes.core.resolve import resolve
 from kdnotes.tasks.batching import Batch, Ragged, pad_pairs
 from kdnotes.tasks.base import SignalSpec
 from kdnotes.distill.needed_positions import first_position

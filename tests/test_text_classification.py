@@ -13,7 +13,7 @@ from kdnotes.core.columns import Columns
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.parse import make_config
 from kdnotes.core.render import phrase
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.display import example_of
 from kdnotes.experiment.study import run_study

@@ -18,7 +18,9 @@ from thesis.measured import gpu_facts
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.parse import make_config
 from kdnotes.core.files import read_json, sha256_file, write_json
-from kdnotes.core.resolve import Machine, resolve, settings
+from kdnotes.core.machine import Machine
+from kdnotes.core.resolve import resolve
+from kdnotes.core.run_id import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = sorted((ROOT / 'thesis' / 'chapters').glob('*.typ'))

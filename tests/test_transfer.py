@@ -7,7 +7,7 @@ from kdnotes.stats.comparable import attribute
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine
+from kdnotes.core.machine import Machine
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.tasks.candidates import SCHEMA, SQUAD_FILES
 from kdnotes.experiment.launch import execute

@@ -6,7 +6,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 from kdnotes.core.spec import RunConfig
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import Machine, resolve
+from kdnotes.core.machine import Machine
+from kdnotes.core.resolve import resolve
 from kdnotes.losses.vocabulary import open_decoder
 from kdnotes.tasks.masked_lm import MaskedLM
 from kdnotes.tasks.sources import Corpus

@@ -18,7 +18,8 @@ from ..core.spec import RunConfig, flat, is_given
 from ..core.files import private_folder
 from ..core.processes import Ranks, die_with_parent, how_ended
 from ..core.render import phrase
-from ..core.resolve import machine, resolved_dtype
+from ..core.machine import machine
+from ..core.run_id import resolved_dtype
 from ..experiment.clean import stale
 from ..experiment.study_plan import finished_runs
 from ..experiment.launch import why_ended

@@ -27,7 +27,8 @@ from ..core.spec import with_values
 from ..core.files import PrivateFolder, at_home, file_errors, private_folder, root, sha256_text
 from ..core.processes import STOP_TIMEOUT_S, Stopped, StopTraining, stoppable
 from ..core.render import phrase
-from ..core.resolve import machine, settings
+from ..core.machine import machine
+from ..core.run_id import settings
 from ..core.user_code import PLUGIN_FILE, remember_plugin
 from .launch import NO_LIMITS, Limits, RunError, guarded, missing, stopped_by_user, with_run
 from .launch import execute as execute_here

@@ -24,7 +24,7 @@ from ..core.processes import EXIT_STOPPED, STOP_TIMEOUT_S, Ranks, Rendezvous, St
 from ..core.processes import held_back, how_ended, kill_all, stop_all
 from ..core.progress import ReportFollower, report, silent
 from ..core.render import phrase
-from ..core.resolve import resolved_dtype, settings
+from ..core.run_id import resolved_dtype, settings
 from .plan import Plan, on_this_machine, plan
 from ..results.runs import RowFollower, RunFolder, lock_run
 from ..results.store import find_record, find_run_model, records

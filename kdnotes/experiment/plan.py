@@ -17,8 +17,10 @@ from ..core.files import cache_path, cached_at, local_disk_folder, root, sha256_
 from ..core.parse import make_config
 from ..core.processes import staged
 from ..core.render import phrase, reason, render, sentences
-from ..core.resolve import Machine, changed_settings, machine, resolve, resolve_precision
-from ..core.resolve import resolved_dtype, run_id, settings
+from ..core.machine import Machine, machine, resolve_precision
+from ..core.run_id import changed_settings
+from ..core.resolve import resolve
+from ..core.run_id import resolved_dtype, run_id, settings
 from ..core.spec import RunConfig, Where, flat, group_of, is_given, is_student, needs_teacher
 from ..core.spec import parameters, starts_from, teacher_names, teachers_mode, value_of, with_values
 from ..core.user_code import LOSS_FILE, PLUGIN_FILE, load_code, planned_loss, remember_plugin

@@ -13,7 +13,7 @@ from ..core.arms import MODES
 from ..core.config import pluralize
 from ..core.spec import RunConfig, is_given, reads_scores, value_of
 from ..core.render import reason
-from ..core.resolve import factors, settings
+from ..core.run_id import factors, settings
 from ..results.schema import SCHEMA, SHARED_MASKS, Best, keys_of
 from ..results.runs import RunFolder
 from ..tasks.batching import rows_in

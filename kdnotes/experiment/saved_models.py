@@ -108,7 +108,7 @@ def load_model(
     advice: str = 'a fine-tuned one',  # as for `load_weights`
 ) -> LoadedModel:
     "Load a model; one that cannot read such texts is refused before its weights are read."
-    from kdnotes.core.resolve import machine
+    from kdnotes.core.machine import machine
     from kdnotes.distill.tokenizers import check_batches, load_tokenizer, longest_text
     from kdnotes.train.distributed import alone
 

@@ -13,7 +13,8 @@ from ..core.config import ConfigError, truncate_repr, with_plugin
 from ..core.grid import arm_order, cell_name, cells, read_grid
 from ..core.parse import PLACE, flat_parameters, make_config, of_arm
 from ..core.render import phrase, render, sentences
-from ..core.resolve import machine, parallel_ranks, resolved_dtype, settings
+from ..core.machine import machine, parallel_ranks
+from ..core.run_id import resolved_dtype, settings
 from ..core.spec import RunConfig, flat, is_given, with_values
 from ..core.streams import stream
 from .launch import saved_step

@@ -24,7 +24,7 @@ from ..core.files import cache_path, file_errors, read_json
 from ..core.tables import reason
 from ..core.processes import EXIT_FAILED, EXIT_STOPPED, Stopped, die_with_parent
 from ..core.progress import ReportFile, reporting_to, silent
-from ..core.resolve import settings
+from ..core.run_id import settings
 from ..core.streams import torch_seed
 from ..core.user_code import PLUGIN_FILE, load_loss
 from ..distill.tokenizers import load_tokenizer, reads_as

@@ -16,7 +16,7 @@ import numpy as np
 from ..core.config import ConfigError, pluralize, task_info, truncate_repr
 from ..core.files import atomic_write, lock, sha256_text, without_password, write_json
 from ..core.progress import stage
-from ..core.resolve import machine
+from ..core.machine import machine
 from kdnotes.labelling.prompts import (
     Options,
     find_options,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from ..core.resolve import cpu_has_bf16
+from ..core.machine import cpu_has_bf16
 from .targets import cut_off, hard_target_ce, soft_target_kl
 
 # %% auto #0

@@ -22,7 +22,7 @@ from ..stats.tables import all_comparisons, energy_note, teacher_agreement
 from ..core.config import score_name, task_info, escape_control_chars
 from ..core.files import figures_path
 from ..core.render import ALPHA, Reason, phrase, reason, render, sentences
-from ..core.resolve import changed_settings
+from ..core.run_id import changed_settings
 from .figures import draw_evidence
 from kdnotes.report.tables import (
     arms_table,

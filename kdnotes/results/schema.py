@@ -37,7 +37,7 @@ class RecordError(KdnotesError):
     exit_code = 1
 
 # %% ../../nbs/results/01_schema.ipynb #cd6780c3
-SCHEMA = 4  # also of the rule by which `core.resolve.run_id` names a run
+SCHEMA = 4  # also of the rule by which `core.run_id.run_id` names a run
 
 
 def _from_2(old: dict) -> dict:

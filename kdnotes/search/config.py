@@ -23,7 +23,7 @@ from .result import Threshold
 from .spaces import Space, baseline, check_space, first_reason, space_of
 from .store import SAMPLERS, TrialStore, objectives_of
 from ..tasks.sources import Corpus, corpus_of
-from ..core.resolve import result_parameters
+from ..core.run_id import result_parameters
 
 # %% auto #0
 __all__ = ['SearchConfig', 'search_config', 'search_named', 'split_options', 'ResolvedSearch', 'resolve_search', 'identity_of',
@@ -94,7 +94,7 @@ class ResolvedSearch:
 # %% ../../nbs/search/07_config.ipynb #3577d110
 def _cores(options: SearchConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     "The cores of each of several trials."
-    from kdnotes.core.resolve import machine
+    from kdnotes.core.machine import machine
 
     on = machine()
     if options.workers == 1 or on.device == 'cuda':

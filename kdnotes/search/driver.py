@@ -19,7 +19,7 @@ from ..core.render import phrase
 from ..core.parse import make_config
 from ..core.files import file_errors
 from ..core.processes import Stopped, held_back
-from ..core.resolve import machine
+from ..core.machine import machine
 from ..experiment.launch import NO_LIMITS, Limits, RunError, execute, stop_futures
 from ..experiment.plan import Plan, plan
 from ..results.store import find_record, find_run_model

@@ -12,7 +12,7 @@ import pandas as pd
 from .intervals import Interval, difference_interval, mean_interval
 from ..core.config import primary_name, task_info
 from ..core.render import Reason, reason
-from ..core.resolve import factor_settings, training_settings
+from ..core.run_id import factor_settings, training_settings
 from ..results.schema import HARDWARE, dropout_masks, trained
 
 # %% auto #0

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from ..core.spec import RunConfig, value_of
-from ..core.resolve import settings
+from ..core.run_id import settings
 from ..results.overview import evidence_studies, find_run, find_study, studies
 from ..core.render import Reason, reason
 from ..core.config import ConfigError, truncate_repr

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 import psutil
 from fastcore.basics import patch
-from ..core.resolve import cpu_facts
+from ..core.machine import cpu_facts
 
 # %% auto #0
 __all__ = ['MOST_W', 'THROTTLES', 'METERS', 'PASSING', 'TRIES', 'POWERCAP', 'counter_growth', 'visible_gpu', 'gpu_handle',

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import psutil
 from ..core.render import reason
-from ..core.resolve import machine
+from ..core.machine import machine
 from .meters import METERS, cpu_name, throttle_names
 from .sampler import MOST_SHARE, Telemetry, energy_of, reduced
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..core.config import KdnotesError
 from ..core.spec import RunConfig
 from ..core.processes import STORE
-from ..core.resolve import cpu_has_bf16, resolve_precision
+from ..core.machine import cpu_has_bf16, resolve_precision
 from .precision import emulated_bf16_autocast, set_matmul_precision
 
 # %% auto #0
