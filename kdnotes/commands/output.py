@@ -219,7 +219,7 @@ def saved(
     steps = {run_id: step for run_id, step in steps.items() if step is not None}
     return phrase('plan.txt.jinja', 'saved', len(plans), n_done, steps)
 
-
+# %% ../../nbs/commands/04_output.ipynb #7620225f
 @contextlib.contextmanager
 def resumable() -> Iterator[list]:  # the plans of what is trained are appended to it
     "Report what is saved if the body is stopped."

@@ -151,7 +151,7 @@ def save(self: Writer) -> None:
         write_signed(self.folder / _LEDGER, self._ledger)
         self._due = time.monotonic() + LEDGER_EVERY_S
 
-
+# %% ../../nbs/core/10_cached.ipynb #a2718615
 @patch
 def finish(self: Writer) -> Cached:
     "Declare the folder whole."

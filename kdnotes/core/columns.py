@@ -320,7 +320,7 @@ def hashes(
     texts = zip(*(map(text_key, column) for column in columns))
     return np.fromiter(map(hash, texts), np.int64, len(columns[0]))
 
-
+# %% ../../nbs/core/14_columns.ipynb #06421216
 def earliest(
     row_hashes: np.ndarray,  # (n,) of `hashes`
 ) -> np.ndarray:  # (n,) int64

@@ -202,7 +202,7 @@ def plugin_text(
     "The source of a plugin."
     return _plugins[task][0] if task in _plugins else ''
 
-
+# %% ../../nbs/core/01_config.ipynb #3ded7154
 def plugin_id(
     task: str,  # of TASKS
 ) -> str:  # '': it is a task of kdnotes
@@ -225,7 +225,7 @@ def is_task(task: Any) -> bool:
         return False
     return load_plugin(remembered, remembered=True) == task
 
-
+# %% ../../nbs/core/01_config.ipynb #a6c28388
 def task_info(
     task: str,  # of TASKS, or of a plugin that a run was planned with
 ):  # a `tasks.base.TaskInfo`

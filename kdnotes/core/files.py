@@ -133,7 +133,7 @@ def sync(
     finally:
         os.close(fd)
 
-
+# %% ../../nbs/core/07_files.ipynb #5edbf3fb
 def sync_tree(
     folder: str | Path,
 ) -> None:
@@ -224,7 +224,7 @@ def sha256_text(
     "The sha256 of a sequence of texts."
     return sha256_texts(parts)
 
-
+# %% ../../nbs/core/07_files.ipynb #20c858ac
 def sha256_texts(
     parts: Iterable[str],  # more texts than memory may hold at once
 ) -> str:  # 64 hex digits
@@ -429,7 +429,7 @@ def at_home(
     with _variable('KDNOTES_HOME', str(folder)):
         yield Path(folder)
 
-
+# %% ../../nbs/core/07_files.ipynb #bcb00359
 @contextmanager
 def _variable(name: str, value: str) -> Iterator[None]:
     "Inside, a variable of the environment has a value."

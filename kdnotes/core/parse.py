@@ -131,7 +131,7 @@ def flat_names(
     mode = nested.get('mode', where.get('mode', Where.model_fields['mode'].default))
     return _flat_group('', nested, mode, nested.get('task', FIRST_TASK))
 
-
+# %% ../../nbs/core/04_parse.ipynb #e4ba8bec
 def flat_name(
     key: str,  # a flat name, or a path as in PATHS; of a teacher with `teacher.` before it
 ) -> str:

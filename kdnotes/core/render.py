@@ -377,7 +377,7 @@ class Reason:
     def __str__(self) -> str:
         return phrase('reasons.jinja', self.code, **dict(self.details))
 
-
+# %% ../../nbs/core/17_render.ipynb #3dc5b84d
 def reason(
     code: str,  # of a macro in reasons.jinja
     **details: Any,  # what the macro takes; hashable

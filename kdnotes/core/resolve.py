@@ -153,7 +153,7 @@ def task_settings_of_teacher(
     task_fields = task_info(task).settings.model_fields
     return {name: theirs for name, theirs in teacher_names(task).items() if name in task_fields}
 
-
+# %% ../../nbs/core/05_resolve.ipynb #e09b1db7
 def _teachers_settings(config: RunConfig, corpus: str, transfer: str) -> dict:
     """For each setting of the task that a student's teacher may have another value of:
     what the teacher had; None without a teacher.

@@ -814,7 +814,7 @@ def with_values(
         config = _replaced(config, path.split('.'), value)
     return config
 
-
+# %% ../../nbs/core/02_spec.ipynb #45f8aea0
 def _replaced(node: Any, path: list[str], value: Any) -> Any:
     "A frozen model with another value at a path."
     first, *rest = path

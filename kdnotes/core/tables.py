@@ -154,7 +154,7 @@ def as_text(cell: Any) -> str | None:
         return str(int(cell))
     return str(cell)
 
-
+# %% ../../nbs/core/13_tables.ipynb #3105ab16
 def class_cells(
     cells: Iterable[Any],  # numbers from 0 on; -1, or None, where there is no class
     names: Sequence[str],  # of the classes

@@ -73,7 +73,7 @@ def _cells(rows, columns: tuple[str, ...]) -> Iterator[list]:
                 cells = json.loads(text)
         yield cells
 
-
+# %% ../../nbs/distill/09_scores.ipynb #18cf208f
 def _number(column: _Column, i: int, cell: Any) -> float:
     "A number of a row."
     if isinstance(cell, str) and not cell.strip():

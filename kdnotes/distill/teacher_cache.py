@@ -203,7 +203,7 @@ class _Shard(NamedTuple):
     begin: int  # its first example
     end: int  # the one after its last
 
-
+# %% ../../nbs/distill/05_teacher_cache.ipynb #0a39dbc9
 def _shards(
     folder: Path,
     key: str,

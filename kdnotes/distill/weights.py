@@ -358,7 +358,7 @@ def is_pinned(
     "Are these the project's own weights, read as they are meant to be?"
     return (weights, reading) == (MINILM_SHA256, MINILM_READING_SHA256)
 
-
+# %% ../../nbs/distill/00_weights.ipynb #7e2938c3
 def content_of(
     source: str | Path,  # as for `find_model`
     tokenizer: str | Path | None = None,  # the model whose tokenizer makes its texts' tokens; None: its own

@@ -65,7 +65,7 @@ def load_ray() -> ModuleType:
         ) from None
     return ray
 
-
+# %% ../../nbs/experiment/10_cluster.ipynb #5a9d2ce5
 def _init(address: str, **options: Any) -> None:
     "Start or join Ray."
     try:

@@ -73,7 +73,7 @@ def _save_reranker(model: nn.Module, folder: Path, tokenizer, max_length: int) -
     ranker.config.sentence_transformers = dict(activation_fn='torch.nn.modules.linear.Identity')
     save_model(ranker, folder, tokenizer, max_length)
 
-
+# %% ../../nbs/experiment/14_export.ipynb #7c3618ed
 def _save_plain(source: Source, folder: Path) -> nn.Module:  # the model, in eval mode
     "Write what transformers loads."
     from kdnotes.distill.models import save_model
@@ -319,7 +319,7 @@ def _as_onnx(measuring: _Measuring, model: nn.Module, saved: Path, folder: Path)
         )
     return exported, difference
 
-
+# %% ../../nbs/experiment/14_export.ipynb #750ca51b
 def _evaluated(measuring: _Measuring, model: nn.Module, what: str) -> Evaluation:
     "All evaluation sets by a model, which takes minutes on a real corpus."
     from kdnotes.train.evaluation import evaluate

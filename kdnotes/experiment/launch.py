@@ -623,7 +623,7 @@ def _make_together(stage: Sequence[Plan], make_one: Callable[[Plan, int], None],
             stop_futures(futures)
             raise
 
-
+# %% ../../nbs/experiment/06_launch.ipynb #0f6c4fdf
 def stop_futures(
     futures: Sequence[Future],  # of threads that make runs
 ) -> None:

@@ -68,7 +68,7 @@ def study_name(
         name = f'{task}-{name}'
     return smoke_name(name) if smoke else name
 
-
+# %% ../../nbs/experiment/02_plan.ipynb #a3a6d96b
 def smoke_name(
     study: str,
 ) -> str:  # with -smoke at its end

@@ -41,7 +41,7 @@ class Rank:
     corpus: Corpus
     runtime: Any  # a `train.distributed.Runtime`
 
-
+# %% ../../nbs/experiment/05_record.ipynb #15b01c23
 @dataclass(frozen=True)
 class Outcome:
     "What a rank has when the training and the evaluation are over."

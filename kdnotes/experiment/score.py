@@ -230,7 +230,7 @@ def _trained_on(source: Source, documents: list[dict]) -> int | None:
         return None
     return sum(row['text'] in known for row in documents)
 
-
+# %% ../../nbs/experiment/11_score.ipynb #c1f04dea
 def _clusters(text: Text, positions: Positions) -> tuple[np.ndarray, np.ndarray, str]:
     "What rows and tokens are alike in, and what that is called: documents, or a single document's rows."
     token_clusters = text.clusters[text.rows.documents_of(positions)]
