@@ -12,10 +12,11 @@ import numpy as np
 import torch
 import transformers
 from torch import nn
-from .weights import ModelError
+from .tokenizers import load_tokenizer
+from .weights import ModelError, find_model
 
 # %% auto #0
-__all__ = ['count_tokens', 'tokens_to_keep', 'smaller_tokenizer', 'keep_embeddings']
+__all__ = ['count_tokens', 'tokens_to_keep', 'smaller_tokenizer', 'keep_embeddings', 'write_smaller']
 
 # %% ../../nbs/distill/12_vocabulary.ipynb #149f11fd
 def count_tokens(
@@ -193,3 +194,21 @@ def _set_sizes(config, size: int, places: dict[int, int]) -> None:
     for role in ('pad', 'bos', 'eos', 'cls', 'sep', 'mask', 'unk'):
         if isinstance(old := getattr(config, f'{role}_token_id', None), int):
             setattr(config, f'{role}_token_id', places.get(old))
+
+# %% ../../nbs/distill/12_vocabulary.ipynb #7efeee5b
+def write_smaller(
+    source: str | Path,  # model to start from, as for `find_model`
+    texts: Iterable[str],  # whose tokens stay: those that the student learns from
+    folder: str | Path,  # new
+    size: int | None = None,  # tokens that stay at most; None: all that occur
+) -> dict[str, int]:  # tokens and parameters, before and after
+    "Write a pretrained model with a smaller vocabulary; its head, if it has one, is left out."
+    tokenizer = load_tokenizer(source)
+    keep = tokens_to_keep(tokenizer, count_tokens(tokenizer, texts), size)
+    model = transformers.AutoModel.from_pretrained(find_model(source), local_files_only=True)
+    before = sum(p.numel() for p in model.parameters())
+    Path(folder).mkdir(parents=True)
+    keep_embeddings(model, keep).save_pretrained(folder)
+    smaller_tokenizer(tokenizer, keep).save_pretrained(folder)
+    after = sum(p.numel() for p in model.parameters())
+    return dict(tokens_before=len(tokenizer), tokens=len(keep), parameters_before=before, parameters=after)
