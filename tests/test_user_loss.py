@@ -12,7 +12,7 @@ import kdnotes as kd
 from kdnotes.core.arms import MODES
 from kdnotes.core.config import ConfigError, KdnotesError
 from kdnotes.core.parse import make_config
-from kdnotes.core.user_code import LOSS_FILE, code_of
+from kdnotes.core.user_code import LOSS_FILE, code_of, read_code
 from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan
 from kdnotes.results.runs import RunFolder
@@ -280,3 +280,18 @@ def test_the_intermediate_losses_add_to_it(home, small_teacher, focal, rank_here
     record = execute(planned(small_teacher, loss=focal, **more))
     assert record['losses'].keys() >= {'loss', 'hidden', 'total'}
     assert json.dumps(record['settings']['hidden_loss'])
+
+
+@pytest.mark.parametrize('arguments', ['outputs, batch', 'a, b, c, d', 'a, b, c, *, weight', ''])
+def test_a_loss_that_takes_other_arguments_is_refused_before_anything_is_trained(arguments, tmp_path):
+    (tmp_path / 'own.py').write_text(f'def own({arguments}):\n    return 0, 1\n')
+    with pytest.raises(ConfigError, match='cannot be called with the three arguments of a loss'):
+        read_code(f'{tmp_path}/own.py:own')
+
+
+@pytest.mark.parametrize(
+    'arguments', ['a, b, c', 'a, b, c, d=1', '*args', 'a, b, c, *, weight=2', 'a, *rest']
+)
+def test_arguments_with_defaults_are_no_matter(arguments, tmp_path):
+    (tmp_path / 'own.py').write_text(f'def own({arguments}):\n    return 0, 1\n')
+    assert read_code(f'{tmp_path}/own.py:own').id.startswith('own-')

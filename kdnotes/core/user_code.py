@@ -36,6 +36,21 @@ class UserCode:
         "The name of the function and the beginning of the sha256 of its source: part of a run_id."
         return f'{self.name}-{sha256_text(self.text)[:12]}'
 
+# %% ../../nbs/core/18_user_code.ipynb #2ddedf6d
+def _check_arguments(tree: ast.Module, name: str, shown: str) -> None:
+    "Refuse a loss that cannot be called with its three arguments, before a teacher is trained for it."
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            given = node.args
+            positional = len(given.posonlyargs) + len(given.args)
+            needed = positional - len(given.defaults)
+            without_value = None in given.kw_defaults
+            if needed > 3 or positional < 3 and given.vararg is None or without_value:
+                raise ConfigError(
+                    f'{shown} cannot be called with the three arguments of a loss: (student_outputs, batch, '
+                    'teacher_signal); give the function these, and defaults to all others'
+                )
+
 # %% ../../nbs/core/18_user_code.ipynb #d583d7a5
 def read_code(
     given: str,  # 'file.py:function'
@@ -59,6 +74,7 @@ def read_code(
     if name not in {*functions, *assigned, *imported}:
         there = f'the file defines {", ".join(functions)}' if functions else 'the file defines no function'
         raise ConfigError(f'{shown}: there is no function {name}; {there}')
+    _check_arguments(tree, name, shown)
     return UserCode(text, name, str(file))
 
 # %% ../../nbs/core/18_user_code.ipynb #f70621b5
@@ -81,7 +97,9 @@ def code_of(
     file = getattr(module, '__file__', None)
     if file and module.__name__ != '__main__' and function.__qualname__ == name:
         return read_code(f'{file}:{name}')
-    return UserCode(_module_of(function), name, f'the function {name}')
+    text = _module_of(function)
+    _check_arguments(ast.parse(text), name, f'loss={name}')
+    return UserCode(text, name, f'the function {name}')
 
 # %% ../../nbs/core/18_user_code.ipynb #abd27ca6
 def _global_names(source: str) -> set[str]:

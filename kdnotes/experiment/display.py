@@ -140,10 +140,12 @@ def example_of(
     "Something to ask a run's model: its task's example, or of a model of pairs two texts of its test set."
     use = task_info(record['task']).use
     corpus = corpus_of(record) if 'pair' in use.may_take else None
-    rows = corpus.splits['test'] if corpus else []
-    pairs = ((row['text'], row['second']) for row in rows if row['second'].strip())
-    first, second = next(pairs, ('', ''))
-    return dict(text=first, pair=second) if second else use.example
+    text, second = use.keys.get('text'), use.keys.get('pair')
+    if corpus and second in corpus.splits['test'].columns:
+        for row in corpus.splits['test']:
+            if row[second].strip():
+                return dict(text=row[text], pair=row[second])
+    return use.example
 
 # %% ../../nbs/experiment/15_display.ipynb #daa0f595
 NOTEBOOKS = Path(__file__).resolve().parents[2] / 'nbs' if '__file__' in globals() else Path('..').resolve()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self, TYPE_CHECKING
 from fastcore.basics import patch
 import numpy as np
 import pandas as pd
-from ..core.config import plugin_id, task_info
+from ..core.config import ConfigError, plugin_id, task_info
 from ..core.spec import Loss, RunConfig, TaskSettings
 from ..core.files import sha256_text
 from ..core.columns import Columns
@@ -129,7 +129,7 @@ def show_text(
         labels = dict(label=f'{label.iloc[0]:g}', predicted=f"{predicted['score'].iloc[0]:.3g}")
     else:
         likeliest = item.iloc[int(predicted['score'].to_numpy().argmax())]
-        labels = dict(label=item[label.astype(float) > 0].iloc[0], predicted=likeliest)
+        labels = dict(label=', '.join(item[label.astype(float) > 0]) or 'none', predicted=likeliest)
     return dict(text=textwrap.shorten(text, 400, placeholder=' …')) | labels
 
 # %% ../../nbs/tasks/06_base.ipynb #4a184080
@@ -326,6 +326,11 @@ def take_classes(
     names: Sequence[str],  # of the classes, in the order of the logits
 ) -> None:
     "Labels as numbers of classes, their share in the training split, and a head with an output for each."
+    if 'label' not in self.rows['train'].columns:
+        there = ', '.join(self.rows['train'].columns)
+        raise ConfigError(
+            f'take_classes reads the column label, and task={self.name} has {there}; set self.labels'
+        )
     number = {name: i for i, name in enumerate(names)}
     self.labels = {
         split: np.fromiter((number[label] for label in rows['label']), np.int64, len(rows))

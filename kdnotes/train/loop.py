@@ -490,12 +490,13 @@ def _explain_non_finite(
     step, (place, examples) = next(
         (place_of_step for place_of_step in again if place_of_step[1]), (steps[-1], nowhere)
     )
-    if state.config.train.custom_loss_id:
-        place = place.replace('the loss itself', f'loss={state.config.train.custom_loss_id} itself')
+    if custom := state.config.train.custom_loss_id:
+        place = place.replace('the loss itself', f'loss={custom} itself')
+    look = f'at loss={custom} and ' if custom else 'at '
     last_checkpoint = f'; the checkpoint before it stays in {state.folder}' if state.folder else ''
     raise TrainingError(
         f'loss or gradients are not finite at step {step.done}; the first layer concerned: {place}, '
         f'with training examples {", ".join(map(str, examples[:40]))}; '
-        f'look at these, or lower learning_rate={state.config.train.learning_rate:g}{last_checkpoint}',
+        f'look {look}these, or lower learning_rate={state.config.train.learning_rate:g}{last_checkpoint}',
         cause='not finite',
     )
