@@ -18,7 +18,14 @@ from kdnotes.results.runs import RunFolder
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = sorted(p for p in (ROOT / 'nbs').rglob('[0-9][0-9]_*.ipynb') if '.ipynb_checkpoints' not in p.parts)
 # what a home is made of comes before it
-BEFORE = ('core/00_arms', 'core/01_config', 'core/05_resolve', 'core/07_files')
+BEFORE = (
+    'core/00_arms',
+    'core/01_config',
+    'core/03_machine',
+    'core/05_resolve',
+    'core/06_run_id',
+    'core/07_files',
+)
 # quick ones that look for runs and evidence; `make test-all` takes all
 QUICK = (
     'experiment/06_launch',
