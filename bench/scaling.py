@@ -41,7 +41,7 @@ from kdnotes.distill.models import fresh_model, save_model
 from kdnotes.distill.students import choose_layers
 from kdnotes.tasks.base import Task, TaskView
 from kdnotes.telemetry.summary import environment
-from kdnotes.train import loop as tr
+from kdnotes.train import loop as tr, state
 from kdnotes.train.distributed import Runtime, Waits
 from kdnotes.core.spec import flat
 
@@ -206,7 +206,7 @@ def _noted(runtime: Runtime, seen: SimpleNamespace, notes: list[dict]) -> Iterat
         )
         return update_weights(*args)
 
-    with replaced(tr, 'Waits', watched), replaced(tr, 'update_weights', noted):
+    with replaced(state, 'Waits', watched), replaced(tr, 'update_weights', noted):
         yield
 
 
