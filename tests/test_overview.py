@@ -70,3 +70,11 @@ def test_what_is_null_is_no_row_but_a_reason(record):
     assert not [row for row in rows if row[0] == 'energy']
     assert ['not measured', 'energy.device_j', 'made up'] in rows
     assert {row[0] for row in record_rows(record, settings=False)} == {row[0] for row in rows} - {'settings'}
+
+
+def test_settings_that_a_loss_of_the_users_replaces_are_not_shown(record):
+    record['settings'] |= dict(alpha=0.5, temperature=2.0)
+    assert {'alpha', 'temperature'} <= {name for group, name, _ in record_rows(record) if group == 'settings'}
+    record['settings']['loss_id'] = 'focal-0123456789ab'
+    shown = {name for group, name, _ in record_rows(record) if group == 'settings'}
+    assert 'loss_id' in shown and not {'alpha', 'temperature', 'dialect'} & shown

@@ -17,6 +17,7 @@ from kdnotes.experiment.launch import execute
 from kdnotes.experiment.plan import plan
 from kdnotes.results.runs import RunFolder
 from kdnotes.results.store import records
+from kdnotes.tasks.schema import Column, NoLabel, Schema
 from small_runs import ON
 
 STARS = (Path(__file__).parent / 'stars.py').read_text()
@@ -195,3 +196,8 @@ def test_an_entry_point_is_a_task_like_the_others(home):
     known, warned = ended.stdout.splitlines()
     assert known == 'stars 12 kdnotes.tasks.masked_lm'
     assert warned.startswith("the task 'masked_lm' of stars_task is refused")
+
+
+def test_a_schema_whose_label_is_no_column_is_refused():
+    with pytest.raises(ConfigError, match="names the column 'label', and its columns are text; name those"):
+        Schema({'text': Column('text')}, content=('text',), no_label=NoLabel())

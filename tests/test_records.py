@@ -416,11 +416,22 @@ def test_forgetting_what_is_not_there_or_being_made_changes_nothing(home):
     run = finish('r-a')
     R.export('s')
     before = evidence(home)
-    with pytest.raises(R.ConfigError, match="no finished run r-x; it has r-0, r-a"):
+    with pytest.raises(R.ConfigError, match="no run r-x; it has r-0, r-a"):
         R.forget('s', ['r-a', 'r-x'])
     with L.lock_run(run), pytest.raises(BusyError):
         R.forget('s', ['r-0', 'r-a'])
     assert evidence(home) == before and run.done and other.done
+
+
+def test_a_failed_run_can_be_forgotten(home):
+    finish('r-0', seed=1)
+    failed = RunFolder('s', 'r-f')
+    failed.path.mkdir(parents=True)
+    (failed.path / 'config.json').write_text('{}')
+    failed.write_state('failed', reason='out of memory')
+    assert R.forget('s', ['r-f']) == ([], []) and not failed.path.exists()
+    assert [p.name for p in (home / 'runs' / '.forgotten' / 's').glob('r-f-*/state.json')] == ['state.json']
+    assert [r['run_id'] for r in R.records('s')] == ['r-0']
 
 
 @pytest.mark.parametrize(

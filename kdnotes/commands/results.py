@@ -157,7 +157,7 @@ def forget(
     run_id: Annotated[list[str], Argument(metavar='RUN_ID', autocompletion=offer_runs)],
     as_json: Json = False,
 ) -> None:
-    """Remove finished runs from a study, so that they are trained again.
+    """Remove runs from a study, finished or not, so that they are trained again from the beginning.
 
     Removes them from thesis/data/STUDY.* and moves their folders to runs/.forgotten/."""
     from kdnotes.results.store import forget as forget_runs

@@ -25,6 +25,7 @@ from kdnotes.core.config import (
 )
 from ..core.files import evidence_path, runs_path
 from ..core.render import number, score, table
+from ..core.spec import FLAT_NAMES, declared
 from .runs import BEGUN, RunFolder, run_folders
 from .store import exported_records, find_record
 
@@ -156,7 +157,11 @@ def record_rows(
     "A record for people."
     task = task_info(record['task'])
     taught = taught_by(record)
-    return table('show.txt.jinja', 'table', record, task, score_name(record), taught, settings)
+    shown = dict(record['settings']) if settings else {}
+    if shown.get('loss_id'):  # the user's function replaces what reads these
+        replaced = {name for name, known in FLAT_NAMES.items() if declared(known.field, 'of_task_loss')}
+        shown = {name: value for name, value in shown.items() if name not in replaced}
+    return table('show.txt.jinja', 'table', record, task, score_name(record), taught, shown)
 
 # %% ../../nbs/results/06_overview.ipynb #a3122631
 def run_table(record: dict) -> pd.DataFrame:  # group and name, value; without the settings

@@ -27,6 +27,7 @@ from kdnotes.core.files import (
     sha256_file,
 )
 from kdnotes.results.runs import (
+    BEGUN,
     TABLES,
     RunFolder,
     csv_bytes,
@@ -356,21 +357,20 @@ def forget(
     # studies that have the folder of some of these runs too, which would be taken from there; runs of this
     # study that depend on one of these and stay
 ) -> tuple[list[str], list[str]]:
-    """Take finished runs out of a study, so that they are made again:
-    out of its evidence, and their folders aside, to `runs/.forgotten/`.
+    """Take runs out of a study, so that they are made again: out of its evidence, and their folders
+    aside, to `runs/.forgotten/`. Failed and interrupted runs start again from the beginning.
     """
     run_ids = list(dict.fromkeys(run_ids))
     with _exporting(study):
-        finished = _folders(study)
-        known = sorted({*exported_records(study), *finished})
+        begun = {folder.run_id: folder for folder in run_folders(*BEGUN, study=escape(study))}
+        known = sorted({*exported_records(study), *begun})
         if unknown := [i for i in run_ids if i not in known]:
             raise ConfigError(
-                f"study {study!r} has no finished run {', '.join(unknown)}; "
-                f"it has {', '.join(known) or 'none'}"
+                f"study {study!r} has no run {', '.join(unknown)}; it has {', '.join(known) or 'none'}"
             )
         stay = _known(study, [i for i in known if i not in run_ids])
         exported = {i: run for i, run in stay.items() if i in exported_records(study)}
-        folders = [finished[i] for i in run_ids if i in finished]
+        folders = [begun[i] for i in run_ids if i in begun]
         with ExitStack() as held:
             for folder in folders:
                 held.enter_context(lock_run(folder))  # all of them, or none is touched
