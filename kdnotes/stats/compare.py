@@ -17,10 +17,8 @@ from ..core.render import ALPHA, Reason, phrase, reason
 from kdnotes.stats.tests import (
     Equivalence,
     Family,
-    bounded_equivalence,
-    bounded_test,
     corrected_margins,
-    crossed_test,
+    difference_and_test,
     effect_size,
     equivalence,
     holm,
@@ -31,11 +29,7 @@ from kdnotes.stats.tests import (
 from kdnotes.stats.intervals import (
     Interval,
     bootstrap_interval,
-    bounded_interval,
-    bounded_mean,
     differing_units,
-    few_differ,
-    crossed_interval,
     mean_interval,
     ratio_interval,
 )
@@ -137,25 +131,17 @@ def _difference_tests(
         test = flipped if flipped.p is None else interval_test(i)
         i = replace(i, method=f'{i.method}, paired by seed; no units')
         more = dict(p_permutation=flipped.p, effect_size_seeds=effect_size(d) if len(d) > 1 else None)
-    elif bound is not None and few_differ(d):  # no interval or effect size that is made of their variance
-        mean = bounded_mean(d, np.random.default_rng(SEED), bound)
-        i = bounded_interval(mean)
-        test = bounded_test(mean)
-        more = dict(
-            p_permutation=permutation_test(d, None).p,
-            equivalences=tuple(bounded_equivalence(mean, m, higher) for m in margins),
-            differing=differing_units(d),
-        )
     else:
-        i = crossed_interval(d)
-        test = crossed_test(d)
-        more = dict(
-            bootstrap=bootstrap_interval(d, rng),
-            p_permutation=permutation_test(d, rng).p,
-            effect_size=effect_size(d.mean(0)),
-            effect_size_seeds=effect_size(d.mean(1)) if len(d) > 1 else None,
-            differing=differing_units(d),
-        )
+        # draws of their own: those of the other methods stay what they are
+        i, test = difference_and_test(d, np.random.default_rng(SEED), bound)
+        more = dict(differing=differing_units(d))
+        if i.bounded is None:  # else no interval or effect size is made of their variance
+            more |= dict(
+                bootstrap=bootstrap_interval(d, rng),
+                effect_size=effect_size(d.mean(0)),
+                effect_size_seeds=effect_size(d.mean(1)) if len(d) > 1 else None,
+            )
+        more |= dict(p_permutation=permutation_test(d, rng if i.bounded is None else None).p)
     alike = tuple(equivalence(i, m, higher) for m in margins)
     return dict(difference=i, p=test.p, p_reason=test.reason, equivalences=alike) | more
 

@@ -5,6 +5,7 @@
 # %% ../../nbs/stats/01_intervals.ipynb #9894ff33
 from __future__ import annotations
 from dataclasses import dataclass, field, replace
+from typing import Any
 import numpy as np
 from scipy.special import ndtri, stdtrit
 from ..core.config import KdnotesError
@@ -45,6 +46,8 @@ class Interval:
     se: float | None = None  # standard error of the estimate; of a ratio: of its logarithm
     # what no difference would be; 1 for a ratio. Printing keeps each number on its side
     null: float = field(default=0.0, repr=False)
+    # the `BoundedMean` that has the limits at any level, where few units differ; None: `se` and `df` have
+    bounded: Any = field(default=None, repr=False, compare=False)
 
     def inverse(self) -> Interval:
         "The interval of one over the estimate: of b's time over a's, from that of a's over b's."
@@ -334,7 +337,8 @@ def bounded_interval(mean: BoundedMean) -> Interval:  # without a standard error
     S, U = mean.shape
     over = 'units of one seed' if S == 1 else 'units and seeds'
     limits = mean.low(one_sided), mean.high(one_sided)
-    return Interval(mean.estimate, *limits, S, LEVEL, f'bounded mean over {over}', units=U)
+    method = f'bounded mean over {over}'
+    return Interval(mean.estimate, *limits, S, LEVEL, method, units=U, bounded=mean)
 
 # %% ../../nbs/stats/01_intervals.ipynb #48ea4a40
 def difference_interval(

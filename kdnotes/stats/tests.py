@@ -14,14 +14,11 @@ from scipy.optimize import brentq
 from ..core.render import ALPHA, Reason, reason
 from kdnotes.stats.intervals import (
     LEVEL,
-    BoundedMean,
     Interval,
     StatsError,
-    bounded_interval,
-    bounded_mean,
     checked_numbers,
     crossed_interval,
-    few_differ,
+    difference_interval,
     no_interval,
     t_limit,
 )
@@ -29,7 +26,7 @@ from kdnotes.stats.intervals import (
 # %% auto #0
 __all__ = ['ROUNDING', 'EXACT', 'LEAST_SEEDS', 'PValue', 'tail_probability', 'interval_test', 'crossed_test', 'flips', 'flip_p',
            'permutation_test', 'seed_test', 'Family', 'holm', 'effect_size', 'Equivalence', 'corrected_margins',
-           'equivalence', 'bounded_test', 'difference_and_test', 'bounded_equivalence']
+           'equivalence', 'difference_and_test']
 
 # %% ../../nbs/stats/02_tests.ipynb #44f17aaa
 class PValue(NamedTuple):
@@ -67,14 +64,27 @@ def tail_probability(
         return float(np.exp(low if excess(low) <= 0 else high))
     return float(np.exp(brentq(excess, low, high, xtol=1e-13)))
 
+# %% ../../nbs/stats/02_tests.ipynb #423817aa
+def _bounded_p(
+    limit: Callable[[float], float],  # one-sided level -> how far the limit is inside the margin
+) -> float:  # at most a half
+    "The chance of error at which a limit reaches the margin."
+    most = 1 - 1e-9
+    if limit(0.5) <= 0:
+        return 0.5
+    return 1 - most if limit(most) > 0 else float(1 - brentq(limit, 0.5, most, xtol=1e-12))
+
 # %% ../../nbs/stats/02_tests.ipynb #07c6f6f3
 def interval_test(
     interval: Interval,  # with a standard error
-    null: float = 0.0,  # of the estimate
+    null: float = 0.0,  # of the estimate; of a bounded mean it is 0
     log: bool = False,  # the interval is that of a ratio: its standard error is of the logarithm
 ) -> PValue:
-    "The two-sided t test an interval turns over."
+    "The two-sided test an interval turns over: a t test, or that of a bounded mean."
     i = interval
+    if i.bounded is not None:
+        p = 2 * min(_bounded_p(i.bounded.low), _bounded_p(lambda level: -i.bounded.high(level)))
+        return PValue(min(p, 1.0))
     if i.se is None or i.df is None:
         return PValue(None, i.reason or reason('no_standard_error'))
     away = np.log(i.estimate / null) if log else i.estimate - null
@@ -261,35 +271,20 @@ def equivalence(
     margin: float,  # > 0
     higher_is_better: bool = True,  # False: worse means larger
 ) -> Equivalence:
-    "Non-inferiority and equivalence from an interval's standard error and degrees of freedom."
+    "Non-inferiority and equivalence by the one-sided tests that an interval turns over."
     i = interval
-    if i.se is None or i.n == 1:
+    if i.n == 1 or i.se is None and i.bounded is None:
         return Equivalence(margin, None, None, i.reason or reason('one_seed'))
+    if i.bounded is not None:
+        # p of 'at most -margin' and of 'at least margin'
+        above = _bounded_p(lambda level: i.bounded.low(level) + margin)
+        below = _bounded_p(lambda level: margin - i.bounded.high(level))
+        return Equivalence(margin, above if higher_is_better else below, max(above, below))
     if i.se <= ROUNDING * max(abs(i.estimate), margin):
         return Equivalence(margin, None, None, reason('no_spread'))
     # p of 'at most -margin' and of 'at least margin'
     above, below = (tail_probability((margin + x) / i.se, i) for x in (i.estimate, -i.estimate))
     return Equivalence(margin, above if higher_is_better else below, max(above, below))
-
-# %% ../../nbs/stats/02_tests.ipynb #423817aa
-def _bounded_p(
-    limit: Callable[[float], float],  # one-sided level -> how far the limit is inside the margin
-) -> float:  # at most a half
-    "The chance of error at which a limit reaches the margin."
-    most = 1 - 1e-9
-    if limit(0.5) <= 0:
-        return 0.5
-    return 1 - most if limit(most) > 0 else float(1 - brentq(limit, 0.5, most, xtol=1e-12))
-
-# %% ../../nbs/stats/02_tests.ipynb #ca821406
-def bounded_test(
-    mean: BoundedMean,  # of differences
-) -> PValue:
-    "Is the mean another than 0? The test that `bounded_interval` turns over."
-    if mean.shape[0] == 1:
-        return PValue(None, reason('one_seed'))
-    p = 2 * min(_bounded_p(mean.low), _bounded_p(lambda level: -mean.high(level)))
-    return PValue(min(p, 1.0))
 
 # %% ../../nbs/stats/02_tests.ipynb #da95fb3b
 def difference_and_test(
@@ -298,21 +293,5 @@ def difference_and_test(
     bound: float | None = None,  # no difference is larger; None: there is no bound
 ) -> tuple[Interval, PValue]:
     "The interval of `difference_interval` and its test: p is below .05 just where it excludes 0."
-    if bound is None or not few_differ(matrix):
-        return crossed_interval(matrix), crossed_test(matrix)
-    mean = bounded_mean(matrix, rng, bound)
-    return bounded_interval(mean), bounded_test(mean)
-
-# %% ../../nbs/stats/02_tests.ipynb #c8056016
-def bounded_equivalence(
-    mean: BoundedMean,  # of b - a
-    margin: float,  # > 0
-    higher_is_better: bool = True,  # False: worse means larger
-) -> Equivalence:
-    "Non-inferiority and equivalence where few units differ."
-    if mean.shape[0] == 1:
-        return Equivalence(margin, None, None, reason('one_seed'))
-    # p of 'at most -margin' and of 'at least margin'
-    above = _bounded_p(lambda level: mean.low(level) + margin)
-    below = _bounded_p(lambda level: margin - mean.high(level))
-    return Equivalence(margin, above if higher_is_better else below, max(above, below))
+    i = difference_interval(matrix, rng, bound)
+    return i, PValue(None, reason('one_seed')) if i.n == 1 else interval_test(i)
