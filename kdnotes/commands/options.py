@@ -157,6 +157,8 @@ def describe_parameters(
     "The parameters of a run; with a task those it reads, and its own defaults."
     usual = {} if task is None else usual_of(task)
     described = [replace(one, default=usual.get(one.name, one.default)) for one in of_all_tasks().values()]
+    # a plugin adds its task after the others were listed
+    described = [replace(one, choices=tuple(TASKS)) if one.name == 'task' else one for one in described]
     for name in TASKS if task is None else (task,):
         model = task_info(name).settings
         texts = comments(model)
