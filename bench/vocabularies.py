@@ -61,7 +61,7 @@ def part_of(
     for split, n in zip(SPLITS, rows):
         whole = load_corpus(task, corpus).splits[split]
         table = pd.DataFrame({key: values.tolist() for key, values in whole.columns.items()}, dtype=object)
-        key = next((key for key in ('question_id', 'context', 'id') if key in table))
+        key = next(key for key in ('question_id', 'context', 'id') if key in table)
         groups = table[key].unique()
         share = max(1, round(len(table) / n))
         table = table[table[key].isin(groups[::share])].reset_index(drop=True)
