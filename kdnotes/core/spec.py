@@ -153,6 +153,11 @@ class Student(Group):
     # number of neurons in each feed-forward layer of the student. The neurons with the largest weights are
     # kept; if there are too few, new ones are added. None: the number it starts with
     feed_forward: int | None = parameter(None, ge=1, le=65536, factors=('network', 'init'))
+    # maximum number of tokens in the vocabulary of the student, fewer than its tokenizer has: those that the
+    # training texts, labelled and unlabelled, use most often. corpus: all that they use. Special tokens,
+    # single characters and bytes are always kept, so that any text can be read. Embeddings are copied, and
+    # the teacher keeps its vocabulary. None: all tokens
+    vocabulary: int | Literal['corpus'] | None = parameter(None, factors=('network', 'init'))
 
     @model_validator(mode='after')
     def _one_shape(self) -> Student:

@@ -18,7 +18,7 @@ from ..core.spec import RunConfig, value_of
 from ..tasks.batching import Batch
 from .heads import n_heads
 from .architectures import model_inputs, unwrap
-from .teacher_cache import online_signal, teacher_signal
+from .teacher_cache import online_signal, teacher_signal, with_tokens_of
 from .weights import ModelError
 from ..tasks.base import Task, TaskView
 
@@ -233,7 +233,13 @@ def with_intermediate(
 class IntermediateSignal:
     "The signal of a teacher, with its intermediate layers."
 
-    def __init__(self, task: Task, teacher: nn.Module, config: RunConfig):
+    def __init__(
+        self,
+        task: Task,
+        teacher: nn.Module,
+        config: RunConfig,
+        teacher_tokens: bool = False,  # as of `online_signal`; the rows of both have equally many tokens
+    ):
         layers = tuple(config.loss.hidden_layers or ())
         n = teacher.config.num_hidden_layers
         if layers and max(layers) >= n:
@@ -242,24 +248,25 @@ class IntermediateSignal:
             )
         self.shape = teacher.config
         self._task = with_intermediate(task, config)
+        self._read = with_tokens_of(task) if teacher_tokens else lambda batch: batch
         self._forward_dtype = config.loss.forward_dtype
         self._teacher = ModelWithIntermediate(
             teacher, tuple(layer + 1 for layer in layers), config.loss.relation_loss != 'none'
         )
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
-        return teacher_signal(self._task, self._teacher, batch, self._forward_dtype)
+        return teacher_signal(self._task, self._teacher, self._read(batch), self._forward_dtype)
 
 # %% ../../nbs/distill/08_intermediate.ipynb #82fa0355
 def online_teacher(
     task: Task,
     teacher: nn.Module,  # on the device the batches will be on
     config: RunConfig,  # resolved
-    teacher_tokens: bool = False,  # as of `online_signal`; never with intermediate layers
+    teacher_tokens: bool = False,  # as of `online_signal`
 ) -> Callable[[Batch], dict[str, Tensor]]:
     "The signal that a configuration needs, computed for each batch."
     if uses_intermediate_layers(config):
-        return IntermediateSignal(task, teacher, config)
+        return IntermediateSignal(task, teacher, config, teacher_tokens)
     return online_signal(task, teacher, config.loss.forward_dtype, teacher_tokens)
 
 # %% ../../nbs/distill/08_intermediate.ipynb #bfb13ae8

@@ -16,7 +16,8 @@ from .tokenizers import load_tokenizer
 from .weights import ModelError, find_model
 
 # %% auto #0
-__all__ = ['count_tokens', 'tokens_to_keep', 'smaller_tokenizer', 'keep_embeddings', 'write_smaller']
+__all__ = ['count_tokens', 'tokens_to_keep', 'check_size', 'count_ids', 'smaller_tokenizer', 'split_words', 'keep_embeddings',
+           'write_smaller']
 
 # %% ../../nbs/distill/12_vocabulary.ipynb #149f11fd
 def count_tokens(
@@ -85,6 +86,15 @@ def _parents(rules: dict) -> dict[int, tuple[int, int]]:
         )
     return parents
 
+
+def _check_room(size: int | None, required: int) -> None:
+    "Refuse a size that has no room for the tokens that are always kept."
+    if size is not None and size < required:
+        raise ModelError(
+            f'vocabulary={size} is less than the {required:,} special, single-character and byte tokens of '
+            'this tokenizer, without which not every text can be read; choose more'
+        )
+
 # %% ../../nbs/distill/12_vocabulary.ipynb #486c51db
 def tokens_to_keep(
     tokenizer,  # as for `count_tokens`
@@ -94,11 +104,7 @@ def tokens_to_keep(
     "The tokens of a smaller vocabulary."
     rules = _rules(tokenizer)
     chosen = _required(rules)
-    if size is not None and size < len(chosen):
-        raise ModelError(
-            f'vocabulary={size} is less than the {len(chosen):,} special, single-character and byte tokens '
-            'of this tokenizer, without which not every text can be read; choose more'
-        )
+    _check_room(size, len(chosen))
     parents = _parents(rules)
     for i in np.argsort(-counts, kind='stable').tolist():
         if not counts[i] or size is not None and len(chosen) >= size:
@@ -111,6 +117,30 @@ def tokens_to_keep(
         if size is None or len(chosen) + len(new) <= size:
             chosen |= new
     return np.array(sorted(chosen))
+
+# %% ../../nbs/distill/12_vocabulary.ipynb #5c9588c3
+def check_size(
+    tokenizer,  # as for `count_tokens`
+    size: int | str,  # tokens that stay at most; 'corpus': all that the training texts use
+) -> None:
+    "Refuse a vocabulary that cannot be made of a tokenizer, or that would leave nothing out."
+    required = len(_required(_rules(tokenizer)))
+    if size == 'corpus':
+        return
+    _check_room(size, required)
+    if size >= len(tokenizer):
+        raise ModelError(
+            f'vocabulary={size} leaves nothing out, since the tokenizer has {len(tokenizer):,} tokens; '
+            'choose fewer, or leave it out'
+        )
+
+
+def count_ids(
+    parts: Iterable[np.ndarray],  # token ids, as of `Task.token_ids`
+    size: int,  # of the vocabulary
+) -> np.ndarray:  # (vocabulary,) int64
+    "How often each token occurs in texts that are encoded already."
+    return sum((np.bincount(part, minlength=size) for part in parts), np.zeros(size, dtype=np.int64))
 
 # %% ../../nbs/distill/12_vocabulary.ipynb #288cf397
 def smaller_tokenizer(
@@ -134,6 +164,7 @@ def smaller_tokenizer(
         model['merges'] = [pair for pair, piece in zip(pairs, merged) if {*pair, piece} <= known.keys()]
     for token in rules['added_tokens']:
         token['id'] = new[token['id']]
+    rules['truncation'] = rules['padding'] = None  # of an earlier call
     _renumber(rules['post_processor'], new)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
@@ -156,6 +187,23 @@ def _renumber(part, new: dict[int, int]) -> None:
     if isinstance(part, list):
         for value in part:
             _renumber(value, new)
+
+# %% ../../nbs/distill/12_vocabulary.ipynb #73b2dd6a
+def split_words(
+    tokenizer,  # as for `count_tokens`
+    smaller,  # of `smaller_tokenizer`
+    texts: Sequence[str],
+) -> float | None:  # 0 to 1; None: there are no words
+    "The share of the words of some texts that a smaller tokenizer reads in other pieces."
+    words = different = 0
+    for text in texts:
+        pieces = [
+            reader.backend_tokenizer.encode(text, add_special_tokens=False) for reader in (tokenizer, smaller)
+        ]
+        before, after = (np.bincount([word for word in of.word_ids if word is not None]) for of in pieces)
+        words += len(before)
+        different += int((before != after).sum())
+    return different / words if words else None
 
 # %% ../../nbs/distill/12_vocabulary.ipynb #b5fa8aea
 def keep_embeddings(

@@ -29,8 +29,9 @@ from ..tasks.schema import score_columns
 from ..tasks.sources import Corpus
 
 # %% auto #0
-__all__ = ['make_task', 'source_of', 'teachers_of', 'teachers_sha256', 'label_order', 'check_reading', 'unknown_tokens',
-           'teacher_depth', 'depth_of', 'check_student', 'checked_models']
+__all__ = ['make_task', 'source_of', 'teachers_of', 'teachers_sha256', 'label_order', 'check_reading', 'compared_by_token',
+           'check_vocabulary', 'sampled_texts', 'unknown_tokens', 'teacher_depth', 'depth_of', 'check_student',
+           'checked_models']
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #fd07477b
 def make_task(config: RunConfig, corpus: Corpus):  # resolved -> a `tasks.base.Task`, not yet encoded
@@ -126,13 +127,30 @@ def check_reading(config: RunConfig) -> None:
     check_batches(source_of(config), config.data.max_length, info.special_tokens)
     if not from_hub:
         return
-    losses = [name for name in ('hidden_loss', 'relation_loss') if value_of(config, name) != 'none']
-    by_token = [*losses, *[f'task={config.task}'] * (info.auto_class != SEQUENCE_HEAD)]
+    by_token = compared_by_token(config)
     if by_token and not same_vocabulary(config.model.student.source, config.model.pretrained):
         raise ConfigError(
             f'student={config.model.student.source!r} has another vocabulary, or other special tokens, '
             f'than teacher={config.model.pretrained!r}, and {" and ".join(by_token)} would compare them '
             'token by token; choose two with one vocabulary, or what compares one output a text'
+        )
+
+# %% ../../nbs/experiment/01_compatibility.ipynb #548cc56f
+def compared_by_token(config: RunConfig) -> list[str]:  # 'hidden_loss', 'task=extractive_qa'
+    "What of a run would compare a student and its teacher token by token."
+    losses = [name for name in ('hidden_loss', 'relation_loss') if value_of(config, name) != 'none']
+    return [*losses, *[f'task={config.task}'] * (task_info(config.task).auto_class != SEQUENCE_HEAD)]
+
+
+def check_vocabulary(config: RunConfig) -> None:
+    "Refuse a smaller vocabulary whose tokens cannot be compared with the teacher's."
+    size = value_of(config, 'vocabulary')
+    by_token = compared_by_token(config)
+    if type(size) is int and config.loss is not None and by_token:
+        raise ConfigError(
+            f'vocabulary={size} reads rare words in other pieces than the teacher does, and '
+            f'{" and ".join(by_token)} would compare them token by token; use vocabulary=corpus, which keeps '
+            'all tokens of the training texts, or a mode without KD'
         )
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #9462b503
@@ -145,7 +163,7 @@ _SOME_UNKNOWN = 0.05
 _MOST_UNKNOWN = 0.5
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #c6733194
-def _sampled_texts(
+def sampled_texts(
     corpus: Corpus,
     task: str,  # of `config.TASKS`
 ) -> dict[str, tuple[tuple[str, ...], int]]:  # split -> texts, and of how many rows
@@ -178,7 +196,7 @@ def unknown_tokens(
     from_file: bool = False,  # as of `unknown_shares`
 ) -> tuple[Reason, ...]:  # (): they are few
     "How many tokens a tokenizer does not know; refused where it knows less than half of a split."
-    samples = _sampled_texts(corpus, config.task)
+    samples = sampled_texts(corpus, config.task)
     source = reads_as(config)  # given teachers read the same tokens
     shares = unknown_shares(source, tuple(texts for texts, _ in samples.values()), from_file)
     many = tuple(
@@ -268,10 +286,13 @@ def checked_models(
     from kdnotes.distill.architectures import load_config
     from kdnotes.distill.models import check_given, new_head
     from kdnotes.distill.needed_positions import why_trained_whole
+    from kdnotes.distill.vocabulary import check_size
 
     info = task_info(config.task)
     student = is_student(config)
     info.check_tokens(corpus, config, lambda: load_tokenizer(reads_as(config)))
+    if (size := value_of(config, 'vocabulary')) is not None:
+        check_size(load_tokenizer(reads_as(config)), size)
     task = make_task(config, corpus)
     if is_given(config):
         check_given(config.model.pretrained, task.auto_class, task.head_labels, info.use.ranks_pairs)

@@ -26,7 +26,8 @@ from ..core.spec import parameters, starts_from, teacher_names, teachers_mode, v
 from ..core.user_code import LOSS_FILE, PLUGIN_FILE, load_code, planned_loss, remember_plugin
 from ..distill.tokenizers import longest_text, reads_as
 from ..distill.weights import config_sha256, content_of, reading_sha256, vocabulary_sha256
-from .compatibility import check_reading, checked_models, depth_of, make_task, source_of
+from .compatibility import check_reading, check_vocabulary, checked_models, depth_of
+from .compatibility import make_task, source_of
 from .compatibility import teacher_depth, teachers_of, unknown_tokens
 from ..results.schema import SCHEMA
 from ..results.store import find_record
@@ -263,7 +264,9 @@ def transfer_config(
     arm_values = dict(mode='mixed_baseline')
     if starts_from(config, 'transferred'):
         shape = {name for name in parameters(config.task) if group_of(name, config.task) == 'model.student'}
-        arm_values = {name: value_of(config, name) for name in shape - {'student', 'student_init'}}
+        # a smaller vocabulary is that of the corpus that is learnt last
+        alone = {'student', 'student_init', 'vocabulary'}
+        arm_values = {name: value_of(config, name) for name in shape - alone}
         arm_values |= dict(mode='mixed_kd', teacher_mode='mixed_baseline')
     return make_config(
         corpus=config.data.transfer,
@@ -384,6 +387,7 @@ def _plan(config: RunConfig, on: Machine, corpora: dict[str, Corpus], check: boo
     config, user_code = _with_code(requested, config, check)
     info = task_info(config.task)
     info.check_corpus(corpus, config)
+    check_vocabulary(config)
     if check:
         check_reading(config)
     teacher = plan(teacher_config(requested, config), on, corpora, check) if needs_teacher(config) else None

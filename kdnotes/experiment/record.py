@@ -12,6 +12,8 @@ from typing import Any
 from ..core.arms import MODES
 from ..core.config import pluralize
 from ..core.spec import RunConfig, is_given, reads_scores, value_of
+from ..distill.tokenizers import load_tokenizer, reads_as
+from .compatibility import sampled_texts
 from ..core.render import reason
 from ..core.run_id import factors, settings
 from ..results.schema import SCHEMA, SHARED_MASKS, Best, keys_of
@@ -28,7 +30,7 @@ from kdnotes.telemetry.summary import (
 )
 
 # %% auto #0
-__all__ = ['Rank', 'Outcome', 'record_of']
+__all__ = ['Rank', 'Outcome', 'tokenizer_of', 'record_of']
 
 # %% ../../nbs/experiment/05_record.ipynb #b7f5e2fa
 @dataclass(frozen=True)
@@ -132,6 +134,30 @@ def _tokenisation(task) -> dict:
     train = task.token_rows('train')
     overlap = {split: rows_in(task.token_rows(split), train) for split in counts if split != 'train'}
     return totals | dict(overlap=overlap)
+
+# %% ../../nbs/experiment/05_record.ipynb #79243289
+def tokenizer_of(
+    config: RunConfig,  # resolved
+    task,  # a `tasks.base.Task`, encoded
+):  # of transformers
+    "The tokenizer of a run's network."
+    tokenizer = load_tokenizer(reads_as(config))
+    if task.token_subset is None:
+        return tokenizer
+    from kdnotes.distill.vocabulary import smaller_tokenizer
+
+    return smaller_tokenizer(tokenizer, task.token_subset)
+
+
+def _vocabulary(rank: Rank, task) -> dict:  # tokens, before, split_words by split
+    "What a smaller vocabulary leaves out."
+    from kdnotes.distill.vocabulary import split_words
+
+    tokenizer = load_tokenizer(reads_as(rank.config))
+    smaller = tokenizer_of(rank.config, task)
+    samples = sampled_texts(rank.corpus, rank.config.task)
+    shares = {split: split_words(tokenizer, smaller, texts) for split, (texts, _) in samples.items()}
+    return dict(tokens=len(smaller), before=len(tokenizer), split_words=shares)
 
 # %% ../../nbs/experiment/05_record.ipynb #eda0e051
 def _identity(rank: Rank, start_sha256: str, model) -> dict:
@@ -266,6 +292,8 @@ def record_of(
         tokens=result.tokens,
         curve=result.curve,
     )
+    if task.token_subset is not None:
+        record['vocabulary'] = _vocabulary(rank, task)
     if is_pruned(model):
         record['kept_heads'] = model.config.kept_heads
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+import numpy as np
 import pandas as pd
 from .. import __version__
 from ..core.config import KdnotesError, plugin_id, task_info
@@ -29,9 +30,9 @@ from ..core.streams import torch_seed
 from ..core.user_code import PLUGIN_FILE, load_loss
 from ..distill.tokenizers import load_tokenizer, reads_as
 from ..distill.weights import config_sha256, is_pinned, reading_sha256, source_sha256, vocabulary_sha256
-from .compatibility import make_task, source_of, teachers_sha256
+from .compatibility import compared_by_token, make_task, source_of, teachers_sha256
 from .launch import RunError, stage_file, wait_for_file
-from .record import Outcome, Rank, record_of
+from .record import Outcome, Rank, record_of, tokenizer_of
 from ..results.runs import RunFolder
 from ..results.store import checked_run_model, floors, keep_floors, start_names, start_text
 from ..tasks.base import encoder_key, floor_table, floors_key
@@ -133,12 +134,19 @@ def encoded_task(
     "The task with its tokens; one rank of each machine fills its cache, the others read it."
     task = make_task(config, corpus)
     tokenizer = load_tokenizer(reader or reads_as(config))
+    _encode(task, tokenizer, runtime)
+    if reader is None and value_of(config, 'vocabulary') is not None:
+        _choose_tokens(config, corpus, runtime, task, tokenizer)
+    return task
+
+
+def _encode(task, tokenizer, runtime) -> None:
+    "Make a task's tokens, or read them."
     if runtime.local_main:
         task.encode(tokenizer, cache_path() / 'tokens')
     runtime.barrier()
     if not runtime.local_main:
         task.encode(tokenizer, cache_path() / 'tokens')
-    return task
 
 
 def task_of_teacher(
@@ -149,8 +157,32 @@ def task_of_teacher(
 ):  # a `tasks.base.Task`: the same one where both read the same tokens, or there is no teacher to ask
     "The same examples as the teacher of a run reads them."
     asks = config.loss is not None and not reads_scores(config)
-    alike = not asks or reads_as(config) == config.model.pretrained
+    alike = not asks or (
+        reads_as(config) == config.model.pretrained and config.model.student.vocabulary is None
+    )
     return task if alike else encoded_task(config, corpus, runtime, config.model.pretrained)
+
+# %% ../../nbs/experiment/07_worker.ipynb #3b4673d2
+def _choose_tokens(config: RunConfig, corpus: Corpus, runtime, task, tokenizer) -> None:
+    "Give a task the tokens of a smaller vocabulary."
+    from kdnotes.distill.vocabulary import count_ids, smaller_tokenizer, tokens_to_keep
+
+    size = config.model.student.vocabulary
+    before = task.token_rows('train')
+    counts = count_ids(task.token_ids('train'), len(tokenizer))
+    task.token_subset = tokens_to_keep(tokenizer, counts, None if size == 'corpus' else size)
+    smaller = smaller_tokenizer(tokenizer, task.token_subset)
+    task_info(config.task).check_tokens(corpus, config, lambda: smaller)  # texts may have more tokens now
+    _encode(task, smaller, runtime)
+    after = task.token_rows('train')
+    same = np.array_equal(before.offsets, after.offsets) and np.array_equal(
+        before.values, task.token_subset[after.values]
+    )
+    if config.loss is not None and (by_token := compared_by_token(config)) and not same:
+        raise RunError(
+            f'vocabulary={size} reads the training texts in other pieces than the teacher does, and '
+            f'{" and ".join(by_token)} would compare them token by token; leave vocabulary out'
+        )
 
 # %% ../../nbs/experiment/07_worker.ipynb #03d2c224
 def starting_model(
@@ -162,6 +194,7 @@ def starting_model(
     from kdnotes.distill.architectures import load_config, model_settings, weights_sha256
     from kdnotes.distill.models import fresh_model, load_given
     from kdnotes.distill.students import choose_layers
+    from kdnotes.distill.vocabulary import keep_embeddings
 
     initial = job['initial']
     seed = torch_seed(config.seed, 'init')
@@ -187,6 +220,8 @@ def starting_model(
         model = fresh_model(task, source, config, seed, **model_settings(config, load_config(source)))
     if 'layers' in initial and config.model.student.kept_layers is not None:
         model = choose_layers(model, config.model.student.kept_layers)
+    if value_of(config, 'vocabulary') is not None:
+        model = keep_embeddings(model, task.token_subset)
     # one that was trained on another corpus has its shape from there
     shaped = 'transfer_run_id' in initial and starts_from(config, 'transferred')
     model = configure_model(config, task, model, shaped)
@@ -499,7 +534,7 @@ def _write(rank: Rank, task, model, outcome: Outcome) -> None:
 
     folder = rank.folder
     model.config.update(task.head_config)
-    tokenizer = load_tokenizer(reads_as(rank.config))
+    tokenizer = tokenizer_of(rank.config, task)
     # plain, for whoever reads it: heads that were taken out are zeros
     save_model(whole_model(model), folder.path / 'model', tokenizer, rank.config.data.max_length)
     if is_pruned(model):

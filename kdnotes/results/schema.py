@@ -27,8 +27,8 @@ __all__ = ['SCHEMA', 'MIGRATIONS', 'Name', 'Mode', 'Whole', 'Positive', 'Number'
            'Time', 'Throughput', 'Memory', 'Amp', 'Utilisation', 'MachineLoad', 'Sampling', 'Latency', 'Operations',
            'SHARED_MASKS', 'SEPARATE_MASKS', 'RecordError', 'of_this_schema', 'Part', 'NumberPart', 'Explained',
            'keys_of', 'Point', 'first_error', 'make_row', 'Row', 'check_row', 'Factors', 'Settings', 'Parallel',
-           'Environment', 'Models', 'Primary', 'Energy', 'Gradients', 'Tokenisation', 'Best', 'Record', 'ran_on_cpu',
-           'dropout_masks', 'trained', 'check_record', 'check_read']
+           'Environment', 'Models', 'Primary', 'Energy', 'Gradients', 'Tokenisation', 'Vocabulary', 'Best', 'Record',
+           'ran_on_cpu', 'dropout_masks', 'trained', 'check_record', 'check_read']
 
 # %% ../../nbs/results/01_schema.ipynb #ad03554c
 class RecordError(KdnotesError):
@@ -315,6 +315,14 @@ class Tokenisation(Part, Explained):
     overlap: Counts  # rows of an evaluation set that have the same tokens as a row of train
 
 
+class Vocabulary(Part):
+    "Of a student with a smaller vocabulary."
+
+    tokens: Whole
+    before: Whole  # tokens of the tokenizer that it starts with
+    split_words: Numbers  # share of the words of a split, of a sample, that are read in other pieces
+
+
 class Best(Part, Explained):
     "Of a run that keeps its best model: after how many steps, what it scored, and the steps planned."
 
@@ -372,6 +380,7 @@ class Record(Part):
     overlap: Numbers = {}  # rows of an evaluation set that have the same texts as a row of train
     trained_rows: Counts = {}  # rows of train, and unlabelled ones
     tokenisation: Tokenisation | None = None
+    vocabulary: Vocabulary | None = None  # smaller than that of its tokenizer
     teachers: dict[str, JsonValue] | None = None  # several, or stored scores
     files: dict[str, str] = {}  # name in the run's folder -> sha256
     widened: bool = False

@@ -282,6 +282,8 @@ class Task:
     evaluates_itself: bool = False  # `evaluate_model` instead of `scores` and `evaluate`
     uncut: str = ''  # why no row is cut at `max_length`, a macro of reasons.jinja; '': rows are cut
     unlabelled: int = 0  # how many of the training examples, the last ones, have no label
+    # ids of the tokens that a student with a smaller vocabulary keeps, rising; None: it keeps all
+    token_subset: np.ndarray | None = None
     settings: TaskSettings = TaskSettings()  # a class has those of a task that is given none
 
     def __init__(

@@ -584,6 +584,8 @@ TASK = TaskInfo(
     usual=usual,
     unread=frozenset(
         {'alpha', 'dialect', 'eval_batch_size', 'labels', 'labels_seed', 'unlabelled', 'unlabelled_share'}
+        # the perplexities of two vocabularies cannot be compared
+        | {'vocabulary'}
     ),
     score_kind=lambda settings: 'right_only',
     use=USE,
