@@ -135,12 +135,18 @@ def check_size(
         )
 
 
+_AT_ONCE = 1 << 22  # token ids, which may be a memory map
+
+
 def count_ids(
-    parts: Iterable[np.ndarray],  # token ids, as of `Task.token_ids`
+    ids: np.ndarray,  # (k,) token ids
     size: int,  # of the vocabulary
 ) -> np.ndarray:  # (vocabulary,) int64
     "How often each token occurs in texts that are encoded already."
-    return sum((np.bincount(part, minlength=size) for part in parts), np.zeros(size, dtype=np.int64))
+    counts = np.zeros(size, dtype=np.int64)
+    for start in range(0, len(ids), _AT_ONCE):
+        counts += np.bincount(ids[start : start + _AT_ONCE], minlength=size)
+    return counts
 
 # %% ../../nbs/distill/12_vocabulary.ipynb #288cf397
 def smaller_tokenizer(

@@ -169,7 +169,7 @@ def _choose_tokens(config: RunConfig, corpus: Corpus, runtime, task, tokenizer) 
 
     size = config.model.student.vocabulary
     before = task.token_rows('train')
-    counts = count_ids(task.token_ids('train'), len(tokenizer))
+    counts = count_ids(before.values, len(tokenizer))
     task.token_subset = tokens_to_keep(tokenizer, counts, None if size == 'corpus' else size)
     smaller = smaller_tokenizer(tokenizer, task.token_subset)
     task_info(config.task).check_tokens(corpus, config, lambda: smaller)  # texts may have more tokens now
