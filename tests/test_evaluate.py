@@ -92,7 +92,8 @@ def test_a_difference_is_that_of_a_comparison(run):
     assert [row[key] for key in ('estimate', 'low', 'high')] == pytest.approx(
         [difference.estimate, difference.low, difference.high], abs=1e-6
     )
-    assert row['p'] == pytest.approx(compared.p_permutation, abs=1e-3) and row['n_clusters'] == 1
+    assert row['p'] == pytest.approx(compared.p_permutation, abs=1e-3)
+    assert (row['n_units'], row['n_clusters']) == (940, difference.units) and row['n_clusters'] < 940
     assert values(result, 'beside')['accuracy'] != values(result)['accuracy']
     assert result.table['p'].notna().sum() == 1  # of the primary metric alone
 
@@ -161,6 +162,18 @@ def test_a_run_whose_corpus_is_gone_is_evaluated_by_its_head(run, tmp_path):
     after = evaluate(run_id, table[50:])
     assert values(after) == pytest.approx(values(before), abs=1e-6)
     assert [warning.code for warning in after.warnings] == ['training_texts_unknown'] and not before.warnings
+
+
+def test_answers_of_a_folder_without_its_run_are_those_of_the_run(run, tmp_path):
+    run_id = run('extractive_qa')
+    record, folder = find_record(run_id)
+    shutil.copytree(folder.path / 'model', tmp_path / 'copy')
+    result = evaluate(str(tmp_path / 'copy'), 'embedded')
+    assert result.run_id is None and [warning.code for warning in result.warnings] == [
+        'training_texts_unknown'
+    ]
+    for metric in ('best_exact', 'best_f1', 'best_exact_thresh'):  # these need no threshold of dev
+        assert values(result)[metric] == pytest.approx(record['metrics']['test'][metric], abs=1e-6)
 
 
 # ---- a model that kdnotes did not train ----
@@ -280,9 +293,9 @@ ROWS = pd.DataFrame(dict(text=['iron rusts', 'gold', 'air'], label=['fact', 'opi
         ),
         'no label': (ROWS[['text']], dict(task='text_classification'), "there is no column 'label' among"),
         'another class': (ROWS.assign(label=['fact', 'news', 'news']), {}, "label 'news' is no class of"),
-        'numbers from 1': (ROWS.assign(label=[1, 2, 1]), {}, "label '2' is no class of"),
+        'numbers from 1': (ROWS.assign(label=[1, 2, 1]), {}, "label '1' is no class of"),
         'no label in a row': (ROWS.assign(label=['fact', None, 'fact']), {}, 'label is empty'),
-        'empty': (ROWS[:0], {}, 'is empty'),
+        'empty': (ROWS[:0], {}, 'the table has no row'),
         'no such file': ('new.csv', {}, "there is no file 'new.csv'"),
         'no such task': (ROWS, dict(task='masked_lm'), "task='masked_lm' is none that"),
         'no such set': (ROWS, dict(split='val'), "set='val' is refused"),

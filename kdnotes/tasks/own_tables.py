@@ -310,8 +310,11 @@ def table_file(
 ) -> Path:
     "One table as a file under the task's own names, for `schema.read_split`."
     schema = task_info(task).corpora.schema
-    text = _json_lines(_frame(source, columns, schema), 'the table', schema, ())
-    return _stored(text, task, 'table')
+    table = _frame(source, columns, schema)
+    check_layout(Table('the table', list(map(str, table))), schema, schema.names, set())
+    if not len(table):
+        raise ConfigError('the table has no row; give one at least')
+    return _stored(_json_lines(table, 'the table', schema, ()), task, 'table')
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #370b89ff
 def describe_corpus(
