@@ -27,7 +27,7 @@ from kdnotes.core.config import (
     taught_by,
 )
 from .core.parse import make_config
-from .core.tables import n_rows
+from .core.tables import format_of, n_rows
 from .core.user_code import as_file
 from .results.runs import RunFolder
 from .results.store import find_record, records
@@ -237,18 +237,39 @@ def predict(
 
 # %% ../nbs/89_api.ipynb #a0000004
 @patch
-@_explained("run.evaluate('wikitext2', sample=4000)")
+@_explained(
+    "run.evaluate('new.csv', columns=dict(text='review', label='stars'))",
+    'run.evaluate(table, beside=teacher).table',
+    "run.evaluate('wikitext2', sample=4000)",
+)
 def evaluate(
     self: Run,
-    text: str | Path | None = None,  # a text file or a corpus, for a language model; None: its own sets
-    **parameters: Any,  # of `experiment.score.score`: by, length, sample, ...
-):  # its metrics, by evaluation set; of a text an `experiment.score.Score`
-    "What it scored, or how well it knows another text."
-    if text is None:
+    # labelled rows: a DataFrame, a list of dicts, a Dataset, a file (.csv, .tsv, .jsonl, .parquet), a folder
+    # or the name of a corpus; of a language model also a text file, or a text of `kdnotes score`; None: none
+    source: Any = None,
+    # of rows: key of the task -> the column that holds it; None: the usual names, or those of its corpus
+    columns: Mapping[str, str] | str | None = None,
+    beside: Run | str | None = None,  # a second model on the same rows
+    split: str = 'test',  # of a corpus: train, dev or test
+    **parameters: Any,  # of a text: of `experiment.score.score`: by, length, sample, ...
+):  # of rows an `experiment.evaluate.EvaluationResult`; of a text an `experiment.score.Score`
+    "What it scores on labelled rows, or how well it knows a text; of nothing, what it scored in its run."
+    about_rows = columns is not None or beside is not None or split != 'test'
+    if source is None:
+        if about_rows or parameters:
+            raise ConfigError('evaluate was given no rows and no text; give them first')
         return self.metrics
-    from kdnotes.experiment.score import score
+    is_path = isinstance(source, (str, Path))
+    knows_texts = task_info(self.record['task']).auto_class == 'AutoModelForMaskedLM'
+    is_text = is_path and knows_texts and not about_rows and not format_of(Path(source))
+    if is_text or parameters:
+        from kdnotes.experiment.score import score
 
-    return score(self.run_id, str(text), **parameters)[0]
+        return score(self.run_id, str(source), **parameters)[0]
+    from kdnotes.experiment.evaluate import evaluate
+
+    other = beside.run_id if isinstance(beside, Run) else beside
+    return evaluate(self.run_id, source, columns, other, split)
 
 
 @patch

@@ -198,7 +198,7 @@ def test_from_a_table_to_a_student_that_answers(small_teacher, rank_here, tmp_pa
     with pytest.raises(KdnotesError, match='nothing was sent: .*sure=True'):
         student.push('nobody/nothing')
     with pytest.raises(KdnotesError, match='has no cls.predictions'):
-        student.evaluate('embedded')
+        student.evaluate('embedded', sample=5)
     assert set(student.curves()['kind']) <= {'step', 'eval'} and student.card().startswith('---')
     assert (student.save(tmp_path / 'out') / 'model.safetensors').is_file()
     assert student.export(tmp_path / 'again')['run_id'] == student.run_id

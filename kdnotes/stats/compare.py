@@ -59,8 +59,8 @@ from kdnotes.stats.comparable import (
 )
 
 # %% auto #0
-__all__ = ['TIMES', 'FAMILIES', 'metric_differences', 'Verdict', 'Comparison', 'compare', 'study_comparisons', 'study_steps',
-           'corrected']
+__all__ = ['TIMES', 'FAMILIES', 'metric_differences', 'difference_tests', 'Verdict', 'Comparison', 'compare', 'study_comparisons',
+           'study_steps', 'corrected']
 
 # %% ../../nbs/stats/05_compare.ipynb #0079f6ba
 def metric_differences(
@@ -117,11 +117,11 @@ def _speedups(
     return speedups, remarks, reasons
 
 # %% ../../nbs/stats/05_compare.ipynb #c78016b2
-def _difference_tests(
-    d: np.ndarray,
-    higher: bool,
-    rng: np.random.Generator,
-    margins: Sequence[float],
+def difference_tests(
+    d: np.ndarray,  # (seeds, units) differences, or (seeds,) where there are no units
+    higher: bool,  # is more of the metric better?
+    rng: np.random.Generator,  # the draws come from here and nowhere else
+    margins: Sequence[float],  # of equivalence
     bound: float | None,  # of the metric; None: it has no bound, or the values are those of clusters
 ) -> dict[str, Any]:
     "The fields of a `Comparison` that follow from differences."
@@ -317,7 +317,7 @@ def compare(
     if d is not None:
         margins = task.margins.get(primary['metric'], ())
         rng = np.random.default_rng(SEED)  # every comparison draws the same seeds and units
-        tests = _difference_tests(d, primary['higher_is_better'], rng, margins, bound_of(runs, units))
+        tests = difference_tests(d, primary['higher_is_better'], rng, margins, bound_of(runs, units))
     reasons |= {k: v for k, v in (('difference', why), ('p', tests.pop('p_reason'))) if v}
     return Comparison(
         a=a,

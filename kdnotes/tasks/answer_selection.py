@@ -127,6 +127,7 @@ class AnswerSelection(Task):
     head_config = base.labels_config(('no answer', 'answer'))
     primary = base.Primary('test', 'map', higher_is_better=True)
     signal_spec = {'logits': base.SignalSpec(shape=(2,))}
+    tunes_on_dev = True
     settings = AnswerSelectionSettings(train_questions='all')  # there is no corpus to resolve auto
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #09b77535

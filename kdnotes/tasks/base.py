@@ -280,6 +280,7 @@ class Task:
     # what the config of a saved model says of its outputs: their names, their scale
     head_config: dict[str, Any] = {}
     evaluates_itself: bool = False  # `evaluate_model` instead of `scores` and `evaluate`
+    tunes_on_dev: bool = False  # does `evaluate` choose thresholds on dev for the other sets?
     uncut: str = ''  # why no row is cut at `max_length`, a macro of reasons.jinja; '': rows are cut
     unlabelled: int = 0  # how many of the training examples, the last ones, have no label
     # ids of the tokens that a student with a smaller vocabulary keeps, rising; None: it keeps all

@@ -171,6 +171,7 @@ class ExtractiveQA(Task):
 
     name = 'extractive_qa'
     auto_class = 'AutoModelForQuestionAnswering'
+    tunes_on_dev = True
     uncut = 'read_in_windows'
     model_kwargs: dict[str, Any] = {'num_labels': 2}  # beginning and end
     primary = base.Primary('test', 'exact', higher_is_better=True)

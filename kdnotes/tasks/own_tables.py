@@ -30,7 +30,7 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['named_columns', 'table_of_file', 'typed_columns', 'write_corpus', 'unlabelled_file', 'describe_corpus']
+__all__ = ['named_columns', 'table_of_file', 'typed_columns', 'write_corpus', 'unlabelled_file', 'table_file', 'describe_corpus']
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #1dd6ee4d
 def named_columns(
@@ -292,9 +292,29 @@ def unlabelled_file(
     table = _frame(source, columns, schema, labelled=False)
     score_names = [column for teacher in scores for column in teacher]
     text = _json_lines(table, UNLABELLED, schema.for_split(UNLABELLED), score_names)
-    path = cache_path() / 'data' / f'{sha256_text(task, UNLABELLED, text)[:16]}.jsonl'
+    return str(_stored(text, task, UNLABELLED))
+
+
+def _stored(text: str, task: str, split: str) -> Path:
+    "JSON lines as a file that is named by its content."
+    path = cache_path() / 'data' / f'{sha256_text(task, split, text)[:16]}.jsonl'
     atomic_write(path, text)
-    return str(path)
+    return path
+
+# %% ../../nbs/tasks/22_own_tables.ipynb #b0f880c3
+@file_errors()
+def table_file(
+    source: Any,  # a table, as of `write_corpus`, with labels
+    task: str,  # of `config.TASKS`
+    columns: Mapping[str, str],  # of `named_columns`
+) -> Path:
+    "One table as a file under the task's own names, for `schema.read_split`."
+    schema = task_info(task).corpora.schema
+    table = _frame(source, columns, schema)
+    check_layout(Table('the table', list(map(str, table))), schema, schema.names, set())
+    if not len(table):
+        raise ConfigError('the table has no row; give one at least')
+    return _stored(_json_lines(table, 'the table', schema, ()), task, 'table')
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #370b89ff
 def describe_corpus(
