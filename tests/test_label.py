@@ -22,6 +22,7 @@ from architectures import WORDS, small_bert, write_teacher
 from kdnotes.cli import main
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
+from kdnotes.core.processes import EXIT_STOPPED
 from kdnotes.distill.scores import read_scores
 from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import plan
@@ -150,6 +151,15 @@ def rows_of(folder, split):
     return [json.loads(line) for line in (folder / f'{split}.jsonl').read_text().splitlines()]
 
 
+def scores_of(folder):
+    "The scores that a student of a labelled corpus learns from."
+    of_teacher = dict(columns='teacher=teacher', teacher_mode='scores', scores_are='probabilities')
+    given = dict(task='text_classification', mode='full_kd', corpus=str(folder), smoke=True)
+    config = plan(make_config(**given, **of_teacher)).config
+    corpus = load_corpus('text_classification', str(folder), 'teacher=teacher')
+    return read_scores(make_task(config, corpus), corpus, config)
+
+
 def test_a_service_labels_a_corpus_that_a_student_reads(reviews, tmp_path):
     out = tmp_path / 'out'
     with serving(right) as server:
@@ -164,25 +174,12 @@ def test_a_service_labels_a_corpus_that_a_student_reads(reviews, tmp_path):
     assert (
         'agreement' not in facts['splits']['unlabelled'] and facts['splits']['unlabelled']['labelled'] == 16
     )
-    before, after = (
-        load_corpus('text_classification', str(reviews)),
-        load_corpus('text_classification', str(out), 'teacher=teacher'),
-    )
+    before = load_corpus('text_classification', str(reviews))
+    after = load_corpus('text_classification', str(out), 'teacher=teacher')
     for split in ('train', 'dev', 'test'):
         assert list(after.splits[split]['text']) == list(before.splits[split]['text'])
         assert list(after.splits[split]['label']) == list(before.splits[split]['label'])
-    config = plan(
-        make_config(
-            task='text_classification',
-            mode='full_kd',
-            corpus=str(out),
-            columns='teacher=teacher',
-            teacher_mode='scores',
-            scores_are='probabilities',
-            smoke=True,
-        )
-    ).config
-    scores = read_scores(make_task(config, after), after, config)
+    scores = scores_of(out)
     p = np.exp(scores.logits['train'])
     assert p.sum(axis=1) == pytest.approx(1, abs=1e-4) and p.max(axis=1) == pytest.approx(
         0.9 / 0.98, abs=1e-4
@@ -444,7 +441,7 @@ def test_answers_that_were_cut_are_asked_again_with_more_tokens(reviews, tmp_pat
 def test_a_service_of_another_language_is_stopped_early(reviews, tmp_path):
     "All of its answers are stored; the first of them are enough to see it."
     with serving(lambda *_: (200, completion(['Das gefällt mir.'], {'Das': -0.01}))) as server:
-        with pytest.raises(LabelError, match='none of the first 20 answers .* Das gefällt mir'):
+        with pytest.raises(LabelError, match='none of the first 20 answers .*Das gefällt mir'):
             label(reviews, 'm', tmp_path / 'out', endpoint=server.url, concurrency=1)
         assert 20 <= len(server.calls) <= 21
         with pytest.raises(LabelError, match=r'no row of train was labelled \(24 unparsable\)'):
@@ -473,7 +470,7 @@ def test_ctrl_c_does_not_wait_for_a_service_that_stalls(reviews, tmp_path):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         answered.set()
-    assert process.returncode == 3 and 'stopped' in errors and 'Traceback' not in errors
+    assert process.returncode == EXIT_STOPPED and 'stopped' in errors and 'Traceback' not in errors
     assert len(stored_answers(tmp_path / 'out')) == 5
 
 
@@ -496,7 +493,7 @@ def kind(number, request):
     return 200, completion([answer], {answer: math.log(0.7)} | rest)
 
 
-def test_a_file_of_texts_without_labels_becomes_a_student(tickets, tmp_path, monkeypatch, capsys):
+def test_a_file_of_texts_without_labels_becomes_a_corpus(tickets, tmp_path, monkeypatch, capsys):
     "The model's own labels; a class that it never chooses is left out."
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
     out = tmp_path / 'out'
@@ -512,14 +509,8 @@ def test_a_file_of_texts_without_labels_becomes_a_student(tickets, tmp_path, mon
         assert row['teacher'] == pytest.approx(
             [0.7 / 0.9 if c == expected else 0.1 / 0.9 for c in ('billing', 'bug', 'other')], abs=1e-5
         )
-    network = write_teacher(tmp_path / 'network', small_bert(len(WORDS)))
-    of_teacher = dict(columns='teacher=teacher', teacher_mode='scores', scores_are='probabilities')
-    of_student = dict(teacher=str(network), student_init='teacher_pretrained', student_layers=(1,))
-    of_data = dict(task='text_classification', corpus=str(out))
-    record = run(
-        make_config(mode='full_kd', **of_data, **of_teacher, **of_student, smoke=True, ranks=1, max_length=32)
-    )
-    assert record['teachers']['metrics']['test']['accuracy'] == 1.0  # the labels are the teacher's own
+    scores = scores_of(out)
+    assert np.exp(scores.logits['train']).max(axis=1) == pytest.approx(0.7 / 0.9, abs=1e-5)
 
 
 def test_questions_and_pairs_without_labels(tmp_path):

@@ -22,6 +22,7 @@ from ..core.progress import stage
 from ..core.render import phrase
 from kdnotes.labelling.prompts import (
     Options,
+    check_task,
     find_options,
     load_prompt,
     prompts,
@@ -476,6 +477,7 @@ def label(
 ) -> dict[str, Any]:  # the content of label.json; of a dry run the estimate
     "Label texts with a language model, so that a student can learn from it."
     begin = time.perf_counter()
+    check_task(task)
     loaded = open_corpus(corpus, task, columns)
     options = find_options(task, _labelled_rows(loaded, task, target, classes), target)
     to_ask = _prompts_of(loaded, task, load_prompt(task, prompt), options, splits)

@@ -18,7 +18,7 @@ from ..tasks.labelled_texts import class_names, label_numbers
 from ..tasks.schema import Rows
 
 # %% auto #0
-__all__ = ['STEPS', 'RELEVANCE', 'Options', 'find_options', 'load_prompt', 'prompts', 'find_code', 'read_answer',
+__all__ = ['STEPS', 'RELEVANCE', 'Options', 'check_task', 'find_options', 'load_prompt', 'prompts', 'find_code', 'read_answer',
            'read_log_probabilities', 'read_samples']
 
 # %% ../../nbs/labelling/01_prompts.ipynb #938bf62c
@@ -42,21 +42,26 @@ class Options:
         return tuple(str(i + 1) for i in range(len(self.names)))
 
 # %% ../../nbs/labelling/01_prompts.ipynb #913219c7
+def check_task(task: str) -> None:
+    "Refuse a task whose rows have no label that is chosen from a few."
+    if task not in ('answer_selection', 'text_classification', 'sentence_pairs'):
+        raise ConfigError(
+            f'task={task} has no label that a language model can choose; label answer_selection, '
+            'text_classification or sentence_pairs'
+        )
+
+
 def find_options(
     task: str,  # answer_selection | text_classification | sentence_pairs
     train: Rows,  # checked rows with labels
     target: str = 'classes',  # of text_classification: classes | number
 ) -> Options:
     "The options of a task."
+    check_task(task)
     if task == 'answer_selection':
         return Options(RELEVANCE)
     if task == 'text_classification' and target == 'classes':
         return Options(tuple(class_names(train)))
-    if task not in ('text_classification', 'sentence_pairs'):
-        raise ConfigError(
-            f'task={task} has no label that a language model can choose; label answer_selection, '
-            'text_classification or sentence_pairs'
-        )
     numbers = label_numbers(train)
     values = np.linspace(numbers.min(), numbers.max(), STEPS)
     return Options(tuple(f'{value:.3g}' for value in values), tuple(map(float, values)))
