@@ -577,9 +577,11 @@ def test_kills_lose_at_most_the_calls_in_flight(reviews, tmp_path):
                 time.sleep(0.01)
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-        label(reviews, 'm', out, endpoint=server.url, concurrency=2)
+        facts = label(reviews, 'm', out, endpoint=server.url, concurrency=2, price=(1, 1))
         assert 56 <= len(server.calls) <= 56 + 2 * 2
     assert len(stored_answers(out)) == 56 and len((out / ANSWERS).read_text().splitlines()) == 56
+    assert facts['total'] == dict(answers=56, tokens_in=56 * 50, tokens_out=56, cost=56 * 51 / 1e6)
+    assert facts['used']['answers'] < 56
 
 
 def tiny_causal(folder):

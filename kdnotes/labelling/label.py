@@ -170,8 +170,9 @@ def estimate(self: Session, prompts: Sequence[str]) -> dict[str, Any]:  # as of 
         self.model.log_probabilities = all(key not in self.stored for key in keys)
     calls_each = 1 if self.model.method == 'log-probabilities' else self.model.samples
     missing = self.missing(prompts)
+    stored = len({*prompts}) - len(missing)
     return self.limits.estimate(missing, calls_each, self.model.max_tokens) | dict(
-        stored=len({*prompts}) - len(missing), samples=self.model.samples // calls_each
+        stored=stored, samples=1 if stored else self.model.samples // calls_each
     )
 
 
@@ -498,7 +499,7 @@ def label(
         facts = _write_splits(session, loaded, task, to_ask)
         about = dict(corpus=loaded.name, corpus_sha256=loaded.sha256, task=task, model=model)
         about |= dict(endpoint=endpoint and without_password(endpoint))
-        return _write_facts(session, about | facts, time.perf_counter() - begin)
+        return _write_facts(session, about | facts, every, time.perf_counter() - begin)
 
 # %% ../../nbs/labelling/04_label.ipynb #20efb7db
 def _output_folder(out: str | Path) -> Path:
@@ -510,11 +511,17 @@ def _output_folder(out: str | Path) -> Path:
     return folder
 
 
-def _write_facts(session: Session, about: dict[str, Any], seconds: float) -> dict[str, Any]:
-    "Write label.json."
+def _write_facts(
+    session: Session, about: dict[str, Any], prompts: Sequence[str], seconds: float
+) -> dict[str, Any]:
+    "Write label.json: what was done, what this call used, and what the answers of all calls took."
     used = {name: session.used[name] for name in ('answers', 'failures', 'tokens_in', 'tokens_out')}
     cost = session.limits.cost_of((used['tokens_in'], used['tokens_out']))
     used |= dict(calls=session.model.calls, cost=cost, seconds=round(seconds, 1))
-    facts = about | dict(method=session.model.method, used=used)
+    answers = [session.stored[session.key(one)] for one in {*prompts} if session.key(one) in session.stored]
+    tokens = [sum(answer['tokens'][k] for answer in answers) for k in (0, 1)]
+    total = dict(answers=len(answers), tokens_in=tokens[0], tokens_out=tokens[1])
+    total |= dict(cost=session.limits.cost_of(tokens))
+    facts = about | dict(method=session.model.method, used=used, total=total)
     write_json(session.folder / 'label.json', facts)
     return facts
