@@ -2,6 +2,7 @@
 model of transformers.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from architectures import WORDS, small_bert, write_teacher
 from kdnotes.cli import main
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
+from kdnotes.core.processes import EXIT_STOPPED
 from kdnotes.distill.scores import read_scores
 from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import plan
@@ -62,8 +64,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_response(status)
             self.send_header('Content-Type', 'text/html' if isinstance(body, str) else 'application/json')
             self.send_header('Content-Length', str(len(data)))
-            if status == 429:
-                self.send_header('Retry-After', '0')
+            if status in (429, 500):
+                self.send_header('Retry-After-Ms', '1')
             self.end_headers()
             self.wfile.write(data)
         except ConnectionError:
@@ -149,6 +151,15 @@ def rows_of(folder, split):
     return [json.loads(line) for line in (folder / f'{split}.jsonl').read_text().splitlines()]
 
 
+def scores_of(folder):
+    "The scores that a student of a labelled corpus learns from."
+    of_teacher = dict(columns='teacher=teacher', teacher_mode='scores', scores_are='probabilities')
+    given = dict(task='text_classification', mode='full_kd', corpus=str(folder), smoke=True)
+    config = plan(make_config(**given, **of_teacher)).config
+    corpus = load_corpus('text_classification', str(folder), 'teacher=teacher')
+    return read_scores(make_task(config, corpus), corpus, config)
+
+
 def test_a_service_labels_a_corpus_that_a_student_reads(reviews, tmp_path):
     out = tmp_path / 'out'
     with serving(right) as server:
@@ -163,25 +174,12 @@ def test_a_service_labels_a_corpus_that_a_student_reads(reviews, tmp_path):
     assert (
         'agreement' not in facts['splits']['unlabelled'] and facts['splits']['unlabelled']['labelled'] == 16
     )
-    before, after = (
-        load_corpus('text_classification', str(reviews)),
-        load_corpus('text_classification', str(out), 'teacher=teacher'),
-    )
+    before = load_corpus('text_classification', str(reviews))
+    after = load_corpus('text_classification', str(out), 'teacher=teacher')
     for split in ('train', 'dev', 'test'):
         assert list(after.splits[split]['text']) == list(before.splits[split]['text'])
         assert list(after.splits[split]['label']) == list(before.splits[split]['label'])
-    config = plan(
-        make_config(
-            task='text_classification',
-            mode='full_kd',
-            corpus=str(out),
-            columns='teacher=teacher',
-            teacher_mode='scores',
-            scores_are='probabilities',
-            smoke=True,
-        )
-    ).config
-    scores = read_scores(make_task(config, after), after, config)
+    scores = scores_of(out)
     p = np.exp(scores.logits['train'])
     assert p.sum(axis=1) == pytest.approx(1, abs=1e-4) and p.max(axis=1) == pytest.approx(
         0.9 / 0.98, abs=1e-4
@@ -189,11 +187,12 @@ def test_a_service_labels_a_corpus_that_a_student_reads(reviews, tmp_path):
 
 
 def test_samples_where_there_are_no_log_probabilities(reviews, tmp_path):
+    given = dict(out=tmp_path / 'out', splits=('dev',), samples=6, concurrency=1)
     with serving(samples_only) as server:
-        facts = label(
-            reviews, 'm', tmp_path / 'out', endpoint=server.url, splits=('dev',), samples=6, concurrency=1
-        )
+        facts = label(reviews, 'm', endpoint=server.url, **given)
         assert len(server.calls) == 1 + 8 * 6
+        again = label(reviews, 'm', endpoint=server.url, max_calls=0, **given)
+        assert len(server.calls) == 1 + 8 * 6 and again['splits'] == facts['splits']
     assert facts['method'] == '6 samples' and list(facts['splits']) == ['dev']
     assert (
         len(rows_of(tmp_path / 'out', 'train')) == 24
@@ -230,7 +229,7 @@ def test_what_fails_for_a_time_is_tried_again(reviews, tmp_path):
         facts = label(reviews, 'm', tmp_path / 'out', endpoint=server.url, splits=('test',), concurrency=1)
         assert len(server.calls) == 24
     assert facts['used'] | dict(seconds=0) == dict(
-        answers=8, failures=0, tokens_in=400, tokens_out=8, cost=None, seconds=0
+        calls=24, answers=8, failures=0, tokens_in=400, tokens_out=8, cost=None, seconds=0
     )
 
 
@@ -287,38 +286,281 @@ def test_limits_hold_before_anything_is_sent(reviews, tmp_path):
         with pytest.raises(LabelError, match='max_cost needs price'):
             label(reviews, 'm', max_cost=1, **given)
         assert not server.calls
-    with serving(
-        lambda *_: (
-            200,
-            right(*_)[1] | dict(usage=dict(prompt_tokens=500, completion_tokens=1, total_tokens=501)),
+        free = label(reviews, 'm', max_cost=0, price=(0, 0), **given)
+        assert free['used']['cost'] == 0 and len(server.calls) == 56
+
+
+def test_the_cost_that_the_service_counts_is_bounded(reviews, tmp_path):
+    def long(*call):  # more tokens than were estimated
+        return 200, right(*call)[1] | dict(
+            usage=dict(prompt_tokens=500, completion_tokens=1, total_tokens=501)
         )
-    ) as server:
-        given['endpoint'] = server.url
-        with pytest.raises(
-            LabelError, match='is reached'
-        ):  # the service counts more tokens than were estimated
-            label(
-                reviews,
-                'm',
-                max_cost=0.004,
-                price=(1, 1),
-                concurrency=1,
-                splits=('train', 'unlabelled'),
-                **given,
-            )
+
+    with serving(long) as server:
+        given = dict(endpoint=server.url, concurrency=1, splits=('train', 'unlabelled'))
+        with pytest.raises(LabelError, match='is reached'):
+            label(reviews, 'm', tmp_path / 'out', max_cost=0.004, price=(1, 1), **given)
         assert 0 < len(stored_answers(tmp_path / 'out')) == len(server.calls) < 56
 
 
+def test_retries_count_as_calls(reviews, tmp_path):
+    "`max_calls` bounds what is sent; what was answered until then is stored."
+    with serving(lambda number, request: (500, {}) if number % 2 else right(number, request)) as server:
+        with pytest.raises(LabelError, match='max_calls=10 is reached, retries included'):
+            label(
+                reviews,
+                'm',
+                tmp_path / 'out',
+                endpoint=server.url,
+                splits=('dev',),
+                max_calls=10,
+                concurrency=1,
+            )
+        assert len(server.calls) == 10 and len(stored_answers(tmp_path / 'out')) == 5
+
+
+def test_an_estimate_is_shown_before_anything_is_sent(reviews, tmp_path, capsys):
+    with serving(right) as server:
+        words = [
+            'label',
+            str(reviews),
+            '--model',
+            'm',
+            '--out',
+            str(tmp_path / 'out'),
+            '--endpoint',
+            server.url,
+        ]
+        words += ['--price', '1,2']
+        assert main([*words, '--dry-run']) == 0
+        expected = capsys.readouterr().out
+        assert not server.calls and not (tmp_path / 'out').exists()
+        assert '56 prompts may take 56 calls' in expected and 'which cost about' in expected
+        assert '8 times as much if the service gives no log-probabilities' in expected
+        assert main([*words, '--max-calls', '55', '--retries', '0']) == 2 and not server.calls
+        capsys.readouterr()
+        assert main([*words, '--max-calls', '56', '--retries', '0']) == 0
+        assert capsys.readouterr().out.startswith(expected)
+        assert main([*words, '--dry-run', '--json']) == 0
+        estimate = json.loads(capsys.readouterr().out)
+        assert estimate['prompts'] == estimate['cost'] == 0 and estimate['stored'] == 56
+        assert len(server.calls) == 56
+
+
+def refuses(parameter, words):
+    "A service that refuses a parameter, as some do."
+
+    def behaviour(number, request):
+        if parameter in request and (parameter != 'n' or request['n'] > 1):
+            return 400, dict(error=dict(message=words))
+        content = request['messages'][0]['content']
+        return right(number, request) if 'logprobs' in request else (200, completion([truth(content)]))
+
+    return behaviour
+
+
+@pytest.mark.parametrize(
+    'parameter, words, calls',
+    [
+        ('max_tokens', "'max_tokens' is not supported with this model; use 'max_completion_tokens'", 9),
+        ('temperature', "'temperature' does not support 0 with this model", 9),
+        ('top_logprobs', 'top_logprobs is not supported', 2 + 8 * 2),  # also not five of them
+    ],
+)
+def test_what_services_differ_in_is_learned_from_their_refusals(reviews, tmp_path, parameter, words, calls):
+    with serving(refuses(parameter, words)) as server:
+        facts = label(reviews, 'm', tmp_path / 'out', endpoint=server.url, splits=('dev',), samples=2)
+        assert len(server.calls) == calls
+    assert facts['splits']['dev']['agreement']['accuracy'] == 1.0
+
+
+def test_one_answer_per_call_where_a_service_refuses_more(reviews, tmp_path):
+    def behaviour(number, request):
+        if 'logprobs' in request:
+            return 403, dict(error=dict(message='You are not allowed to request logprobs from this model'))
+        return refuses('n', 'number must be at most 1')(number, request)
+
+    with serving(behaviour) as server:
+        facts = label(reviews, 'm', tmp_path / 'out', endpoint=server.url, splits=('dev',), samples=3)
+        assert len(server.calls) == 2 + 8 * 3
+    assert facts['method'] == '3 samples' and facts['splits']['dev']['labelled'] == 8
+
+
+def spoken(tokens, **top):
+    "A completion of several tokens; the last one has the log-probabilities."
+    body = completion([''.join(tokens)])
+    content = [dict(token=token, logprob=0, bytes=None, top_logprobs=[]) for token in tokens]
+    content[-1]['top_logprobs'] = [
+        dict(token=token, logprob=math.log(p), bytes=None) for token, p in top.items()
+    ]
+    body['choices'][0]['logprobs'] = dict(content=content)
+    return 200, body
+
+
+def test_log_probabilities_are_those_of_the_answer_and_not_of_the_thoughts(reviews, tmp_path):
+    def thinks(number, request):
+        text = request['messages'][0]['content']
+        if 'too long' in text:
+            return spoken(['A', ' film', ' I', ' liked'], liked=1.0)
+        return spoken(['<think>', 'A?', '</think>', '\n\n', 'B'], B=0.8, A=0.2)
+
+    with serving(thinks) as server:
+        label(reviews, 'm', tmp_path / 'out', endpoint=server.url, splits=('train',))
+    rows = rows_of(tmp_path / 'out', 'train')
+    assert len(rows) == 18 and {tuple(row['teacher']) for row in rows} == {(0.2, 0.8)}
+
+
+def test_an_answer_without_a_code_of_one_token_is_sampled(reviews, tmp_path):
+    def by_name(number, request):
+        name = dict(A='Negative', B='Positive')[truth(request['messages'][0]['content'])]
+        return spoken([name[:3], name[3:]], tive=1.0)
+
+    with serving(by_name) as server:
+        facts = label(reviews, 'm', tmp_path / 'out', endpoint=server.url, splits=('dev',), samples=2)
+        assert len(server.calls) == 1 + 8 * 2
+    assert facts['method'] == '2 samples' and facts['splits']['dev']['agreement']['accuracy'] == 1.0
+
+
+def test_answers_that_were_cut_are_asked_again_with_more_tokens(reviews, tmp_path):
+    def long(number, request):
+        cut = request['max_tokens'] < 100 and 'too long' in request['messages'][0]['content']
+        return (
+            (200, completion(['<think>positive'], {'<think>': 0.0}, 'length'))
+            if cut
+            else right(number, request)
+        )
+
+    given = dict(out=tmp_path / 'out', splits=('dev',))
+    with serving(long) as server:
+        first = label(reviews, 'm', endpoint=server.url, **given)
+        assert first['splits']['dev']['unparsable'] == 2
+        second = label(reviews, 'm', endpoint=server.url, max_tokens=200, **given)
+        assert len(server.calls) == 8 + 2 and second['splits']['dev']['unparsable'] == 0
+
+
+def test_a_service_of_another_language_is_stopped_early(reviews, tmp_path):
+    "All of its answers are stored; the first of them are enough to see it."
+    with serving(lambda *_: (200, completion(['Das gefällt mir.'], {'Das': -0.01}))) as server:
+        with pytest.raises(LabelError, match='none of the first 20 answers .*Das gefällt mir'):
+            label(reviews, 'm', tmp_path / 'out', endpoint=server.url, concurrency=1)
+        assert 20 <= len(server.calls) <= 21
+        with pytest.raises(LabelError, match=r'no row of train was labelled \(24 unparsable\)'):
+            for _ in range(3):
+                with contextlib.suppress(LabelError):
+                    label(reviews, 'm', tmp_path / 'out', endpoint=server.url, concurrency=1)
+            label(reviews, 'm', tmp_path / 'out', endpoint=server.url)
+    assert not (tmp_path / 'out' / 'train.jsonl').exists()
+
+
+def test_ctrl_c_does_not_wait_for_a_service_that_stalls(reviews, tmp_path):
+    answered = threading.Event()
+
+    def stalls(number, request):
+        if number > 5:
+            answered.wait(300)
+        return right(number, request)
+
+    words = ['label', str(reviews), '--model', 'm', '--out', str(tmp_path / 'out'), '--concurrency', '2']
+    with serving(stalls) as server:
+        command = [sys.executable, '-m', 'kdnotes', *words, '--endpoint', server.url]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while len(server.calls) < 7:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        answered.set()
+    assert process.returncode == EXIT_STOPPED and 'stopped' in errors and 'Traceback' not in errors
+    assert len(stored_answers(tmp_path / 'out')) == 5
+
+
+@pytest.fixture
+def tickets(tmp_path):
+    "A file of texts without labels."
+    path = tmp_path / 'tickets.csv'
+    kinds = ['invoice is wrong', 'app crashes', 'when do you open']
+    rows = [f'{kinds[i % 3]}, number {i}' for i in range(60)]
+    path.write_text('message\n' + ''.join(f'"{row}"\n' for row in rows))
+    return path
+
+
+def kind(number, request):
+    "A: billing, B: bug, C: other, D: praise."
+    text = request['messages'][0]['content']
+    answer = 'A' if 'invoice' in text else 'B' if 'crashes' in text else 'C'
+    assert 'D: praise' in text
+    rest = dict.fromkeys(set('ABCD') - {answer}, math.log(0.1))
+    return 200, completion([answer], {answer: math.log(0.7)} | rest)
+
+
+def test_a_file_of_texts_without_labels_becomes_a_corpus(tickets, tmp_path, monkeypatch, capsys):
+    "The model's own labels; a class that it never chooses is left out."
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
+    out = tmp_path / 'out'
+    with serving(kind) as server:
+        words = ['label', str(tickets), '--columns', 'text=message', '--classes', 'billing,bug,other,praise']
+        assert main([*words, '--model', 'm', '--endpoint', server.url, '--out', str(out)]) == 0
+    assert 'no row of train was labelled praise' in capsys.readouterr().out
+    rows = {split: rows_of(out, split) for split in ('train', 'dev', 'test')}
+    assert {split: len(part) for split, part in rows.items()} == dict(train=48, dev=6, test=6)
+    for row in [row for part in rows.values() for row in part]:
+        expected = 'billing' if 'invoice' in row['text'] else 'bug' if 'crashes' in row['text'] else 'other'
+        assert row['label'] == expected
+        assert row['teacher'] == pytest.approx(
+            [0.7 / 0.9 if c == expected else 0.1 / 0.9 for c in ('billing', 'bug', 'other')], abs=1e-5
+        )
+    scores = scores_of(out)
+    assert np.exp(scores.logits['train']).max(axis=1) == pytest.approx(0.7 / 0.9, abs=1e-5)
+
+
+def test_questions_and_pairs_without_labels(tmp_path):
+    pairs = tmp_path / 'pairs.csv'
+    pairs.write_text('question,sentence\n' + ''.join(f'q{i // 3},s{i}\n' for i in range(60)))
+    with serving(lambda *_: (200, completion(['B'], {'B': math.log(0.75), 'A': math.log(0.25)}))) as server:
+        label(pairs, 'm', tmp_path / 'ranking', 'answer_selection', endpoint=server.url)
+        scale = dict(columns='text=question,second=sentence', classes=['0', '5'], endpoint=server.url)
+        label(pairs, 'm', tmp_path / 'numbers', 'sentence_pairs', **scale)
+    rows = {split: rows_of(tmp_path / 'ranking', split) for split in ('train', 'dev', 'test')}
+    assert {(row['Label'], tuple(row['teacher'])) for row in rows['train']} == {(1, (0.25, 0.75))}
+    questions = [{row['Question'] for row in part} for part in rows.values()]
+    assert [len(part) for part in questions] == [16, 2, 2] and len(set.union(*questions)) == 20
+    row = rows_of(tmp_path / 'numbers', 'dev')[0]
+    assert row['score'] == row['teacher'] == pytest.approx(0.75, abs=0.01)
+
+
+def test_files_of_texts_that_cannot_be_labelled(tickets, tmp_path):
+    given = dict(out=tmp_path / 'out', endpoint='http://127.0.0.1:9/v1', columns='text=message')
+    with pytest.raises(ConfigError, match='has no labels; name the classes'):
+        label(tickets, 'm', **given)
+    with pytest.raises(ConfigError, match='all of its splits are labelled'):
+        label(tickets, 'm', classes=['a', 'b'], splits=('dev',), **given)
+    with serving(lambda *_: (200, completion(['A'], {'A': 0.0}))) as server:
+        with pytest.raises(LabelError, match='answers a for all 48 rows of train'):
+            label(tickets, 'm', classes=['a', 'b'], **given | dict(endpoint=server.url))
+
+
 def test_the_key_is_sent_and_stored_nowhere(reviews, tmp_path, monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'home'))
     monkeypatch.setenv(KEY, 'a-secret-key')
     with serving(right) as server:
         label(reviews, 'm', tmp_path / 'out', endpoint=server.url, splits=('dev',))
         assert {headers['Authorization'] for headers, _ in server.calls} == {'Bearer a-secret-key'}
+
+    def repeats(number, request):
+        return 200, completion([f'{truth(request["messages"][0]["content"])}. Your key is a-secret-key'])
+
+    with serving(repeats) as server:
+        address = server.url.replace('//', '//someone:a-password@')
+        label(reviews, 'repeats', tmp_path / 'out', endpoint=address, splits=('dev',))
     with serving(lambda *_: (500, dict(error=dict(message='a-secret-key is odd')))) as server:
         with pytest.raises(LabelError) as error:
             label(reviews, 'other', tmp_path / 'out', endpoint=server.url, splits=('dev',), retries=0)
     assert 'a-secret-key' not in str(error.value) and '*** is odd' in str(error.value)
-    assert all(b'a-secret-key' not in path.read_bytes() for path in (tmp_path / 'out').iterdir())
+    written = [path for path in tmp_path.rglob('*') if path.is_file()]
+    assert {'answers.jsonl', 'label.json', 'dev.jsonl'} <= {path.name for path in written}
+    for secret in (b'a-secret-key', b'a-password'):
+        assert [path for path in written if secret in path.read_bytes()] == []
+    assert b'Your key is ***' in (tmp_path / 'out' / ANSWERS).read_bytes()
 
 
 def test_kills_lose_at_most_the_calls_in_flight(reviews, tmp_path):
@@ -335,9 +577,11 @@ def test_kills_lose_at_most_the_calls_in_flight(reviews, tmp_path):
                 time.sleep(0.01)
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-        label(reviews, 'm', out, endpoint=server.url, concurrency=2)
+        facts = label(reviews, 'm', out, endpoint=server.url, concurrency=2, price=(1, 1))
         assert 56 <= len(server.calls) <= 56 + 2 * 2
     assert len(stored_answers(out)) == 56 and len((out / ANSWERS).read_text().splitlines()) == 56
+    assert facts['total'] == dict(answers=56, tokens_in=56 * 50, tokens_out=56, cost=56 * 51 / 1e6)
+    assert facts['used']['answers'] < 56
 
 
 def tiny_causal(folder):
@@ -369,6 +613,7 @@ def test_a_local_model_labels_a_corpus_that_a_student_is_trained_on(reviews, tmp
     facts = json.loads(capsys.readouterr().out)
     assert facts['used']['answers'] == 56 and facts['splits']['train']['written'] == 24
     assert main(words) == 0 and json.loads(capsys.readouterr().out)['used']['answers'] == 0
+    assert main([*words, '--dry-run']) == 0 and json.loads(capsys.readouterr().out)['prompts'] == 0
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
     network = GPT2LMHeadModel.from_pretrained(model).eval()
     options = find_options(
@@ -404,38 +649,23 @@ def test_ranking_and_numbers(tmp_path):
         assert 'Does the sentence answer the question?' in request['messages'][0]['content']
         return 200, completion(['B'], {'B': math.log(0.75), 'A': math.log(0.25)})
 
-    with serving(number_4) as server:
-        facts = label(
-            'embedded',
-            'm',
-            tmp_path / 'pairs',
-            'sentence_pairs',
-            endpoint=server.url,
-            splits=('dev',),
-            concurrency=4,
-        )
-    row = rows_of(tmp_path / 'pairs', 'dev')[0]
-    assert (
-        row['teacher'] == pytest.approx(sum(map(float, facts['options'][-2:])) / 2, abs=0.01)
-        and {'sentence1', 'sentence2', 'score'} <= row.keys()
-    )
+    def labelled(task, behaviour):
+        with serving(behaviour) as server:
+            out = tmp_path / task
+            facts = label('embedded', 'm', out, task, endpoint=server.url, splits=('dev',), concurrency=4)
+        return facts, rows_of(out, 'dev')[0]
+
+    facts, row = labelled('sentence_pairs', number_4)
+    assert row['teacher'] == pytest.approx(sum(map(float, facts['options'][-2:])) / 2, abs=0.01)
+    assert {'sentence1', 'sentence2', 'score'} <= row.keys()
     assert facts['splits']['dev']['agreement'] == dict(n=314, pearson=None, spearman=None)
-    with serving(relevant) as server:
-        label(
-            'embedded',
-            'm',
-            tmp_path / 'ranking',
-            'answer_selection',
-            endpoint=server.url,
-            splits=('dev',),
-            concurrency=4,
-        )
-    row = rows_of(tmp_path / 'ranking', 'dev')[0]
+    _, row = labelled('answer_selection', relevant)
     assert row['teacher'] == [0.25, 0.75] and {'Question', 'Sentence', 'Label'} <= row.keys()
 
 
 def test_bad_input_is_one_sentence(reviews, tmp_path):
     (tmp_path / 'own.jinja').write_text('{{ review }}')
+    (tmp_path / 'constant.jinja').write_text('Which mood? {{ options }}')
     (tmp_path / 'full').mkdir()
     (tmp_path / 'full' / 'thesis.txt').write_text('x')
     for given, expected in [
@@ -445,6 +675,9 @@ def test_bad_input_is_one_sentence(reviews, tmp_path):
         (dict(out=tmp_path / 'full'), 'holds other files'),
         (dict(task='masked_lm', corpus='embedded'), 'no label that a language model can choose'),
         (dict(endpoint=None, model='/nowhere'), 'no text-generation model'),
+        (dict(endpoint='localhost:9/v1'), 'begins with http'),
+        (dict(classes=['good', 'bad']), 'has labels; leave it out'),
+        (dict(prompt=tmp_path / 'constant.jinja'), 'uses no text of a row'),
     ]:
         given = (
             dict(corpus=reviews, model='m', out=tmp_path / 'out', endpoint='http://127.0.0.1:9/v1') | given

@@ -7,11 +7,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from typer import Argument, BadParameter, Option
 from .options import Json, command
-from .output import print_json, say
-from ..core.render import render
+from .output import print_json, say, speaker
+from ..core.render import phrase, render
 
 # %% auto #0
-__all__ = ['parse_price', 'label']
+__all__ = ['parse_price', 'parse_names', 'label']
 
 # %% ../../nbs/commands/09_label.ipynb #e3905d62
 def parse_price(price: str | None) -> tuple[float, float] | None:  # of a million tokens in, and out
@@ -26,15 +26,22 @@ def parse_price(price: str | None) -> tuple[float, float] | None:  # of a millio
         raise BadParameter(f'{price!r} is not two numbers such as 0.15,0.6', param_hint='--price')
     return into, out
 
+
+def parse_names(names: str) -> list[str]:
+    "A comma-separated option."
+    return [name.strip() for name in names.split(',') if name.strip()]
+
 # %% ../../nbs/commands/09_label.ipynb #d6660465
 @command(
     'use a model',
-    'label reviews/ --out labelled --model gpt-4o-mini --endpoint https://api.openai.com/v1',
+    'label tickets.csv --classes billing,bug,other --out labelled --model gpt-4o-mini '
+    '--endpoint https://api.openai.com/v1 --price 0.15,0.6 --dry-run',
     'label reviews/ --out labelled --model Qwen/Qwen2.5-0.5B-Instruct',
 )
 def label(
     corpus: Annotated[
-        str, Argument(metavar='CORPUS', help='embedded, a published name, a folder or a hub id')
+        str,
+        Argument(metavar='CORPUS', help='a file of texts, embedded, a published name, a folder or a hub id'),
     ],
     model: Annotated[
         str,
@@ -64,6 +71,9 @@ def label(
     target: Annotated[
         Literal['classes', 'number'], Option(help='of text_classification: type of the labels')
     ] = 'classes',
+    classes: Annotated[
+        str, Option(help='of texts without labels: comma-separated names; of numbers the ends of the scale')
+    ] = '',
     splits: Annotated[
         str, Option(help='comma-separated, of train, dev, test, unlabelled. Default: all')
     ] = '',
@@ -73,19 +83,27 @@ def label(
     concurrency: Annotated[int, Option(min=1, help='calls at the same time')] = 8,
     max_tokens: Annotated[int, Option(min=1, help='of an answer; reasoning models need more')] = 16,
     timeout_s: Annotated[float, Option(min=0.1, help='seconds that a call may take')] = 60,
-    max_calls: Annotated[int | None, Option(min=0, help='refuse to make more calls')] = None,
+    retries: Annotated[int, Option(min=0, help='how often a call that fails is repeated')] = 5,
+    max_calls: Annotated[int | None, Option(min=0, help='make no more calls, retries included')] = None,
     max_cost: Annotated[float | None, Option(min=0, help='refuse a higher cost; needs --price')] = None,
     price: Annotated[
         str | None, Option(metavar='IN,OUT', help='price of a million tokens of prompts, and of answers')
     ] = None,
+    dry_run: Annotated[
+        bool, Option('--dry-run', help='estimate calls, tokens and cost; send nothing')
+    ] = False,
     as_json: Json = False,
 ) -> int:
-    """Label a corpus with a language model, as the teacher of a student.
+    """Label texts with a language model, as the teacher of a student.
 
     The model chooses between the classes of the training split, for each row of the corpus, also for rows
-    without a label. Answers are stored as they come: the same command asks only what is missing."""
+    without a label. A single file is split into train, dev and test; without a column of labels, --classes
+    names the classes. Answers are stored as they come: the same command asks only what is missing."""
     from kdnotes.labelling.label import label as label_corpus
 
+    show = speaker(as_json)
+    of_service = dict(samples=samples, concurrency=concurrency, max_tokens=max_tokens)
+    of_service |= dict(timeout_s=timeout_s, retries=retries)
     facts = label_corpus(
         corpus,
         model,
@@ -95,15 +113,19 @@ def label(
         prompt=prompt,
         columns=columns,
         target=target,
-        splits=[split.strip() for split in splits.split(',') if split.strip()],
+        classes=parse_names(classes),
+        splits=parse_names(splits),
         max_calls=max_calls,
         max_cost=max_cost,
         price=parse_price(price),
-        **(
-            dict(samples=samples, concurrency=concurrency, max_tokens=max_tokens, timeout_s=timeout_s)
-            if endpoint
-            else {}
-        ),
+        on_estimate=lambda estimate: show(phrase('label.jinja', 'estimate', estimate)),
+        dry_run=dry_run,
+        **of_service if endpoint else {},
     )
-    print_json(facts) if as_json else say(render('label.txt.jinja', facts=facts, folder=out).rstrip())
+    if as_json:
+        print_json(facts)
+    elif dry_run:
+        say(phrase('label.jinja', 'estimate', facts))
+    else:
+        say(render('label.txt.jinja', facts=facts, folder=out).rstrip())
     return 0

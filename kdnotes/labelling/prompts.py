@@ -18,8 +18,8 @@ from ..tasks.labelled_texts import class_names, label_numbers
 from ..tasks.schema import Rows
 
 # %% auto #0
-__all__ = ['STEPS', 'RELEVANCE', 'Options', 'find_options', 'load_prompt', 'prompts', 'read_answer', 'read_log_probabilities',
-           'read_samples']
+__all__ = ['STEPS', 'RELEVANCE', 'Options', 'check_task', 'find_options', 'load_prompt', 'prompts', 'find_code', 'read_answer',
+           'read_log_probabilities', 'read_samples']
 
 # %% ../../nbs/labelling/01_prompts.ipynb #938bf62c
 STEPS = 6  # of a scale of numbers
@@ -42,21 +42,26 @@ class Options:
         return tuple(str(i + 1) for i in range(len(self.names)))
 
 # %% ../../nbs/labelling/01_prompts.ipynb #913219c7
+def check_task(task: str) -> None:
+    "Refuse a task whose rows have no label that is chosen from a few."
+    if task not in ('answer_selection', 'text_classification', 'sentence_pairs'):
+        raise ConfigError(
+            f'task={task} has no label that a language model can choose; label answer_selection, '
+            'text_classification or sentence_pairs'
+        )
+
+
 def find_options(
     task: str,  # answer_selection | text_classification | sentence_pairs
     train: Rows,  # checked rows with labels
     target: str = 'classes',  # of text_classification: classes | number
 ) -> Options:
     "The options of a task."
+    check_task(task)
     if task == 'answer_selection':
         return Options(RELEVANCE)
     if task == 'text_classification' and target == 'classes':
         return Options(tuple(class_names(train)))
-    if task not in ('text_classification', 'sentence_pairs'):
-        raise ConfigError(
-            f'task={task} has no label that a language model can choose; label answer_selection, '
-            'text_classification or sentence_pairs'
-        )
     numbers = label_numbers(train)
     values = np.linspace(numbers.min(), numbers.max(), STEPS)
     return Options(tuple(f'{value:.3g}' for value in values), tuple(map(float, values)))
@@ -66,7 +71,7 @@ def load_prompt(
     task: str,
     path: str | Path | None = None,  # a jinja template; None: the one that comes with kdnotes
 ):  # a `jinja2.Template`
-    "The template of a prompt; one that names a field no row has is refused."
+    "The template of a prompt; one with a field that no row has, or with no text of the row, is refused."
     place = (
         Path(path).expanduser() if path else files('kdnotes') / 'labelling' / 'templates' / f'{task}.jinja'
     )
@@ -78,11 +83,14 @@ def load_prompt(
         raise ConfigError(f'prompt {truncate_repr(str(path))} cannot be read: {e}') from None
     except TemplateSyntaxError as e:
         raise ConfigError(f'prompt {path} line {e.lineno}: {e.message}') from None
-    fields = {*task_info(task).texts, 'options'}
+    texts = task_info(task).texts
+    fields = {*texts, 'options'}
     if unknown := sorted(used - fields):
         raise ConfigError(
             f'prompt {path} uses {", ".join(unknown)}, and a row of {task} has {", ".join(sorted(fields))}'
         )
+    if not used & set(texts):
+        raise ConfigError(f'prompt {path} uses no text of a row; write {{{{ {texts[0]} }}}} where it belongs')
     return environment.from_string(source)
 
 # %% ../../nbs/labelling/01_prompts.ipynb #fdc9fc3c
@@ -95,11 +103,27 @@ def prompts(
     "What is asked about each row."
     names = task_info(task).texts
     listed = [dict(code=code, name=name) for code, name in zip(options.codes, options.names)]
-    for texts in zip(*(rows[name] for name in names)):
-        yield template.render(dict(zip(names, texts)), options=listed).strip()
+    for i, texts in enumerate(zip(*(rows[name] for name in names)), 1):
+        try:
+            yield template.render(dict(zip(names, texts)), options=listed).strip()
+        except Exception as e:  # whatever an expression in the template raises
+            raise ConfigError(f'prompt: the template fails on row {i} ({e}); correct it') from None
 
 # %% ../../nbs/labelling/01_prompts.ipynb #3b9cfd27
-_THOUGHTS = re.compile(r'<think>.*?</think>', re.DOTALL)  # of reasoning models
+_THOUGHTS = re.compile(r'^.*</think>|<think>.*$', re.DOTALL)  # of reasoning models
+_CODE = re.compile(r'\W*(?:(?:the )?answer(?: is)?\W+)?(\w+)(?:\W*$|[.):\]])', re.IGNORECASE)
+
+
+def find_code(
+    text: str,  # what the model wrote
+    options: Options,
+) -> tuple[str, int] | None:  # the code, and where it begins; None: the answer does not begin with one
+    "The code that an answer begins with."
+    answer = _THOUGHTS.sub(lambda thoughts: ' ' * len(thoughts[0]), text)
+    word = _CODE.match(answer)
+    if word and (code := word[1].upper()) in options.codes:
+        return code, word.start(1)
+    return None
 
 
 def read_answer(
@@ -107,10 +131,9 @@ def read_answer(
     options: Options,
 ) -> int | None:  # index of the option; None: it is not clear which
     "The option that an answer names."
-    text = _THOUGHTS.sub('', text).strip()
-    code = re.match(r'\W*(?:(?:the )?answer(?: is)?\W+)?(\w+)(?:\W*$|[.):\]])', text, re.IGNORECASE)
-    if code and code[1].upper() in options.codes:
-        return options.codes.index(code[1].upper())
+    if code := find_code(text, options):
+        return options.codes.index(code[0])
+    text = _THOUGHTS.sub('', text)
     named = [
         i
         for i, name in enumerate(options.names)
@@ -119,7 +142,7 @@ def read_answer(
     return named[0] if len(named) == 1 else None
 
 # %% ../../nbs/labelling/01_prompts.ipynb #18b500f6
-_LEAST_MASS = 0.01  # of the first token, that the codes must have together
+_LEAST_MASS = 0.01  # that the codes must have together
 _LEAST = 1e-6  # probability of an option
 
 
@@ -127,7 +150,7 @@ def read_log_probabilities(
     top: Mapping[str, float],  # token -> natural logarithm of its probability
     options: Options,
 ) -> np.ndarray | None:  # (options,), sums to 1; None: the model answers something else
-    "The probability of each option by that of its code as the first token."
+    "The probability of each option by that of its code as a token."
     shares = dict.fromkeys(options.codes, 0.0)
     for token, log_probability in top.items():
         if (code := token.strip().upper()) in shares:

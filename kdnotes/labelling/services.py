@@ -5,19 +5,21 @@
 # %% ../../nbs/labelling/02_services.ipynb #9e6655bd
 from __future__ import annotations
 import os
+import queue
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 from fastcore.basics import patch
-from ..core.config import ConfigError, truncate_repr
+from ..core.config import ConfigError, pluralize, truncate_repr
 from ..core.files import without_password
+from .prompts import Options, find_code, read_samples
 
 # %% auto #0
 __all__ = ['Answer', 'KEY', 'LabelError', 'Failure', 'Service', 'LocalModel']
 
 # %% ../../nbs/labelling/02_services.ipynb #ff6fcbfd
-Answer = dict[str, Any]  # texts, top, tokens, refused
+Answer = dict[str, Any]  # texts, top, tokens, refused, cut
 
 
 class LabelError(ConfigError):
@@ -29,10 +31,10 @@ class Failure:
     "A call that failed after all retries; the row is asked again by the next call of the same command."
 
     why: str
+    status: int | None = None  # of HTTP; None: there was no answer, or it was no chat completion
 
 # %% ../../nbs/labelling/02_services.ipynb #a4c96271
 KEY = 'OPENAI_API_KEY'  # environment variable
-_TOP = 20  # most log-probabilities that the protocol allows
 _FATAL = (401, 403, 404)  # statuses that every call would get
 
 
@@ -43,69 +45,118 @@ class Service:
         self,
         url: str,  # base address of the service, such as http://localhost:8000/v1
         model: str,  # what the service calls it
+        options: Options,  # that it chooses from
         samples: int = 8,  # answers per prompt, where the service gives no log-probabilities
         concurrency: int = 8,  # calls at the same time
         max_tokens: int = 16,  # of an answer; reasoning models need more
         timeout_s: float = 60,  # of a call
         retries: int = 5,  # of a call
+        max_calls: int | None = None,  # that are sent, retries included; None: any number
     ):
-        try:
-            import openai
-        except ImportError:
-            raise ConfigError(
-                "endpoint needs the package openai, which is not installed; pip install 'kdnotes[label]'"
-            ) from None
-        self.url = url
+        self.url = _checked_address(url)
         self.model = model
+        self.options = options
         self.samples = samples
         self.concurrency = concurrency
         self.max_tokens = max_tokens
+        self.max_calls = max_calls
+        self.calls = 0  # that were sent
         self.log_probabilities = True  # until the service is seen to give none
+        # what services differ in; see `_WAYS`
+        self.top = 20  # log-probabilities: the most that the protocol allows
+        self.limit_name = 'max_tokens'
+        self.temperature = True  # may it be given?
+        self.at_once = samples  # answers of one call
+        self._counting = threading.Lock()
         self._key = os.environ.get(KEY) or 'none'
-        self._client = openai.OpenAI(base_url=url, api_key=self._key, timeout=timeout_s, max_retries=retries)
+        self._client = self._make_client(timeout_s, retries)
 
     @property
     def method(self) -> str:  # of stored answers: answers got in another way are not reused
         "How the model is asked."
         return 'log-probabilities' if self.log_probabilities else f'{self.samples} samples'
 
+# %% ../../nbs/labelling/02_services.ipynb #e8a1cb92
+def _checked_address(url: str) -> str:
+    "The base address of a service, without the path that the client adds."
+    if not url.startswith(('http://', 'https://')):
+        raise ConfigError(f'endpoint {truncate_repr(url)} is no address; it begins with http:// or https://')
+    if '?' in url:
+        raise ConfigError(f'endpoint has a "?": give the address alone, and the key in {KEY}')
+    return url.rstrip('/').removesuffix('/chat/completions')
+
+
+@patch
+def _make_client(self: Service, timeout_s: float, retries: int):  # an `openai.OpenAI`
+    "The client, which counts what it sends."
+    try:
+        import openai
+    except ImportError:
+        raise ConfigError(
+            "endpoint needs the package openai, which is not installed; pip install 'kdnotes[label]'"
+        ) from None
+
+    def count(request: Any) -> None:
+        with self._counting:
+            if self.max_calls is not None and self.calls >= self.max_calls:
+                raise openai.OpenAIError(f'max_calls={self.max_calls} is reached')
+            self.calls += 1
+
+    http = openai.DefaultHttpxClient(event_hooks=dict(request=[count]))
+    settings = dict(timeout=timeout_s, max_retries=retries, http_client=http)
+    return openai.OpenAI(base_url=self.url, api_key=self._key, **settings)
+
 # %% ../../nbs/labelling/02_services.ipynb #45362342
 @patch
-def _complete(self: Service, prompt: str, **more: Any):  # an `openai.types.chat.ChatCompletion`
-    "One call; whatever is no chat completion is an error."
-    completion = self._client.chat.completions.create(
-        model=self.model,
-        messages=[dict(role='user', content=prompt)],
-        max_tokens=self.max_tokens,
-        **more,
-    )
-    if not getattr(completion, 'choices', None):
-        raise ValueError(
-            f'the service answered {truncate_repr(str(completion))}, which is no chat completion'
-        )
-    return completion
+def _request(self: Service, n: int) -> dict[str, Any]:
+    "The parameters of a call for n samples."
+    request = {self.limit_name: self.max_tokens}
+    if self.log_probabilities:
+        request |= dict(temperature=0, logprobs=True, top_logprobs=self.top)
+    else:
+        request |= dict(temperature=1, n=min(n, self.at_once))
+    if not self.temperature:
+        del request['temperature']
+    return request
 
 
+@patch
+def _top(self: Service, logprobs: Any) -> dict[str, float] | None:
+    "The log-probabilities in the place of the answer's code."
+    if not logprobs or not logprobs.content:
+        return None
+    code, place = find_code(''.join(t.token for t in logprobs.content), self.options) or ('', 0)
+    for token in logprobs.content:
+        if code and place < len(token.token):
+            whole = token.token.strip(' *_`"\'(\n').upper() == code
+            return {t.token: t.logprob for t in token.top_logprobs} if whole else {}
+        place -= len(token.token)
+    return {}
+
+# %% ../../nbs/labelling/02_services.ipynb #ee61c5bc
 @patch
 def ask(self: Service, prompt: str) -> Answer:
     "The answer to a prompt, by as many calls as it takes."
-    answer: Answer = dict(texts=[], top=None, tokens=[0, 0], refused=False)
-    while len(answer['texts']) < (1 if self.log_probabilities else self.samples):
-        if self.log_probabilities:
-            more = dict(temperature=0, logprobs=True, top_logprobs=_TOP)
-        else:
-            more = dict(temperature=1, n=self.samples - len(answer['texts']))
-        completion = self._complete(prompt, **more)
+    answer: Answer = dict(texts=[], top=None, tokens=[0, 0], refused=False, cut=0)
+    while (missing := (1 if self.log_probabilities else self.samples) - len(answer['texts'])) > 0:
+        messages = [dict(role='user', content=prompt)]
+        completion = self._client.chat.completions.create(
+            model=self.model, messages=messages, **self._request(missing)
+        )
+        if not getattr(completion, 'choices', None):
+            raise ValueError(
+                f'the service answered {truncate_repr(str(completion))}, which is no chat completion'
+            )
         if usage := completion.usage:
             answer['tokens'][0] += usage.prompt_tokens
             answer['tokens'][1] += usage.completion_tokens
         for choice in completion.choices:
-            answer['texts'].append(choice.message.content or '')
+            answer['texts'].append(self._masked(choice.message.content or ''))
             refused = choice.finish_reason == 'content_filter' or getattr(choice.message, 'refusal', None)
-            answer['refused'] = answer['refused'] or bool(refused)
-        first = completion.choices[0].logprobs
-        if self.log_probabilities and first and first.content:
-            answer['top'] = {t.token: t.logprob for t in first.content[0].top_logprobs}
+            answer['refused'] |= bool(refused)
+            answer['cut'] = self.max_tokens if choice.finish_reason == 'length' else answer['cut']
+        if self.log_probabilities:
+            answer['top'] = self._top(completion.choices[0].logprobs)
     return answer
 
 # %% ../../nbs/labelling/02_services.ipynb #02356f1f
@@ -117,75 +168,127 @@ def _try(self: Service, prompt: str) -> Answer | Failure:
     try:
         return self.ask(prompt)
     except openai.APIStatusError as e:
-        if e.status_code in _FATAL:
-            advice = (
-                f'set {KEY}'
-                if e.status_code in (401, 403)
-                else 'correct the address or the name of the model'
-            )
-            raise LabelError(
-                f'{without_password(self.url)} refuses model {truncate_repr(self.model)} with status '
-                f'{e.status_code} ({self._reason(e)}); {advice}'
-            ) from None
-        return Failure(f'status {e.status_code}: {self._reason(e)}')
+        failure = Failure(f'status {e.status_code}: {self._reason(e)}', e.status_code)
     except (openai.OpenAIError, ValueError, AttributeError, TypeError) as e:
-        return Failure(self._reason(e))
+        failure = Failure(self._reason(e))
+    if self.calls == self.max_calls:
+        raise LabelError(
+            f'max_calls={self.max_calls} is reached, retries included, and calls failed ({failure.why}); '
+            'what was answered is stored: raise it and start the same command again'
+        )
+    if failure.status in _FATAL and not self._other_way(failure):
+        advice = (
+            f'set {KEY}' if failure.status in (401, 403) else 'correct the address or the name of the model'
+        )
+        raise LabelError(
+            f'{without_password(self.url)} refuses model {truncate_repr(self.model)} with '
+            f'{failure.why}; {advice}'
+        )
+    return failure
+
+
+@patch
+def _masked(self: Service, text: str) -> str:
+    "A text without the key."
+    return text if self._key == 'none' else text.replace(self._key, '***')
 
 
 @patch
 def _reason(self: Service, error: Exception) -> str:
     "An error in one line, without the key."
-    text = ' '.join(str(error).split()) or type(error).__name__
-    return (text if self._key == 'none' else text.replace(self._key, '***'))[:200]
+    cause = f' ({error.__cause__})' if error.__cause__ else ''
+    return self._masked(' '.join(f'{error}{cause}'.split()) or type(error).__name__)[:300]
 
 # %% ../../nbs/labelling/02_services.ipynb #8133dadf
+# a word of a refusal, and what is changed then
+_WAYS = (
+    ('max_completion_tokens', dict(limit_name='max_completion_tokens')),
+    ('top_logprobs', dict(top=5)),
+    ('logprob', dict(log_probabilities=False)),
+    ('temperature', dict(temperature=False)),
+)
+
+
+@patch
+def _other_way(self: Service, answer: Answer | Failure) -> dict[str, Any]:  # attributes; {}: there is none
+    "How to ask better after an answer or a refusal."
+    if isinstance(answer, Failure):
+        ways = [way for word, way in _WAYS if word in answer.why.lower() and vars(self) != vars(self) | way]
+        if ways and answer.status in (400, 403, 422):
+            return ways[0]
+        several = not self.log_probabilities and self.at_once > 1
+        return dict(at_once=1) if several and answer.status in (400, 422) else {}
+    if not self.log_probabilities or answer['refused'] or answer['top']:
+        return {}
+    clear = read_samples(answer['texts'], self.options) is not None
+    return dict(log_probabilities=False) if answer['top'] is None or clear else {}
+
+# %% ../../nbs/labelling/02_services.ipynb #efe886df
 @patch
 def probe(self: Service, prompt: str) -> Answer | Failure:
     "The answer to a first prompt, which settles how the others are asked."
-    answer = self._try(prompt)
-    if self.log_probabilities and (
-        isinstance(answer, Failure)
-        and 'logprob' in answer.why.lower()
-        or isinstance(answer, dict)
-        and answer['top'] is None
-        and not answer['refused']
-    ):
-        self.log_probabilities = False
-        return self._try(prompt)
-    return answer
+    while True:
+        answer = self._try(prompt)
+        way = self._other_way(answer)
+        if not way:
+            return answer
+        vars(self).update(way)
 
-
+# %% ../../nbs/labelling/02_services.ipynb #e26c9363
 @patch
 def answers(self: Service, prompts: Sequence[str]) -> Iterator[tuple[int, Answer | Failure]]:
     "The number of each prompt and its answer, in the order in which they come."
-    numbered = iter(enumerate(prompts))
-    calls = {}
-    with ThreadPoolExecutor(self.concurrency) as threads:
-        while True:
-            while len(calls) < self.concurrency and (following := next(numbered, None)):
-                i, prompt = following
-                calls[threads.submit(self._try, prompt)] = i
-            if not calls:
-                return
-            done, _ = wait(calls, return_when=FIRST_COMPLETED)
-            for call in done:
-                yield calls.pop(call), call.result()
+    to_ask, answered = queue.SimpleQueue(), queue.SimpleQueue()
+    waiting = iter(enumerate(prompts))
+    threads = min(self.concurrency, len(prompts))
+    in_flight = threads
+    error = None
+
+    def work() -> None:
+        for i, prompt in iter(to_ask.get, None):
+            try:
+                answered.put((i, self._try(prompt)))
+            except LabelError as e:
+                answered.put((i, e))
+
+    for _ in range(threads):
+        to_ask.put(next(waiting))
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        while in_flight:
+            i, answer = answered.get()
+            in_flight -= 1
+            if isinstance(answer, LabelError):
+                error = answer  # what is in flight is still stored
+                continue
+            yield i, answer
+            if not error and (following := next(waiting, None)):
+                to_ask.put(following)
+                in_flight += 1
+    finally:
+        for _ in range(threads):
+            to_ask.put(None)
+    if error:
+        raise error
 
 # %% ../../nbs/labelling/02_services.ipynb #0e21aae6
 class LocalModel:
     "A text-generation model of transformers."
 
-    method = 'log-probabilities'
     concurrency = 1
+    samples = 1
+    max_tokens = 0  # it writes nothing
+    method = 'log-probabilities'  # of stored answers
 
     def __init__(
         self,
         model: str,  # folder or hub id
-        codes: Sequence[str],  # of the options
+        options: Options,  # that it chooses from
         batch_tokens: int = 4096,  # prompts that are read together, padding included
         device: str = 'cpu',
     ):
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from kdnotes.distill.architectures import weights_sha256
 
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(model)
@@ -197,22 +300,26 @@ class LocalModel:
                 f'loaded ({why}); give the folder or hub id of one, or the address of a service (endpoint)'
             ) from None
         self.batch_tokens = batch_tokens
+        self.weights = weights_sha256(self.network)
         self.tokenizer.padding_side = 'left'
         self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
-        blank = '' if self.tokenizer.chat_template else ' '
-        self._codes = {code: self._token(blank + code) for code in codes}
+        self._codes = {code: self._token(code) for code in options.codes}
+        self.calls = 0
 
 # %% ../../nbs/labelling/02_services.ipynb #8cdab18f
 @patch
 def _token(self: LocalModel, code: str) -> int:
-    "The token that a code is."
-    tokens = self.tokenizer.encode(code, add_special_tokens=False)
-    if len(tokens) != 1 or self.tokenizer.decode(tokens).strip() != code.strip():
+    "The token that a code is after a prompt."
+    prompt = self._text('?')
+    before = self.tokenizer.encode(prompt, add_special_tokens=False)
+    blank = '' if self.tokenizer.chat_template else ' '
+    after = self.tokenizer.encode(prompt + blank + code, add_special_tokens=False)
+    if after[:-1] != before or self.tokenizer.decode(after[-1:]).strip() != code:
         raise LabelError(
-            f'the tokenizer of this model does not read {code.strip()!r} as one token; use a service '
+            f'the tokenizer of this model does not read {code!r} as one token; use a service '
             '(endpoint), or fewer classes'
         )
-    return tokens[0]
+    return after[-1]
 
 
 @patch
@@ -223,14 +330,30 @@ def _text(self: LocalModel, prompt: str) -> str:
     messages = [dict(role='user', content=prompt)]
     return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
+# %% ../../nbs/labelling/02_services.ipynb #54e47b0d
+@patch
+def _encode(self: LocalModel, prompts: Sequence[str]) -> list[list[int]]:
+    "Prompts as tokens, none of them longer than the model reads."
+    special = not self.tokenizer.chat_template  # a chat template writes them itself
+    ids = [self.tokenizer.encode(self._text(p), add_special_tokens=special) for p in prompts]
+    limit = getattr(self.network.config.get_text_config(), 'max_position_embeddings', None)
+    longest = max(map(len, ids), default=0)
+    if limit and longest > limit:
+        n = sum(len(tokens) > limit for tokens in ids)
+        raise LabelError(
+            f'the model reads {limit} tokens, and {pluralize(n, "prompt")} of {len(ids)} have more (up to '
+            f'{longest}); shorten the texts in a template of your own (prompt), as in '
+            f'{{{{ text[:{3 * limit}] }}}}'
+        )
+    return ids
+
 # %% ../../nbs/labelling/02_services.ipynb #f0d4949e
 @patch
 def answers(self: LocalModel, prompts: Sequence[str]) -> Iterator[tuple[int, Answer]]:
     "The number of each prompt and the log-probabilities of the codes after it, by length."
     import torch
 
-    special = not self.tokenizer.chat_template  # a chat template writes them itself
-    ids = [self.tokenizer.encode(self._text(p), add_special_tokens=special) for p in prompts]
+    ids = self._encode(prompts)
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     codes = list(self._codes)
     while order:
@@ -247,10 +370,11 @@ def answers(self: LocalModel, prompts: Sequence[str]) -> Iterator[tuple[int, Ans
             logits = self.network(**inputs, position_ids=positions, logits_to_keep=1).logits[:, -1]
         chosen = logits.float().log_softmax(dim=1)[:, list(self._codes.values())].tolist()
         for i, values in zip(batch, chosen):
-            likeliest = max(zip(values, codes))[1]
+            top = dict(zip(codes, values))
+            self.calls += 1
             yield (
                 i,
-                dict(texts=[likeliest], top=dict(zip(codes, values)), tokens=[len(ids[i]), 0], refused=False),
+                dict(texts=[max(top, key=top.get)], top=top, tokens=[len(ids[i]), 0], refused=False, cut=0),
             )
 
 
