@@ -35,7 +35,9 @@ class EachOnce(TyperCommand):
         _, _, order = self.make_parser(context).parse_args(list(args))
         for parameter, n in Counter(order).items():
             if n > 1 and not (parameter.multiple or parameter.is_flag):
-                raise BadParameter(f'is given {n} times, and one value is read; give it once', param=parameter)
+                raise BadParameter(
+                    f'is given {n} times, and one value is read; give it once', param=parameter
+                )
         return super().parse_args(context, args)
 
 # %% ../../nbs/commands/07_models.ipynb #27703638
@@ -71,8 +73,8 @@ def predict(
 
     Ranks candidates, classifies a text, fills a [MASK], or finds the answer in a passage, depending on the
     task of the model. The predictions of a student are shown next to those of its teacher if the weights of
-    both are available. With --file, every row of a table is predicted; candidates are ranked per question. To continue a
-    stopped command, run it again: rows that are finished are not predicted again."""
+    both are available. With --file, every row of a table is predicted; candidates are ranked per question.
+    To continue a stopped command, run it again: rows that are finished are not predicted again."""
     from kdnotes.experiment.predict import predict as predict_texts
     from kdnotes.experiment.predict import predict_file
     from kdnotes.tasks.documents import read_document

@@ -22,7 +22,9 @@ __all__ = ['Leftover', 'stale', 'leftovers', 'clean', 'Verified', 'verify']
 class Leftover:
     "Something that no run needs."
 
-    kind: str  # 'checkpoints', "teacher's outputs", 'tokens', 'embeddings', 'corpora', 'predictions' or 'onnx'
+    kind: (
+        str  # 'checkpoints', "teacher's outputs", 'tokens', 'embeddings', 'corpora', 'predictions' or 'onnx'
+    )
     path: Path
     size: int  # bytes
 

@@ -514,7 +514,7 @@ def _first_rows(rows: Rows, info: TaskInfo) -> np.ndarray:  # (n,) int64
 def row_chunks(
     rows: Rows,  # of `TableTexts.rows`
     info: TaskInfo,
-    size: int = CHUNK,  # rows of a chunk, unless one request has more
+    size: int,  # rows of a chunk, unless one request has more
 ) -> list[np.ndarray]:  # which rows each holds, request by request
     "The rows that are answered together."
     first = _first_rows(rows, info)
@@ -572,7 +572,7 @@ def answer_table(
     "The answers of a model to each row."
     columns: dict[str, list] = {}
     with stage('predicting', len(rows), 'rows') as advance:
-        for index in row_chunks(rows, texts.info):
+        for index in row_chunks(rows, texts.info, CHUNK):
             for i, cells in zip(index.tolist(), chunk_answers(reader, texts, rows, index), strict=True):
                 for name, cell in cells.items():
                     columns.setdefault(name, [None] * len(rows))[i] = cell
@@ -859,7 +859,7 @@ def stored_answers(
 
     def make(writer: Writer) -> None:
         nonlocal computed
-        computed = _store_answers(writer, reader, texts, rows, row_chunks(rows, texts.info))
+        computed = _store_answers(writer, reader, texts, rows, row_chunks(rows, texts.info, CHUNK))
 
     stored = cached(folder, make)
     seconds = time.perf_counter() - begin
