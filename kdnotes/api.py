@@ -190,17 +190,24 @@ class Run:
         return run_box(self.record)._repr_html_()
 
 # %% ../nbs/89_api.ipynb #a0000002
+def _is_table(value: Any) -> bool:
+    "Is it a table, and no text or list of texts?"
+    return isinstance(value, (pd.DataFrame, os.PathLike)) or hasattr(value, 'column_names')
+
+
 @patch
 @_explained(
     "run.predict('Iron rusts.')",
     "run.predict(question='Why?', candidates=['Since air is moist.', 'In 1898.'])",
     "run.predict(text=['Iron rusts.', 'Gold does not.']).table",
     "run.predict(table, columns=dict(text='review'))",
+    "run.predict(Path('in.csv'), out='out.csv', backend='onnx')",
 )
 def predict(
     self: Run,
     # what its task takes, in the order below: a text each, or a list of them (a tuple, array or Series),
-    # which get an answer each; or a DataFrame alone, with the columns of the task
+    # which get an answer each; or a table alone, with the columns of the task: a DataFrame, a Dataset, or
+    # the `Path` of a file
     *texts: Any,
     question: str | Sequence[str] | None = None,  # a question, with candidates or a passage
     # sentences one of which may be the answer; of several questions a list of such lists
@@ -211,22 +218,32 @@ def predict(
     # another model that answers the same one text; None: its teacher where that is at hand; 'none': no
     # other
     beside: str | None = None,
-    # of a DataFrame: key of the task -> the column that holds it; None: the usual names
+    # of a table: key of the task -> the column that holds it; None: the usual names
     columns: Mapping[str, str] | str | None = None,
-):  # an `experiment.predict.Prediction`; of lists `Predictions`; of a DataFrame it with more columns
+    # of a table: torch, onnx (equal scores up to rounding), or int8 (another model, with weights in 8 bits)
+    backend: str | None = None,  # None: torch
+    out: str | Path | None = None,  # of the path of a file: the file to write; None: it comes back
+    overwrite: bool = False,  # may `out` be replaced?
+    # an `experiment.predict.Prediction`; of lists `Predictions`; of a table it with more columns, a DataFrame
+    # of a file; with `out` an `experiment.predict.FilePrediction`
+):
     "Ask its model about one text, several, or the rows of a table."
-    from kdnotes.experiment.predict import predict, predict_table
+    from kdnotes.experiment.predict import predict, predict_file, predict_table
 
     named = dict(question=question, candidates=candidates, passage=passage, text=text, pair=pair)
     inputs = {name: value for name, value in named.items() if value is not None}
-    if any(isinstance(value, pd.DataFrame) for value in (*texts, *inputs.values())):
+    of_table = [name for name, value in dict(columns=columns, backend=backend, out=out).items() if value]
+    if any(map(_is_table, (*texts, *inputs.values()))):
         if len(texts) != 1 or inputs or beside is not None:
-            raise ConfigError(
-                'a DataFrame is asked about alone, as in run.predict(table); leave the rest out'
-            )
-        return predict_table(self.run_id, texts[0], columns)
-    if columns is not None:
-        raise ConfigError('columns is for the columns of a DataFrame; leave it out, or give one')
+            raise ConfigError('a table is asked about alone, as in run.predict(table); leave the rest out')
+        [table] = texts
+        if out is None:
+            return predict_table(self.run_id, table, columns, backend or 'torch')
+        if not isinstance(table, os.PathLike):
+            raise ConfigError('out is for the rows of a file; give its path, or leave out= out')
+        return predict_file(self.run_id, table, out, columns, overwrite, backend or 'torch')
+    if of_table:
+        raise ConfigError(f'{of_table[0]} is for the rows of a table; leave it out, or give a table')
     use = task_info(self.record['task']).use
     names = (*use.takes, *use.may_take)
     twice = [f'{name} is given twice' for name in names[: len(texts)] if name in inputs]

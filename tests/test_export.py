@@ -26,7 +26,7 @@ from kdnotes.core.config import task_info
 from kdnotes.core.files import sha256_file
 from kdnotes.distill.architectures import weights_sha256
 from kdnotes.distill.models import load_model, save_model
-from kdnotes.experiment import export
+from kdnotes.experiment import export, onnx_files
 from kdnotes.experiment.export import ExportError, OnnxModel, export_model, write_onnx
 from kdnotes.experiment.predict import predict
 from kdnotes.results.runs import RunFolder
@@ -230,7 +230,7 @@ def test_an_architecture_that_no_graph_holds_is_refused_in_a_sentence(tmp_path, 
 
 
 def test_without_the_packages_their_extra_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(export, '_NEEDED', ('onnx', 'no_such_package'))
+    monkeypatch.setattr(onnx_files, 'NEEDED', ('onnx', 'no_such_package'))
     monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
     assert main(['export', 'baseline-s0-0123456789ab', '--to', str(tmp_path / 'out'), '--onnx']) == 2
     said = capsys.readouterr().err

@@ -21,7 +21,7 @@ from kdnotes.core.cached import Writer
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.files import FileError, cache_path
 from kdnotes.experiment.clean import stale
-from kdnotes.experiment.predict import as_file, read_file
+from kdnotes.experiment.predict import as_file, file_rows
 from kdnotes.tasks import documents, schema, sources
 from kdnotes.tasks.candidates import SCHEMA
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings
@@ -385,9 +385,9 @@ def rewritten(pairs, columns):
 def as_format(folder, end):
     "The same tables in files of another format."
     for split in SPLITS if end != 'tsv' else ():
-        table, rows = read_file(folder / f'{split}.tsv')
+        rows = list(file_rows(folder / f'{split}.tsv'))
         path = folder / f'{split}.{end}'
-        path.write_bytes(as_file(rows, table.names, path))
+        path.write_bytes(as_file(rows, list(rows[0]), path))
         (folder / f'{split}.tsv').unlink()
     return folder
 

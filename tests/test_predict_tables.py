@@ -20,11 +20,11 @@ from kdnotes.experiment.export import export_model
 from kdnotes.experiment.predict import (
     PredictError,
     as_file,
+    file_rows,
     load_reader,
     predict,
     predict_file,
     predict_table,
-    read_file,
 )
 from kdnotes.experiment.saved_models import find_source
 
@@ -195,11 +195,11 @@ def test_a_table_gets_what_each_row_gets_alone(task, small_run, tmp_path, capsys
         file, out = tmp_path / f'in.{end}', tmp_path / f'out.{end}'
         file.write_bytes(as_file(rows, list(table), file))
         assert main(['predict', run_id, '--file', str(file), '--out', str(out)]) == 0
-        found, _ = read_file(out)
-        assert found.names == [*table, *said.columns[len(table.columns) :]]
-        assert found.cells['label'] == ['007'] * len(table)
+        found = list(file_rows(out))
+        assert list(found[0]) == [*table, *said.columns[len(table.columns) :]]
+        assert [row['label'] for row in found] == ['007'] * len(table)
         for name in expected:
-            cells = [math.nan if cell in ('', None) else float(cell) for cell in found.cells[name]]
+            cells = [math.nan if cell in ('', None) else float(cell) for cell in (row[name] for row in found)]
             assert cells == pytest.approx(
                 expected[name].astype(float).tolist(), abs=1e-6, rel=1e-6, nan_ok=True
             ), name
@@ -315,8 +315,8 @@ def test_cells_are_written_as_they_were_read(model, tmp_path):
     assert 'tags' not in lines[1] and lines[0]['predicted']
     (tmp_path / 'in.csv').write_text('id,text,n\n007,"iron, ""so""",NA\n1e5,Größe,\n')
     predict_file(model, tmp_path / 'in.csv', tmp_path / 'out.csv')
-    table, _ = read_file(tmp_path / 'out.csv')
-    assert (table.cells['id'], table.cells['n']) == (['007', '1e5'], ['NA', ''])
+    cells = [(row['id'], row['n']) for row in file_rows(tmp_path / 'out.csv')]
+    assert cells == [('007', 'NA'), ('1e5', '')]
     frame = pd.DataFrame(
         dict(
             id=pd.array([1, None], dtype='Int64'),
@@ -330,14 +330,14 @@ def test_cells_are_written_as_they_were_read(model, tmp_path):
     assert back['id'].tolist() == [1, pd.NA] and back['at'].equals(frame['at'].astype(back['at'].dtype))
 
 
-def test_a_column_that_comes_late_is_not_lost(tmp_path, monkeypatch):
+def test_a_column_that_comes_late_is_not_lost(model, tmp_path, monkeypatch):
     monkeypatch.setattr(tables, 'PART', 2)
     path = tmp_path / 'late.jsonl'
     path.write_text(
         ''.join(json.dumps(row) + '\n' for row in [dict(text='a')] * 3 + [dict(text='b', extra=1)])
     )
     with pytest.raises(CorpusError, match="late.jsonl, line 4: .*'extra'"):
-        table, _ = read_file(path)
+        predict_file(model, path, tmp_path / 'out.jsonl')
 
 
 def test_values_are_written_as_they_are(tmp_path):

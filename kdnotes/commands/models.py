@@ -6,14 +6,16 @@
 from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from collections import Counter
+from typing import Annotated, Any, Literal
 from typer import Argument, BadParameter, Option
+from typer.core import TyperCommand
 from .options import Json, RunName, command, offer_runs
 from .output import print_json, say, tell
 from ..core.files import atomic_write
 
 # %% auto #0
-__all__ = ['ModelName', 'predict', 'score', 'evaluate', 'export', 'push']
+__all__ = ['ModelName', 'EachOnce', 'predict', 'score', 'evaluate', 'export', 'push']
 
 # %% ../../nbs/commands/07_models.ipynb #6c992b09
 ModelName = Annotated[
@@ -25,6 +27,20 @@ ModelName = Annotated[
     ),
 ]
 
+# %% ../../nbs/commands/07_models.ipynb #44fc787a
+class EachOnce(TyperCommand):
+    "A command whose options are given once, but for those that take a list."
+
+    def parse_args(self, context: Any, args: list[str]) -> list[str]:
+        "As Typer does, after all of them are counted."
+        _, _, order = self.make_parser(context).parse_args(list(args))
+        for parameter, n in Counter(order).items():
+            if n > 1 and not (parameter.multiple or parameter.is_flag):
+                raise BadParameter(
+                    f'is given {n} times, and one value is read; give it once', param=parameter
+                )
+        return super().parse_args(context, args)
+
 # %% ../../nbs/commands/07_models.ipynb #27703638
 @command(
     'use a model',
@@ -32,6 +48,8 @@ ModelName = Annotated[
     'predict <run_id> --question "what is gold?" --candidates lines.txt',
     'predict <folder> --text "a fine film" --json',
     'predict <run_id> --file in.csv --out out.csv --columns text=review',
+    'predict <run_id> --file in.parquet --out out.parquet --backend onnx',
+    cls=EachOnce,
 )
 def predict(
     model: ModelName,
@@ -46,6 +64,9 @@ def predict(
     file: str | None = None,
     out: str | None = None,  # output table: the columns of --file and those of the predictions
     columns: str | None = None,  # column names of --file, if they are not the task's: 'text=review'
+    # what runs the model for --file: torch, onnx, or int8, a model with weights rounded to 8 bits. The last
+    # two need the extra `export`. Default: torch
+    backend: Literal['torch', 'onnx', 'int8'] | None = None,
     overwrite: bool = False,  # replace the file --out if it exists
     as_json: Json = False,
 ) -> None:
@@ -53,14 +74,15 @@ def predict(
 
     Ranks candidates, classifies a text, fills a [MASK], or finds the answer in a passage, depending on the
     task of the model. The predictions of a student are shown next to those of its teacher if the weights of
-    both are available. With --file, every row of a table is predicted; candidates are ranked per question."""
+    both are available. With --file, every row of a table is predicted; candidates are ranked per question.
+    To continue a stopped command, run it again: rows that are finished are not predicted again."""
     from kdnotes.experiment.predict import predict as predict_texts
     from kdnotes.experiment.predict import predict_file
     from kdnotes.tasks.documents import read_document
 
     texts = dict(question=question, passage=passage, text=text, pair=pair, beside=beside)
     texts |= dict(candidate=candidate or None, candidates=candidates)
-    of_table = dict(out=out, columns=columns, overwrite=overwrite or None)
+    of_table = dict(out=out, columns=columns, backend=backend, overwrite=overwrite or None)
     # an option that would be ignored is refused: whoever gives it expects that it does something
     ignored = of_table if file is None else texts
     if unused := [f'--{name}' for name, value in ignored.items() if value is not None]:
@@ -69,7 +91,7 @@ def predict(
     if file is not None:
         if out is None:
             raise BadParameter('the output table of --file is missing', param_hint='--out')
-        predicted = predict_file(model, file, out, columns, overwrite)
+        predicted = predict_file(model, file, out, columns, overwrite, backend or 'torch')
         print_json(asdict(predicted)) if as_json else say(predicted)
         return
     lines = [] if candidates is None else read_document(Path(candidates).expanduser()).splitlines()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from typer import Argument, Option
+from typer.core import TyperCommand
 from ..core.arms import MODES, USUAL
 from ..core.config import TASKS, ConfigError, truncate_repr, task_info, with_plugin
 from ..core.spec import FLAT_NAMES, GROUPS, RunConfig, Where, parameters
@@ -386,11 +387,12 @@ def command(
     name: str | None = None,  # None: that of the function
     fields: Sequence[str]
     | None = None,  # of RunConfig that are options; None: it takes no parameters of a run
+    cls: type[TyperCommand] = TyperCommand,  # how its options are read
     **settings: Any,  # of Typer's context
 ) -> Callable[[Callable], Callable]:
     "Register a command; its docstring is its help, its result the exit code (None: 0)."
     text = epilog(['Examples:', *(f'  kdnotes {example}' for example in examples)])
-    register = app.command(name, epilog=text, rich_help_panel=panel, context_settings=settings)
+    register = app.command(name, cls=cls, epilog=text, rich_help_panel=panel, context_settings=settings)
 
     def add(function: Callable) -> Callable:
         if fields is None:

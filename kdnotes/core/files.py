@@ -22,16 +22,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from multiprocessing.util import Finalize
 from pathlib import Path
+from typing import BinaryIO
 import psutil
 from .config import KdnotesError, is_unicode, truncate_repr
 
 # %% auto #0
-__all__ = ['MORE_MEMORY', 'CACHE', 'SETTLED_NS', 'FileError', 'BusyError', 'lacks_memory', 'file_errors', 'atomic_write', 'sync',
-           'sync_tree', 'check_room', 'free_memory', 'sha256_file', 'sha256_bytes', 'sha256_text', 'sha256_texts',
-           'write_json', 'read_json', 'write_signed', 'read_signed', 'lock', 'is_named', 'root', 'checkout',
-           'runs_path', 'cache_path', 'figures_path', 'evidence_path', 'PrivateFolder', 'private_folder', 'at_home',
-           'cached_at', 'with_evidence', 'own_home', 'local_disk_folder', 'file_state', 'sha256_big_file',
-           'without_password']
+__all__ = ['MORE_MEMORY', 'CACHE', 'SETTLED_NS', 'FileError', 'BusyError', 'lacks_memory', 'file_errors', 'atomic_file',
+           'atomic_write', 'sync', 'sync_tree', 'check_room', 'free_memory', 'sha256_file', 'sha256_bytes',
+           'sha256_text', 'sha256_texts', 'write_json', 'read_json', 'write_signed', 'read_signed', 'lock', 'is_named',
+           'root', 'checkout', 'runs_path', 'cache_path', 'figures_path', 'evidence_path', 'PrivateFolder',
+           'private_folder', 'at_home', 'cached_at', 'with_evidence', 'own_home', 'local_disk_folder', 'file_state',
+           'sha256_big_file', 'without_password']
 
 # %% ../../nbs/core/07_files.ipynb #5c12db54
 class FileError(KdnotesError):
@@ -100,17 +101,17 @@ def file_errors() -> Iterator[None]:
         ) from e
 
 # %% ../../nbs/core/07_files.ipynb #f3a16bb1
-def atomic_write(
+@contextmanager
+def atomic_file(
     path: str | Path,  # the file; its folder is made when missing
-    data: str | bytes,  # the whole content; text is written as UTF-8
-) -> Path:  # the file
-    "Replace a file in one step."
+) -> Iterator[BinaryIO]:  # open for writing
+    "Replace a file in one step, when all of it is written: at the end of a `with`."
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f'.{path.name}.{secrets.token_hex(4)}.tmp')
     try:
         with open(temporary, 'xb') as f:
-            f.write(data.encode() if isinstance(data, str) else data)
+            yield f
             f.flush()
             os.fsync(f.fileno())
         os.replace(temporary, path)
@@ -120,7 +121,16 @@ def atomic_write(
             e.filename = str(path)  # a write that fails does not say where
         raise
     sync(path.parent)
-    return path
+
+
+def atomic_write(
+    path: str | Path,  # as for `atomic_file`
+    data: str | bytes,  # the whole content; text is written as UTF-8
+) -> Path:  # the file
+    "Replace a file by data in memory."
+    with atomic_file(path) as f:
+        f.write(data.encode() if isinstance(data, str) else data)
+    return Path(path)
 
 # %% ../../nbs/core/07_files.ipynb #eb70e7d7
 def sync(

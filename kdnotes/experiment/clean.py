@@ -22,13 +22,15 @@ __all__ = ['Leftover', 'stale', 'leftovers', 'clean', 'Verified', 'verify']
 class Leftover:
     "Something that no run needs."
 
-    kind: str  # 'checkpoints', "teacher's outputs", 'tokens', 'embeddings' or 'corpora'
+    kind: (
+        str  # 'checkpoints', "teacher's outputs", 'tokens', 'embeddings', 'corpora', 'predictions' or 'onnx'
+    )
     path: Path
     size: int  # bytes
 
 # %% ../../nbs/experiment/16_clean.ipynb #02533f35
-# kinds that are computed from texts alone, and folders of `cache_path` that hold them
-_TEXT_CACHES = ('tokens', 'embeddings', 'corpora')
+# kinds that are computed from texts and models that stay, and folders of `cache_path` that hold them
+_TEXT_CACHES = ('tokens', 'embeddings', 'corpora', 'predictions', 'onnx')
 
 
 def _leftover(kind: str, path: Path) -> Leftover:

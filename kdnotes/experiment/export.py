@@ -4,29 +4,23 @@
 
 # %% ../../nbs/experiment/14_export.ipynb #f55caeec
 from __future__ import annotations
-import contextlib
-import errno
 import glob
 import importlib.metadata
-import importlib.util
-import logging
 import os
 import platform
 import re
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
 from ..stats.intervals import LEVEL, Interval, cluster_interval
-from ..core.config import KdnotesError, pluralize, truncate_repr, task_info
+from ..core.config import pluralize, truncate_repr, task_info
 from ..core.render import render
 from ..core.parse import stored_config
 from ..core.files import atomic_write, cache_path, file_errors, sha256_file, write_json
@@ -34,6 +28,19 @@ from ..core.spec import with_values
 from ..core.tables import reason
 from .card import model_card
 from .compatibility import make_task
+from kdnotes.experiment.onnx_files import (
+    NEEDED,
+    TOLERANCE,
+    ExportError,
+    OnnxModel,
+    absent_packages,
+    as_transformers,
+    check_packages,
+    different_outputs,
+    largest_difference,
+    quantize,
+    write_onnx,
+)
 from .saved_models import Source, find_source, load_weights
 from ..results.runs import RunFolder
 from ..results.store import find_record, find_run_model
@@ -42,14 +49,9 @@ from ..tasks.sources import corpus_of
 from ..train.distributed import Runtime
 
 # %% auto #0
-__all__ = ['TOLERANCE', 'ExportError', 'OnnxModel', 'as_transformers', 'write_onnx', 'largest_difference', 'metric_changes',
-           'export_text', 'export_model', 'push_model']
+__all__ = ['metric_changes', 'export_text', 'export_model', 'push_model']
 
 # %% ../../nbs/experiment/14_export.ipynb #6f45499d
-class ExportError(KdnotesError):
-    "A model that cannot be exported as requested."
-
-
 def _free_folder(to: str) -> Path:
     "The folder to write, which must not hold anything."
     folder = Path(os.path.expanduser(to)).absolute()
@@ -87,164 +89,6 @@ def _save_plain(source: Source, folder: Path) -> nn.Module:  # the model, in eva
     if info.use.ranks_pairs:
         _save_reranker(model, folder / 'cross-encoder', tokenizer, max_length)
     return model
-
-# %% ../../nbs/experiment/14_export.ipynb #2ce63c23
-_OUTPUTS = ('logits', 'start_logits', 'end_logits')
-_INPUTS = ('input_ids', 'attention_mask', 'token_type_ids')
-TOLERANCE = 1e-4  # of outputs, relative to the largest where that is more than 1
-
-
-class OnnxModel(nn.Module):
-    "An ONNX file as a module that gives what transformers' models give."
-
-    def __init__(
-        self,
-        path: Path,  # the file
-        threads: int,
-    ):
-        import onnxruntime
-
-        super().__init__()
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=['CPUExecutionProvider'])
-        self.names = [node.name for node in self.session.get_inputs()]
-        self.outputs = [node.name for node in self.session.get_outputs()]
-        types = 2 if 'token_type_ids' in self.names else 1
-        self.config = SimpleNamespace(model_type='onnx', type_vocab_size=types)
-
-    def forward(
-        self,
-        input_ids: Tensor,  # (n, length) int64
-        attention_mask: Tensor,  # (n, length) int64, 1 where a token is
-        token_type_ids: Tensor | None = None,  # (n, length) int64; None: zeros
-    ) -> SimpleNamespace:
-        "What the file computes, by the names of its outputs; all is on the CPU."
-        # a batch of one segment has no token types, which transformers takes for zeros
-        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        given = dict(zip(_INPUTS, (input_ids, attention_mask, types)))
-        values = self.session.run(self.outputs, {name: given[name].numpy() for name in self.names})
-        return SimpleNamespace(**dict(zip(self.outputs, map(torch.from_numpy, values))))
-
-# %% ../../nbs/experiment/14_export.ipynb #1fe8e58c
-@contextlib.contextmanager
-def _quiet(logger: str) -> Iterator[None]:
-    "torch's exporter and the quantiser warn of what is not there and not needed."
-    log = logging.getLogger(logger)
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')
-            yield
-    finally:
-        log.setLevel(level)
-
-# %% ../../nbs/experiment/14_export.ipynb #5132799d
-@contextlib.contextmanager
-def _uniform_precision() -> Iterator[None]:
-    "torch's exporter asks for the number format of all of cuDNN, where a training sets that of convolutions."
-    cudnn = torch.backends.cudnn
-    before = (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
-    try:
-        differ = cudnn.allow_tf32 is None
-    except RuntimeError:
-        differ = True
-    if differ:
-        cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        if differ:
-            cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = before
-
-# %% ../../nbs/experiment/14_export.ipynb #f3afb31d
-def as_transformers(folder: Path, auto_class: str) -> nn.Module:  # in eval mode, on the CPU
-    "A saved model as transformers loads it, with the output layer of a language model complete."
-    import transformers
-    from kdnotes.distill.weights import quiet_loading
-
-    with quiet_loading():
-        return getattr(transformers, auto_class).from_pretrained(folder, local_files_only=True).eval()
-
-
-def write_onnx(
-    folder: Path,  # of a saved model
-    auto_class: str,  # its transformers head
-    path: Path,  # the file to write
-) -> None:
-    "Write a model as ONNX, with free batch and length."
-    from kdnotes.distill.architectures import model_inputs
-
-    model = as_transformers(folder, auto_class)
-    # two rows of different length, so that no size is 1 and no mask is all ones
-    example = torch.full((2, 8), 3)
-    mask = torch.ones_like(example)
-    mask[1, 5:] = 0
-    tensors = dict(zip(_INPUTS, (example, mask, torch.zeros_like(example))))
-    inputs = {name: tensors[name] for name in _INPUTS if name in model_inputs(model)}
-    with torch.no_grad():
-        outputs = model(**inputs)
-    free = {0: torch.export.Dim('batch', min=1), 1: torch.export.Dim('length', min=2)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with _quiet('torch.onnx'), _uniform_precision():
-            torch.onnx.export(
-                model,
-                kwargs=inputs,
-                f=path,
-                input_names=list(inputs),
-                output_names=[name for name in _OUTPUTS if name in outputs],
-                dynamic_shapes=dict.fromkeys(inputs, free),
-                dynamo=True,
-                external_data=False,
-                verbose=False,
-            )
-    except Exception as e:  # of many kinds: what an architecture does that a graph cannot
-        if full := _disk_error(e):
-            full.filename = full.filename or str(path)
-            raise full from None
-        why = reason(e.__cause__ or e)  # the exporter's own words are advice for its programmers
-        raise ExportError(
-            f'{type(model).__name__} cannot be written as ONNX by torch {torch.__version__} ({why}); '
-            'leave onnx and int8 out'
-        ) from e
-
-# %% ../../nbs/experiment/14_export.ipynb #2e9ebcd5
-def _disk_error(error: BaseException | None) -> OSError | None:
-    "The error of the file system behind another: a full disk is no matter of the architecture."
-    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    while error is not None and not (isinstance(error, OSError) and error.errno in full):
-        error = error.__cause__ or error.__context__
-    return error
-
-# %% ../../nbs/experiment/14_export.ipynb #625fe761
-@torch.inference_mode()
-def largest_difference(
-    task: Task,  # encoded
-    model: nn.Module,  # in eval mode, on the CPU
-    other: nn.Module,  # the same network, as ONNX
-) -> float:  # 1: the tolerance's own scale
-    "How far the outputs of two models are apart on examples of dev, in batches of 1, 3 and 8."
-    from kdnotes.distill.architectures import call
-    from kdnotes.losses.vocabulary import as_tensor
-
-    most = 0.0
-    n = len(task.lengths(task.evaluation_sets[0]))
-    for start, size in ((0, 1), (1, 3), (4, 8)):
-        index = np.arange(min(start, n - 1), min(start + size, n))
-        batch = task.batch(task.evaluation_sets[0], index)
-        one = call(model, batch.inputs)
-        two = call(other, batch.inputs)
-        real = batch.inputs['attention_mask'].bool()
-        for name in other.outputs:
-            first, second = (as_tensor(getattr(output, name)) for output in (one, two))
-            if first.shape[:2] == real.shape:  # one row per token: outputs at padding are never read
-                first, second = first[real], second[real]
-            scale = max(1.0, float(first.abs().max()))
-            most = max(most, float((first - second).abs().max()) / scale)
-    return most
 
 # %% ../../nbs/experiment/14_export.ipynb #f5ca1e87
 def metric_changes(
@@ -305,18 +149,24 @@ def _measuring(source: Source, run: RunFolder, log: Callable[[str], None]) -> _M
     return _Measuring(task, Runtime(_CPU, 'fp32', threads=threads), log)
 
 # %% ../../nbs/experiment/14_export.ipynb #eddfad11
+def _some_batches(task: Task) -> Iterator[dict[str, Tensor]]:
+    "Examples of dev, encoded, in batches of 1, 3 and 8."
+    split = task.evaluation_sets[0]
+    n = len(task.lengths(split))
+    for start, size in ((0, 1), (1, 3), (4, 8)):
+        index = np.arange(min(start, n - 1), min(start + size, n))
+        yield task.batch(split, index).inputs
+
+
 def _as_onnx(measuring: _Measuring, model: nn.Module, saved: Path, folder: Path) -> tuple[OnnxModel, float]:
     "Write a saved model as ONNX, and how far its outputs are from the model's."
     measuring.log('writing ONNX, and comparing its outputs')
     path = folder / 'model.onnx'
     write_onnx(saved, measuring.task.auto_class, path)
     exported = OnnxModel(path, measuring.runtime.threads)
-    difference = largest_difference(measuring.task, model, exported)
+    difference = largest_difference(_some_batches(measuring.task), model, exported)
     if not difference <= TOLERANCE:
-        raise ExportError(
-            f'the ONNX file gives other outputs than the model (they differ by {difference:.2g}, and at most '
-            f'{TOLERANCE:g} is rounding); leave onnx and int8 out'
-        )
+        raise different_outputs(difference)
     return exported, difference
 
 # %% ../../nbs/experiment/14_export.ipynb #750ca51b
@@ -340,12 +190,9 @@ def _measure_onnx(measuring: _Measuring, model: nn.Module, saved: Path, folder: 
     )
     measurements: dict[str, Any] = dict(onnx=dict(largest_difference=difference, tolerance=TOLERANCE))
     if int8:
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-
         before = _evaluated(measuring, model, 'in float32')
         measuring.log('quantising to 8 bits')
-        with _quiet(''):  # it advises to prepare the graph, which torch's exporter has done
-            quantize_dynamic(folder / 'model.onnx', folder / 'model_int8.onnx', weight_type=QuantType.QInt8)
+        quantize(folder / 'model.onnx', folder / 'model_int8.onnx')
         models['int8_onnx'] = OnnxModel(folder / 'model_int8.onnx', measuring.runtime.threads)
         after = _evaluated(measuring, models['int8_onnx'], 'in 8 bits')
         measurements['int8'] = metric_changes(before, after, measuring.task.primary.metric)
@@ -433,9 +280,6 @@ def _remove_abandoned(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 # %% ../../nbs/experiment/14_export.ipynb #b65c1ce8
-_NEEDED = ('onnx', 'onnxscript', 'onnxruntime')
-
-
 @file_errors()
 def export_model(
     run: str,  # run_id or folder of a finished run
@@ -448,12 +292,8 @@ def export_model(
     "Write a run's model for use elsewhere."
     folder = _free_folder(to)
     onnx = onnx or int8
-    absent = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if onnx and absent:
-        raise ExportError(
-            f'ONNX needs {", ".join(_NEEDED)}, and {" and ".join(absent)} is not installed; run pip install '
-            '"kdnotes[export]", or leave onnx and int8 out'
-        )
+    if onnx:
+        check_packages('leave onnx and int8 out')
     source = find_source(run)
     record = source.record
     known = record and find_record(record['run_id'])
@@ -477,7 +317,7 @@ def export_model(
             if path.is_file()
         }
         # latencies and rounding differ between versions
-        packages = [name for name in ('torch', 'transformers', *_NEEDED) if name not in absent]
+        packages = [name for name in ('torch', 'transformers', *NEEDED) if name not in absent_packages()]
         versions = {name: importlib.metadata.version(name) for name in packages}
         exported |= dict(made_with={'python': platform.python_version()} | versions, files=hashes)
         write_json(staging / 'export.json', exported)

@@ -12,12 +12,13 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, BinaryIO
 import numpy as np
 import pandas as pd
 from kdnotes.core.config import (
@@ -25,42 +26,52 @@ from kdnotes.core.config import (
     ConfigError,
     KdnotesError,
     is_unicode,
+    plugin_id,
     truncate_repr,
     task_info,
     escape_control_chars,
 )
-from ..core.files import atomic_write, read_json
+from .. import __version__
+from ..core.cached import Writer, cached
+from ..core.columns import Columns, Json, earliest, hashes
+from kdnotes.core.files import (
+    atomic_file,
+    cache_path,
+    file_errors,
+    file_state,
+    read_json,
+    sha256_big_file,
+    sha256_text,
+)
 from ..core.progress import stage
 from ..core.render import render
 from kdnotes.core.tables import (
+    PART,
     CorpusError,
     Table,
     as_text,
+    changed,
+    check_regular,
     check_rows_fit,
     format_of,
     json_rows,
+    n_rows,
     no_table,
     read_table,
     reason,
-    unchanged,
 )
 from .saved_models import LoadedModel, Source, find_source, load_model
 from ..results.store import find_run_model
 from ..tasks.base import TaskInfo
 from ..tasks.inference import INPUTS, Answer, InferenceError, Reader
-from kdnotes.tasks.schema import (
-    Rows,
-    Schema,
-    check_layout,
-    check_together,
-    checked_parts,
-    column_names,
-)
+from ..tasks.batching import groups_of, tokenizer_rules
+from ..tasks.schema import Rows, Schema, check_layout, checked, column_names
 
 # %% auto #0
-__all__ = ['PredictError', 'listed', 'requests_of', 'tasks_of', 'task_of', 'load_reader', 'answers_of', 'Prediction',
-           'Predictions', 'predict', 'checked_texts', 'row_requests', 'TableRequests', 'table_requests', 'answer_table',
-           'predict_table', 'check_output', 'read_file', 'as_file', 'FilePrediction', 'predict_file']
+__all__ = ['BACKENDS', 'CHUNK', 'Parts', 'EVERY', 'Row', 'PredictError', 'listed', 'requests_of', 'tasks_of', 'task_of',
+           'check_backend', 'load_reader', 'answers_of', 'Prediction', 'Predictions', 'predict', 'TableTexts',
+           'table_texts', 'row_chunks', 'requests_in', 'chunk_answers', 'answer_table', 'predict_table', 'check_output',
+           'file_rows', 'write_rows', 'as_file', 'StoredAnswers', 'stored_answers', 'FilePrediction', 'predict_file']
 
 # %% ../../nbs/experiment/13_predict.ipynb #95c2ab46
 class PredictError(KdnotesError):
@@ -170,17 +181,51 @@ def task_of(
     raise PredictError('; or '.join(mismatches))
 
 # %% ../../nbs/experiment/13_predict.ipynb #2b12df3c
+BACKENDS = ('torch', 'onnx', 'int8')
+
+
+def check_backend(
+    backend: str,  # of `BACKENDS`
+) -> None:
+    "Refuse a backend that does not exist or is not installed."
+    if backend not in BACKENDS:
+        raise ConfigError(f'backend {truncate_repr(backend)} is unknown; use {", ".join(BACKENDS)}')
+    if backend != 'torch':
+        from kdnotes.experiment.onnx_files import check_packages
+
+        check_packages('use backend=torch')
+
+
+def _forward(loaded: LoadedModel, info: TaskInfo, backend: str) -> Any:  # a `ModelForward`
+    "A loaded model as a function of batches."
+    import torch
+    from kdnotes.experiment.onnx_files import OnnxModel, onnx_file
+    from kdnotes.train.distributed import Runtime
+    from kdnotes.train.evaluation import ModelForward
+
+    if backend == 'torch':
+        return loaded.forward
+    config = loaded.network.config.to_json_string()
+    folder = loaded.source.folder
+    file = onnx_file(folder, info.auto_class, loaded.sha256, config, backend == 'int8')
+    threads = loaded.runtime.threads or torch.get_num_threads()
+    return ModelForward(OnnxModel(file, threads), Runtime(torch.device('cpu'), 'fp32', threads=threads))
+
+# %% ../../nbs/experiment/13_predict.ipynb #018174e8
 def load_reader(
     source: Source,
     info: TaskInfo,
+    backend: str = 'torch',  # of `BACKENDS`; onnx and int8 run on the CPU
 ) -> tuple[Reader, LoadedModel]:
     "A model on the device, as its task sees it."
+    check_backend(backend)
     loaded = load_model(source, info.auto_class, info.special_tokens)
     record = source.record or {}
     metrics = record['metrics'].get(record['primary']['set'], {}) if record else {}
+    forward = _forward(loaded, info, backend)
     reader = Reader(
-        loaded.forward,
-        loaded.runtime.device,
+        forward,
+        forward.runtime.device,
         loaded.tokenizer,
         loaded.network.config,
         loaded.max_length,
@@ -189,8 +234,8 @@ def load_reader(
     )
     return reader, loaded
 
-
-_CHUNK = 1000  # texts that are tokenised and sorted by length together
+# %% ../../nbs/experiment/13_predict.ipynb #3786c91b
+CHUNK = 1000  # texts that are tokenised and sorted by length together
 
 
 def answers_of(
@@ -198,17 +243,12 @@ def answers_of(
     info: TaskInfo,
     requests: Sequence[dict[str, Any]],  # of `requests_of`
     place: Callable[[int], str],  # where request i is, for messages
-) -> Iterator[Answer]:
-    "An answer to each, in batches of texts of like length; it reports how far it is."
-    with stage('predicting', len(requests), 'texts') as advance:
-        for start in range(0, len(requests), _CHUNK):
-            part = requests[start : start + _CHUNK]
-            try:
-                answers = info.use.answers(reader, part)
-            except InferenceError as e:
-                raise PredictError(f'{place(start + e.at)}: {e}') from None
-            advance(len(part))
-            yield from answers
+) -> list[Answer]:
+    "An answer to each, in batches of texts of like length."
+    try:
+        return info.use.answers(reader, requests)
+    except InferenceError as e:
+        raise PredictError(f'{place(e.at)}: {e}') from None
 
 # %% ../../nbs/experiment/13_predict.ipynb #cdaa5977
 @dataclass(frozen=True)
@@ -310,6 +350,20 @@ def _predict_timed(
     ratio = (float(middle), float(low), float(high))
     return replace(predictions[0], beside=predictions[1], times_as_long=ratio)
 
+# %% ../../nbs/experiment/13_predict.ipynb #72d37d4c
+def _all_answers(reader: Reader, info: TaskInfo, requests: Sequence[dict[str, Any]]) -> list[Answer]:
+    "The answers to a list of requests; it reports how far it is."
+    answers: list[Answer] = []
+    n = len(requests)
+    with stage('predicting', n, 'texts') as advance:
+        for start in range(0, n, CHUNK):
+            part = requests[start : start + CHUNK]
+            answers += answers_of(
+                reader, info, part, lambda i, start=start: f'number {start + i} of {n}, counted from 0'
+            )
+            advance(len(part))
+    return answers
+
 # %% ../../nbs/experiment/13_predict.ipynb #274ba8a1
 def predict(
     model: str,  # as for `find_source`
@@ -329,9 +383,7 @@ def predict(
     if several:
         reader, loaded = load_reader(source, info)
         begin = time.perf_counter()
-        answers = list(
-            answers_of(reader, info, requests, lambda i: f'number {i} of {len(requests)}, counted from 0')
-        )
+        answers = _all_answers(reader, info, requests)
         seconds = time.perf_counter() - begin
         run_id, device = record.get('run_id'), str(reader.device)
         return Predictions(model, run_id, info.name, loaded.sha256, device, seconds, answers)
@@ -363,55 +415,44 @@ def _input_schema(info: TaskInfo) -> Schema:
     }
     return Schema(columns, content=(), unique=(), longest=schema.longest)
 
+
+Parts = Callable[[Container[str]], Iterator[Table]]  # (names of columns): a table, part by part
+
 # %% ../../nbs/experiment/13_predict.ipynb #9173bb64
-def checked_texts(
-    table: Table,
-    info: TaskInfo,
-    # key of the task -> column, or 'key=column,key=column'; None: the usual names
-    columns: Mapping[str, str] | str | None = None,
-    known: Mapping[str, str] | None = None,  # what the columns were called where the model was trained
-) -> Rows:
-    "The texts of a table, each of them checked."
-    schema = _input_schema(info)
-    usual = column_names(columns, schema.names)
-    named = {key for key, name in usual.items() if name != schema.names[key]}
-    if columns is None:
-        usual |= {
-            key: column for key, column in (known or {}).items() if key in usual and column in table.names
-        }
-    names = check_layout(table, schema, usual, named)
-    if not len(table.numbers):
-        raise CorpusError(f'{table.where} has no row; give one at least')
-    # a column without any text counts as missing
-    for key in [key for key in names if schema.columns[key].optional]:
-        if {text and text.strip() for text in map(as_text, table.cells[names[key]])} <= {''}:
-            del names[key]
-    [rows] = checked_parts([table], schema, names)
-    check_together(rows, table.place, schema, names)
-    return rows
+@dataclass(frozen=True)
+class TableTexts:
+    "Which texts of a table a model reads."
+
+    table: Table  # without rows
+    info: TaskInfo
+    names: dict[str, str]  # key of the task -> its column, of those that hold texts
+    parts: Parts
+
+    def rows(
+        self,
+        into: Writer | None = None,  # the rows are written there as they are read; None: no disk
+        n: int = 0,  # about how many rows there are, where they are written
+    ) -> Rows:
+        "The texts, each of them checked."
+        parts = self.parts({*self.names.values()})
+        next(parts)
+        if (first := next(parts, None)) is None:
+            raise CorpusError(f'{self.table.where} has no row; give one at least')
+        schema = _input_schema(self.info)
+        return checked(_chained(first, parts), self.table, 'rows', schema, self.names, into, n)
+
+    def place(self, i: int) -> str:
+        "Where a row is, for messages."
+        name = next(iter(self.names.values()))
+        numbers = (number for part in self.parts({name}) for number in part.numbers)
+        return replace(self.table, numbers=[next(islice(numbers, i, None))]).place(0)
+
+
+def _chained(first: Table, others: Iterable[Table]) -> Iterator[Table]:
+    yield first
+    yield from others
 
 # %% ../../nbs/experiment/13_predict.ipynb #7464e1a7
-def row_requests(
-    rows: Rows,  # of `checked_texts`
-    info: TaskInfo,
-) -> tuple[list[dict[str, Any]], list[list[int]]]:  # the requests; the rows that each is about
-    "The requests to a model: one per row, or one per question with all its candidates."
-    keys = info.use.keys
-    if 'candidates' not in info.use.takes:
-        there = {name: rows[key] for name, key in keys.items() if key in rows.columns}
-        return [dict(zip(there, texts)) for texts in zip(*there.values())], [[i] for i in range(len(rows))]
-    groups: dict[tuple[str | None, str], list[int]] = {}
-    names = rows.columns.get(info.rows_of[1], [None] * len(rows))
-    for i, group in enumerate(zip(names, rows[keys['question']])):
-        groups.setdefault(group, []).append(i)
-    candidates = rows[keys['candidates']].tolist()
-    requests = [
-        dict(question=question, candidates=[candidates[i] for i in index])
-        for (_, question), index in groups.items()
-    ]
-    return requests, list(groups.values())
-
-# %% ../../nbs/experiment/13_predict.ipynb #b4a3e69c
 def _table_task(source: Source, table: Table, columns: Mapping[str, str] | str | None) -> TaskInfo:
     "The task that a model answers: of those that its head is for, the first whose columns are there."
     possible = tasks_of(source)
@@ -430,76 +471,176 @@ def _table_task(source: Source, table: Table, columns: Mapping[str, str] | str |
         f"can be asked with {keys}; rename a column, or say which it is: columns='<key>=<your column>'"
     )
 
-
-@dataclass(frozen=True)
-class TableRequests:
-    "A table as requests to a model, checked."
-
-    table: Table
-    info: TaskInfo
-    inputs: list[dict[str, Any]]  # one per request
-    rows: list[list[int]]  # which rows of the table each is about
-
-
-def table_requests(
+# %% ../../nbs/experiment/13_predict.ipynb #76dbd01c
+def table_texts(
     source: Source,
-    table: Table,
-    columns: Mapping[str, str] | str | None,  # as for `checked_texts`
-) -> TableRequests:
-    "The requests to a model, before it is loaded."
+    parts: Parts,
+    # key of the task -> column, or 'key=column,key=column'; None: the usual names, or those of the training
+    columns: Mapping[str, str] | str | None,
+) -> TableTexts:
+    "What a model reads of a table, before it is loaded."
+    table = next(parts(()))
     info = _table_task(source, table, columns)
+    schema = _input_schema(info)
+    names = column_names(columns, schema.names)
+    named = {key for key, name in names.items() if name != schema.names[key]}
+    if columns is None:
+        known = _trained_names(source, info)
+        names |= {key: known[key] for key in names if known.get(key) in table.names}
+    there = check_layout(table, schema, names, named)
+    for key in [key for key in there if schema.columns[key].optional]:
+        texts = (as_text(cell) for part in parts({there[key]}) for cell in part.cells.get(there[key], ()))
+        if not any(text is None or text.strip() for text in texts):
+            del there[key]
+    return TableTexts(table, info, there, parts)
+
+
+def _trained_names(source: Source, info: TaskInfo) -> dict[str, str]:  # by key; {}: as usual
+    "What the columns were called where a run has read them."
     config = Path(source.folder).parent / 'config.json'
-    # what the columns were called where a run has read them
     trained = read_json(config)['config'].get('columns') if source.record and config.is_file() else None
     schema = info.corpora.schema
-    known = column_names(trained, schema.names, schema.scored) if trained else {}
-    return TableRequests(table, info, *row_requests(checked_texts(table, info, columns, known), info))
+    return column_names(trained, schema.names, schema.scored) if trained else {}
+
+# %% ../../nbs/experiment/13_predict.ipynb #b4a3e69c
+def _first_rows(rows: Rows, info: TaskInfo) -> np.ndarray:  # (n,) int64
+    "For each row the first one of its request."
+    if 'candidates' not in info.use.takes:
+        return np.arange(len(rows))
+    keys = [key for key in (info.rows_of[1], info.use.keys['question']) if key in rows.columns]
+    return earliest(hashes(*(rows[key] for key in keys)))
+
+
+def row_chunks(
+    rows: Rows,  # of `TableTexts.rows`
+    info: TaskInfo,
+    size: int,  # rows of a chunk, unless one request has more
+) -> list[np.ndarray]:  # which rows each holds, request by request
+    "The rows that are answered together."
+    first = _first_rows(rows, info)
+    order = np.argsort(first, kind='stable')
+    ends = np.append(np.flatnonzero(np.diff(first[order])) + 1, len(order))
+    begins = np.append(0, ends)
+    return [order[begins[part.start] : begins[part.stop]] for part in groups_of(np.diff(begins), size)]
+
+
+def requests_in(
+    rows: Rows,  # of a chunk
+    info: TaskInfo,
+) -> tuple[list[dict[str, Any]], list[np.ndarray]]:  # the requests; the rows that each is about
+    "The requests to a model: one per row, or one per question with all its candidates."
+    texts = {name: rows[key].tolist() for name, key in info.use.keys.items() if key in rows.columns}
+    requests = [dict(zip(texts, row)) for row in zip(*texts.values())]
+    if 'candidates' not in info.use.takes:
+        return requests, [np.array([i]) for i in range(len(rows))]
+    first = _first_rows(rows, info)
+    groups = np.split(np.arange(len(rows)), np.flatnonzero(np.diff(first)) + 1)
+    return [
+        dict(question=requests[group[0]]['question'], candidates=[requests[i]['candidates'] for i in group])
+        for group in groups
+    ], groups
 
 # %% ../../nbs/experiment/13_predict.ipynb #4da2ed64
+def chunk_answers(
+    reader: Reader,  # of a loaded model
+    texts: TableTexts,
+    rows: Rows,
+    index: np.ndarray,  # of `row_chunks`
+) -> list[dict[str, Any]]:  # column -> cell, for each row of the chunk
+    "The answers of a model to the rows of a chunk."
+    use = texts.info.use
+    requests, groups = requests_in(rows[index], texts.info)
+    answers = answers_of(reader, texts.info, requests, lambda i: texts.place(int(index[groups[i][0]])))
+    cells = []
+    for answer in answers:
+        note = dict(note='; '.join(map(str, answer.notes)))
+        cells += [row | note for row in use.cells(answer.values)]
+    for name in dict.fromkeys(name for row in cells for name in row):
+        if name in texts.table.names:
+            raise PredictError(
+                f'{texts.table.where} has a column {truncate_repr(name)} already, and what the model says '
+                'would be called so; rename it'
+            )
+    return cells
+
+
 def answer_table(
     reader: Reader,  # of a loaded model
-    requests: TableRequests,
+    texts: TableTexts,
+    rows: Rows,  # of `texts.rows`
 ) -> dict[str, list]:  # column -> a cell for each row of the table
     "The answers of a model to each row."
-    table = requests.table
-    n = sum(map(len, requests.rows))
     columns: dict[str, list] = {}
-
-    def add(name: str, i: int, cell: Any) -> None:
-        if name in table.names:
-            raise PredictError(
-                f'{table.where} has a column {truncate_repr(name)} already, and what the model says would be '
-                'called so; rename it'
-            )
-        columns.setdefault(name, [None] * n)[i] = cell
-
-    def place(i: int) -> str:
-        return table.place(requests.rows[i][0])
-
-    for index, answer in zip(requests.rows, answers_of(reader, requests.info, requests.inputs, place)):
-        for i, cells in zip(index, requests.info.use.cells(answer.values), strict=True):
-            for name, cell in (cells | dict(note='; '.join(map(str, answer.notes)))).items():
-                add(name, i, cell)
+    with stage('predicting', len(rows), 'rows') as advance:
+        for index in row_chunks(rows, texts.info, CHUNK):
+            for i, cells in zip(index.tolist(), chunk_answers(reader, texts, rows, index), strict=True):
+                for name, cell in cells.items():
+                    columns.setdefault(name, [None] * len(rows))[i] = cell
+            advance(len(index))
     columns['note'] = columns.pop('note')  # the last one
     return columns
 
 # %% ../../nbs/experiment/13_predict.ipynb #28173cdc
+def _parts_of(table: Any) -> Parts:
+    "A table in memory, or a file, as what reads it."
+    if isinstance(table, (str, os.PathLike)):
+        path = Path(os.path.expanduser(table))
+        if words := no_table(path):
+            raise ConfigError(f'file {words}')
+        return lambda possible: read_table(path, possible, PART)
+    if isinstance(table, pd.DataFrame):
+        names = list(map(str, table.columns))
+        numbers = list(table.index)
+        columns = [table.iloc[:, i] for i in range(len(names))]
+    elif hasattr(table, 'column_names') and hasattr(table, 'to_dict'):  # of datasets
+        plain = table.with_format(None)
+        names = list(table.column_names)
+        numbers = range(len(table))
+        columns = [plain[name] for name in names]
+    else:
+        raise ConfigError(
+            f'a {type(table).__name__} is no table; give a DataFrame, one Dataset of datasets, or the path '
+            'of a file'
+        )
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f'two columns of the table are called {truncate_repr(twice)}; rename one of them')
+    head = Table('the table', names)
+
+    def parts(possible: Container[str]) -> Iterator[Table]:
+        yield head
+        cells = {name: list(column) for name, column in zip(names, columns) if name in possible}
+        if len(numbers):
+            yield replace(head, cells=cells, numbers=numbers)
+
+    return parts
+
+# %% ../../nbs/experiment/13_predict.ipynb #1531dfbd
 def predict_table(
     model: str,  # as for `find_source`
-    table: pd.DataFrame,  # with the columns of the task, but the label
+    table: Any,  # a DataFrame, a Dataset, or the path of a file, with the columns of the task but the label
     # key of the task -> the column that holds it, or 'key=column,key=column'; None: the usual names, or those
     # that the run was trained with
     columns: Mapping[str, str] | str | None = None,
-) -> pd.DataFrame:  # the same rows, with the answers of the model
+    # what runs the model: torch; onnx, with equal scores up to rounding; or int8, another model whose weights
+    # are rounded to 8 bits. The last two run on the CPU and need the extra `export`
+    backend: str = 'torch',
+) -> Any:  # a DataFrame or a Dataset: the same rows, with the answers of the model
     "Ask a model about each row of a table."
-    names = list(map(str, table.columns))
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f'two columns of the table are called {truncate_repr(twice)}; rename one of them')
-    cells = {name: table.iloc[:, i].tolist() for i, name in enumerate(names)}
+    check_backend(backend)
+    parts = _parts_of(table)
     source = find_source(model)
-    requests = table_requests(source, Table('the table', names, cells, list(table.index)), columns)
-    answers = answer_table(load_reader(source, requests.info)[0], requests)
-    return pd.concat([table, pd.DataFrame(answers, index=table.index)], axis=1)
+    texts = table_texts(source, parts, columns)
+    if isinstance(table, (str, os.PathLike)):
+        path = Path(os.path.expanduser(table))
+        check_rows_fit(path)
+        table = pd.DataFrame(list(file_rows(path)), columns=texts.table.names)
+    rows = texts.rows()
+    answers = answer_table(load_reader(source, texts.info, backend)[0], texts, rows)
+    if isinstance(table, pd.DataFrame):
+        return pd.concat([table, pd.DataFrame(answers, index=table.index)], axis=1)
+    for name, cells in answers.items():
+        table = table.add_column(name, cells)
+    return table
 
 # %% ../../nbs/experiment/13_predict.ipynb #092f4063
 def check_output(
@@ -519,78 +660,223 @@ def check_output(
         raise ConfigError(f'{name} cannot be written; name a file in a folder that exists') from None
 
 # %% ../../nbs/experiment/13_predict.ipynb #b27db3d4
-def read_file(
-    path: Path,
-) -> tuple[Table, list[dict]]:  # cells as they are checked; and rows as they are written again
-    "A table with all its columns."
-    if words := no_table(path):
-        raise ConfigError(f'file {words}')
-    with unchanged(path):
-        names = next(read_table(path, ())).names
-        check_rows_fit(path, names)
-        rows = None
-        if format_of(path).startswith('jsonl'):
-            rows = [row for _, row in json_rows(path)]
-            names = list(dict.fromkeys(name for row in rows for name in row))
-        *_, table = read_table(path, names)
-        return table, rows or [dict(zip(names, row)) for row in zip(*table.cells.values())]
+class _Every:
+    "The names of all columns."
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+EVERY = _Every()
+
+
+def file_rows(
+    path: Path,  # ends in one of FORMATS
+) -> Iterator[dict[str, Any]]:  # column -> cell
+    "The rows of a file as they are written again."
+    if format_of(path).startswith('jsonl'):
+        yield from (row for _, row in json_rows(path))
+        return
+    for part in read_table(path, EVERY, PART):
+        yield from (dict(zip(part.cells, row)) for row in zip(*part.cells.values()))
+
+
+def _in_parts(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    rows = iter(rows)
+    while part := list(islice(rows, PART)):
+        yield part
 
 # %% ../../nbs/experiment/13_predict.ipynb #dbfa2701
-def as_file(
-    rows: Sequence[Mapping[str, Any]],
+Row = Mapping[str, Any]  # column -> cell; None: nothing
+
+
+def write_rows(
+    to: BinaryIO,
+    parts: Callable[[], Iterable[Sequence[Row]]],  # some rows at a time; called once, for Parquet twice
     names: Sequence[str],  # of the columns
-    path: Path,  # ends in one of FORMATS
+    path: Path,  # ends in one of FORMATS, which says what is written
     like: Path | None = None,  # a file whose types are kept, if it is Parquet as well
-) -> bytes:  # what the file holds
+) -> None:
     "Rows in the format of a file."
     kind, _, packed = format_of(path).partition('.')
     try:
         if kind == 'parquet':
-            return _as_parquet(rows, names, like)
-        if kind == 'jsonl':  # which has no NaN
-            known = ({name: cell for name, cell in row.items() if cell == cell} for row in rows)
-            how = dict(ensure_ascii=False, allow_nan=False, default=str)
-            text = ''.join(f'{json.dumps(row, **how)}\n' for row in known)
-        else:
-            text = _separated(rows, names, kind)
-        return gzip.compress(text.encode(), mtime=0) if packed else text.encode()
+            _write_parquet(to, parts, names, like)
+            return
+        lines = _json_lines(parts()) if kind == 'jsonl' else _separated(parts(), names, kind)
+        with gzip.GzipFile('', 'wb', fileobj=to, mtime=0) if packed else contextlib.nullcontext(to) as file:
+            for text in lines:
+                file.write(text.encode())
+    except (KdnotesError, OSError):
+        raise
     except Exception as e:
         raise PredictError(
             f'{path} cannot hold these rows ({reason(e)}); name a file of another format'
         ) from None
 
 
-def _as_parquet(rows: Sequence[Mapping[str, Any]], names: Sequence[str], like: Path | None) -> bytes:
-    "Parquet, with the types of `like`."
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    same = pq.read_schema(like) if like and format_of(like) == 'parquet' else pa.schema([])
-    types = dict(zip(same.names, same.types))
-    columns = {name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names}
-    buffer = io.BytesIO()
-    pq.write_table(pa.table(columns), buffer)
-    return buffer.getvalue()
+def _json_lines(parts: Iterable[Sequence[Row]]) -> Iterator[str]:
+    "JSON lines, which have no NaN."
+    how = dict(ensure_ascii=False, allow_nan=False, default=str)
+    for rows in parts:
+        known = ({name: cell for name, cell in row.items() if cell == cell} for row in rows)
+        yield ''.join(f'{json.dumps(row, **how)}\n' for row in known)
 
 
-def _separated(rows: Sequence[Mapping[str, Any]], names: Sequence[str], kind: str) -> str:
+def _separated(parts: Iterable[Sequence[Row]], names: Sequence[str], kind: str) -> Iterator[str]:
     "CSV, or lines with tabs, which have no quotes."
     lines: list[str] = []
     how = dict(delimiter='\t', quoting=csv.QUOTE_NONE, quotechar=None) if kind == 'tsv' else {}
     # by its own line ends, `csv` knows which cells cannot be without quotes
     to = csv.writer(SimpleNamespace(write=lambda line: lines.append(f'{line[:-2]}\n')), **how)
     to.writerow(names)
-    for row in rows:
-        cells = [row.get(name) for name in names]
-        cells = ['' if cell is None or cell != cell else cell for cell in cells]  # NaN
-        nested = (dict, list)
-        to.writerow(
-            json.dumps(cell, ensure_ascii=False, default=str) if isinstance(cell, nested) else str(cell)
-            for cell in cells
-        )
-    return ''.join(lines)
+    for rows in parts:
+        for row in rows:
+            to.writerow(map(_as_cell, map(row.get, names)))
+        yield ''.join(lines)
+        lines.clear()
+    yield ''.join(lines)
+
+
+def _as_cell(cell: Any) -> str:
+    "A cell of a text file; nothing and NaN are empty."
+    if cell is None or cell != cell:
+        return ''
+    return json.dumps(cell, ensure_ascii=False, default=str) if isinstance(cell, (dict, list)) else str(cell)
+
+# %% ../../nbs/experiment/13_predict.ipynb #75738cde
+def _write_parquet(
+    to: BinaryIO, parts: Callable[[], Iterable[Sequence[Row]]], names: Sequence[str], like: Path | None
+) -> None:
+    "Parquet, with the types of `like`."
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    same = pq.read_schema(like) if like and format_of(like) == 'parquet' else pa.schema([])
+    types = dict(zip(same.names, same.types))
+
+    def table(rows: Sequence[Row], types: dict[str, Any]) -> pa.Table:
+        return pa.table({name: pa.array([row.get(name) for row in rows], types.get(name)) for name in names})
+
+    schemas = [table(rows, types).schema for rows in parts()] or [table([], types).schema]
+    schema = pa.unify_schemas(schemas, promote_options='permissive')
+    with pq.ParquetWriter(to, schema) as writer:
+        for rows in parts():
+            writer.write_table(table(rows, dict(zip(schema.names, schema.types))))
+
+
+def as_file(
+    rows: Sequence[Row],
+    names: Sequence[str],
+    path: Path,
+    like: Path | None = None,
+) -> bytes:  # what the file holds
+    "Rows in memory as `write_rows` writes them."
+    buffer = io.BytesIO()
+    write_rows(buffer, lambda: [rows], names, path, like)
+    return buffer.getvalue()
 
 # %% ../../nbs/experiment/13_predict.ipynb #88f144e6
+def _answer_key(source: Source, reader: Reader, sha256: str, backend: str, rows_key: str) -> str:
+    "All that the answers to the rows of a file depend on."
+    import torch
+    import transformers
+
+    parts = dict(
+        rows=rows_key,
+        model=sha256,
+        backend=backend,
+        device=reader.device.type,
+        config=reader.config.to_json_string(),
+        tokenizer=tokenizer_rules(reader.tokenizer),
+        max_length=reader.max_length,
+        run=[reader.settings, reader.metrics],
+        versions=[__version__, torch.__version__, transformers.__version__],
+        chunk=CHUNK,
+    )
+    return sha256_text('answers-1', json.dumps(parts, sort_keys=True, default=str))
+
+
+def _stored_rows(texts: TableTexts, path: Path) -> tuple[Rows, str]:  # memory-mapped; what they are called
+    "The texts of a file, each of them checked."
+    info = texts.info
+    names = json.dumps([info.name, *filter(None, [plugin_id(info.name)]), sorted(texts.names.items())])
+    key = sha256_text('rows-1', sha256_big_file(path), format_of(path), names)
+
+    def make(writer: Writer) -> None:
+        writer.drop()  # a reader does not begin in the middle
+        try:
+            texts.rows(writer, n_rows(path))
+        except BaseException:
+            writer.drop()
+            raise
+
+    return Columns.stored(cached(cache_path() / 'predictions' / f'{key[:32]}.rows', make), 'rows'), key
+
+# %% ../../nbs/experiment/13_predict.ipynb #bcb3fb30
+@dataclass(frozen=True)
+class StoredAnswers:
+    "The answers to the rows of a file, on disk."
+
+    names: list[str]  # of the columns that are added, the note last
+    n: int  # rows
+    computed: int  # of them by this process; the others were there
+    seconds: float  # that took, tokenising included
+    noted: int  # rows with a note
+    rows: Callable[[], Iterator[dict[str, Any]]]  # the columns that are added to each row
+
+
+def _store_answers(
+    writer: Writer, reader: Reader, texts: TableTexts, rows: Rows, chunks: Sequence[np.ndarray]
+) -> int:
+    "Add the chunks that are missing; how many rows they have."
+    left = chunks[writer.parts :]
+    n = sum(map(len, left))
+    names = list(writer.state.get('names', ()))
+    noted = writer.state.get('noted', 0)
+    with stage('predicting', n, 'rows') as advance:
+        for index in left:
+            cells = chunk_answers(reader, texts, rows, index)
+            names += dict.fromkeys(name for row in cells for name in row if name not in names)
+            noted += sum(bool(row['note']) for row in cells)
+            writer.state |= dict(names=list(names), noted=noted)
+            part = dict(row=index, cells=Json.from_cells([list(map(row.get, names)) for row in cells]))
+            Columns(part).write(writer, 'answers')
+            writer.save()
+            advance(len(index))
+    return n
+
+# %% ../../nbs/experiment/13_predict.ipynb #076bbcd5
+def stored_answers(
+    folder: Path,  # its name stands for all that the answers depend on
+    reader: Reader,
+    texts: TableTexts,
+    rows: Rows,
+) -> StoredAnswers:
+    "The answers to the rows of a file; those that an earlier process has stored are not computed again."
+    computed = 0
+    begin = time.perf_counter()
+
+    def make(writer: Writer) -> None:
+        nonlocal computed
+        computed = _store_answers(writer, reader, texts, rows, row_chunks(rows, texts.info, CHUNK))
+
+    stored = cached(folder, make)
+    seconds = time.perf_counter() - begin
+    answers = Columns.stored(stored, 'answers')
+    place = np.argsort(answers['row'])
+    names = stored.state['names']
+    last = [name for name in names if name != 'note'] + ['note']
+
+    def added() -> Iterator[dict[str, Any]]:
+        for start in range(0, len(rows), PART):
+            for cells in answers['cells'][place[start : start + PART]].tolist():
+                row = dict(zip(names, cells))
+                yield {name: row.get(name) for name in last}
+
+    return StoredAnswers(last, len(rows), computed, seconds, stored.state['noted'], added)
+
+# %% ../../nbs/experiment/13_predict.ipynb #1df064fb
 @dataclass(frozen=True)
 class FilePrediction:
     "What became of a file."
@@ -601,46 +887,76 @@ class FilePrediction:
     file: str
     out: str
     rows: int
+    computed: int  # rows that were answered now; the others were stored by an earlier call
     columns: list[str]  # that were added
     noted: int  # rows with a note, say on a text that was cut
-    seconds: float  # for all rows, tokenising included, loading the model not
+    backend: str  # of `BACKENDS`
+    seconds: float  # for the rows that were computed, tokenising included, loading the model not
 
     def __str__(self) -> str:
         return escape_control_chars(render('predicted_file.txt.jinja', found=self).rstrip())
 
 
+def _check_files(path: Path, target: Path, overwrite: bool) -> None:
+    "Refuse files that cannot be read or written."
+    if words := no_table(path):
+        raise ConfigError(f'file {words}')
+    check_regular(path)
+    if words := no_table(target):
+        raise ConfigError(f'out {words}')
+    if os.path.exists(target) and os.path.exists(path) and os.path.samefile(path, target):
+        raise ConfigError(f'out {truncate_repr(str(target))} is the file that is read; name another one')
+    check_output(target, overwrite)
+
+# %% ../../nbs/experiment/13_predict.ipynb #dd51b848
+@file_errors()
 def predict_file(
     model: str,  # as for `find_source`
     file: str | Path,  # a table
     out: str | Path,  # where the same table is written with the answers
     columns: Mapping[str, str] | str | None = None,  # as for `predict_table`
     overwrite: bool = False,  # may `out` be replaced?
+    backend: str = 'torch',  # as for `predict_table`
 ) -> FilePrediction:
-    "Ask a model about each row of a file; what is written is written in one step, at the end."
+    "Ask a model about each row of a file; a call that was killed is resumed, and `out` appears in one step."
     path, target = (Path(os.path.expanduser(name)) for name in (file, out))
-    table, rows = read_file(path)
-    if words := no_table(target):
-        raise ConfigError(f'out {words}')
-    if os.path.exists(target) and os.path.samefile(path, target):
-        raise ConfigError(f'out {truncate_repr(str(target))} is the file that is read; name another one')
-    check_output(target, overwrite)
+    check_backend(backend)
+    _check_files(path, target, overwrite)
     source = find_source(model)
-    requests = table_requests(source, table, columns)
-    as_file(rows, table.names, target, path)  # may refuse, before hours are spent
-    reader, _ = load_reader(source, requests.info)
-    begin = time.perf_counter()
-    answers = answer_table(reader, requests)
-    seconds = time.perf_counter() - begin
-    filled = [row | dict(zip(answers, cells)) for row, cells in zip(rows, zip(*answers.values()))]
-    atomic_write(target, as_file(filled, [*table.names, *answers], target, path))
+    texts = table_texts(source, lambda possible: read_table(path, possible, PART), columns)
+    before = file_state(path)
+    _try_to_write(path, target, texts.table.names)
+    rows, rows_key = _stored_rows(texts, path)
+    reader, loaded = load_reader(source, texts.info, backend)
+    key = _answer_key(source, reader, loaded.sha256, backend, rows_key)
+    answers = stored_answers(cache_path() / 'predictions' / f'{key[:32]}.answers', reader, texts, rows)
+
+    def filled() -> Iterator[list[dict[str, Any]]]:
+        return _in_parts(row | more for row, more in zip(file_rows(path), answers.rows(), strict=True))
+
+    with atomic_file(target) as to:
+        write_rows(to, filled, [*texts.table.names, *answers.names], target, path)
+        if file_state(path) != before:
+            raise changed(path)
     return FilePrediction(
         model=model,
         run_id=(source.record or {}).get('run_id'),
-        task=requests.info.name,
+        task=texts.info.name,
         file=str(path),
         out=str(target),
-        rows=len(rows),
-        columns=list(answers),
-        noted=sum(map(bool, answers['note'])),
-        seconds=seconds,
+        rows=answers.n,
+        computed=answers.computed,
+        columns=answers.names,
+        noted=answers.noted,
+        backend=backend,
+        seconds=answers.seconds,
     )
+
+
+def _try_to_write(path: Path, target: Path, names: Sequence[str]) -> None:
+    "Write the rows without answers: what a format cannot hold is refused before hours are spent."
+    if format_of(path).startswith('jsonl'):
+        for _ in read_table(path, EVERY, PART):
+            pass  # a column that comes late would be lost in another format, and is refused
+    with tempfile.TemporaryFile(dir=target.parent) as scratch:
+        write_rows(scratch, lambda: _in_parts(file_rows(path)), names, target, path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 import numpy as np
 from ..core.cached import Writer, cached
 from ..core.progress import stage
@@ -18,8 +18,8 @@ from ..core.files import check_room, sha256_texts
 
 # %% auto #0
 __all__ = ['ROWS_AT_ONCE', 'Ragged', 'to_device', 'Batch', 'encode_pairs', 'tokenizer_rules', 'unknown_id', 'second_begins',
-           'tells_two_texts', 'groups_of', 'token_dtype', 'pad_pairs', 'TokenCounts', 'rows_in', 'EncodedPairs',
-           'singleton_groups', 'epoch_steps', 'mixed_steps', 'micro_batches']
+           'tells_two_texts', 'groups_of', 'encode_measured', 'token_dtype', 'pad_pairs', 'TokenCounts', 'rows_in',
+           'EncodedPairs', 'singleton_groups', 'epoch_steps', 'mixed_steps', 'micro_batches']
 
 # %% ../../nbs/tasks/01_batching.ipynb #02ecf72d
 if TYPE_CHECKING:
@@ -210,15 +210,13 @@ def groups_of(
     yield slice(start, end + 1)
 
 # %% ../../nbs/tasks/01_batching.ipynb #801d35d1
-def _encode_pairs(tokenizer, first, second, max_length, advance=lambda rows: None):
+def _tokenised(tokenizer, first, second, max_length) -> Iterator[tuple[Any, Ragged, list[int]]]:
+    "What the tokenizer gives for some rows at a time, their tokens, and where second texts begin."
     first = list(first)
     sizes = map(len, first)
     if second is not None:
         second = list(second)
         sizes = (len(a) + len(b) for a, b in zip(first, second, strict=True))
-    ids = []
-    begin = []
-    counts = np.zeros(2, dtype=np.int64)
     for rows in groups_of(sizes, _CHARACTERS):
         encoded = tokenizer(
             first[rows],
@@ -229,11 +227,20 @@ def _encode_pairs(tokenizer, first, second, max_length, advance=lambda rows: Non
             return_token_type_ids=True,
             return_attention_mask=False,
         )
-        ids.append(Ragged.from_rows(encoded['input_ids']))
-        types = encoded.get('token_type_ids') or [[0] * n for n in ids[-1].lengths]
-        begin += map(second_begins, types)
+        ids = Ragged.from_rows(encoded['input_ids'])
+        types = encoded.get('token_type_ids') or [[0] * n for n in ids.lengths]
+        yield encoded, ids, list(map(second_begins, types))
+
+
+def _encode_pairs(tokenizer, first, second, max_length, advance=lambda rows: None):
+    ids = []
+    begin = []
+    counts = np.zeros(2, dtype=np.int64)
+    for encoded, part, begins in _tokenised(tokenizer, first, second, max_length):
+        ids.append(part)
+        begin += begins
         counts += _cut_and_empty(tokenizer, encoded, max_length, 1 if second is None else 2)
-        advance(len(first[rows]))
+        advance(len(part))
     return Ragged.joined(ids), np.array(begin, dtype=np.int32), counts
 
 # %% ../../nbs/tasks/01_batching.ipynb #3000ceb8
@@ -258,6 +265,37 @@ def _cut_and_empty(tokenizer, encoded, max_length: int, n_texts: int) -> tuple[i
         for row in rows
     )
     return cut, len(rows) - filled
+
+# %% ../../nbs/tasks/01_batching.ipynb #7fae3ac6
+_UNCUT = 10**6  # tokens
+
+
+def encode_measured(
+    tokenizer,  # of transformers
+    first: Sequence[str],  # (n) as for `encode_pairs`
+    second: Sequence[str] | None,  # (n), or None
+    max_length: int,  # as for `encode_pairs`
+) -> tuple[Ragged, np.ndarray, np.ndarray]:  # of `encode_pairs`; tokens of each row before any cut
+    "Tokenise pairs (or single texts) and tell how long they are."
+    special = tokenizer.num_special_tokens_to_add()
+    keeps_rest = second is None and tokenizer.is_fast
+    ids = []
+    begin = []
+    lost = []
+    for encoded, part, begins in _tokenised(tokenizer, first, second, max_length):
+        ids.append(part)
+        begin += begins
+        rests = (row.overflowing for row in encoded.encodings) if keeps_rest else ()
+        lost += [sum(len(piece) - special for piece in rest) for rest in rests]
+    tokens = Ragged.joined(ids)
+    if keeps_rest:
+        return tokens, np.array(begin, dtype=np.int32), tokens.lengths + np.array(lost)
+    lengths = tokens.lengths.copy()
+    full = np.flatnonzero(lengths >= max_length)  # the others have lost nothing
+    if len(full):
+        texts = (None if column is None else [column[i] for i in full] for column in (first, second))
+        lengths[full] = encode_pairs(tokenizer, *texts, _UNCUT)[0].lengths
+    return tokens, np.array(begin, dtype=np.int32), lengths
 
 # %% ../../nbs/tasks/01_batching.ipynb #39ea4302
 def token_dtype(

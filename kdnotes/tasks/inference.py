@@ -11,7 +11,7 @@ from fastcore.basics import patch
 import numpy as np
 from ..core.config import KdnotesError
 from ..core.render import Reason, reason, render
-from .batching import Batch, Ragged, encode_pairs, micro_batches, pad_pairs
+from .batching import Batch, Ragged, encode_measured, micro_batches, pad_pairs
 
 # %% auto #0
 __all__ = ['INPUTS', 'CLASSIFICATION', 'InferenceError', 'Forward', 'Reader', 'Answer', 'Use', 'truncation_notes',
@@ -51,7 +51,6 @@ class Forward(Protocol):
         "The sum over all ranks, on each of them."
 
 # %% ../../nbs/tasks/05_inference.ipynb #3febb72b
-_UNCUT = 10**6  # tokens
 _BATCH_TOKENS = 8192  # padding included
 
 
@@ -74,10 +73,9 @@ def encode(
     self: Reader,
     first: list[str],  # (n)
     second: list[str] | None,  # (n); None: there is one text an example
-) -> tuple[Ragged, np.ndarray, np.ndarray]:  # of `encode_pairs`; tokens of each example before any cut
+) -> tuple[Ragged, np.ndarray, np.ndarray]:  # of `encode_measured`
     "Texts as in training: of a pair that is too long, the longer text is cut."
-    whole, _ = encode_pairs(self.tokenizer, first, second, _UNCUT)
-    return *encode_pairs(self.tokenizer, first, second, self.max_length), whole.lengths
+    return encode_measured(self.tokenizer, first, second, self.max_length)
 
 # %% ../../nbs/tasks/05_inference.ipynb #232f3cb5
 @patch
@@ -174,22 +172,24 @@ def classify_texts(
     logits = torch.zeros(len(inputs), config.num_labels, dtype=torch.float64)
     for batch, outputs in reader.outputs(ids, second):
         logits[batch.index] = outputs.logits.double().cpu()
+    notes = [truncation_notes(length, reader.max_length, 'text') for length in lengths[:, None]]
+    if config.num_labels == 1:
+        mean = getattr(config, 'target_mean', 0.0)
+        values = logits[:, 0] * getattr(config, 'target_deviation', 1.0) + mean
+        return [Answer(dict(value=value), note) for value, note in zip(values.tolist(), notes)]
     several = config.problem_type == 'multi_label_classification'
-    answers = []
-    for row, length in zip(logits, lengths[:, None]):
-        notes = truncation_notes(length, reader.max_length, 'text')
-        if len(row) == 1:
-            mean = getattr(config, 'target_mean', 0.0)
-            value = float(row[0]) * getattr(config, 'target_deviation', 1.0) + mean
-            answers.append(Answer(dict(value=value), notes))
-            continue
-        probabilities = row.sigmoid() if several else row.softmax(dim=0)
-        labels = [
-            dict(label=config.id2label[i], probability=float(probabilities[i]))
-            for i in probabilities.argsort(descending=True, stable=True).tolist()
-        ]
-        answers.append(Answer(dict(labels=labels), notes + (reason('independent_labels'),) * several))
-    return answers
+    probabilities, places = _ranked(logits.sigmoid() if several else logits.softmax(dim=1))
+    independent = (reason('independent_labels'),) * several
+    names = [config.id2label[i] for i in range(config.num_labels)]
+    return [
+        Answer(dict(labels=[dict(label=names[i], probability=p) for i, p in zip(*row)]), note + independent)
+        for *row, note in zip(places.tolist(), probabilities.tolist(), notes)
+    ]
+
+
+def _ranked(probabilities: Tensor) -> tuple[Tensor, Tensor]:  # (n, classes) each
+    "Each row from its largest number to its smallest, and where they were; equal ones as they were."
+    return probabilities.sort(dim=1, descending=True, stable=True)
 
 # %% ../../nbs/tasks/05_inference.ipynb #7f55ca54
 def _predicted_columns(values: dict[str, Any]) -> list[dict[str, Any]]:
