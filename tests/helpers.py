@@ -165,8 +165,9 @@ def as_configured(task, config: RunConfig):
     "A task with the weights and the temperature of a configuration."
     task.loss = config.loss or Loss()
     if hasattr(task, 'settings'):
-        weight = config.task_settings.ranking_weight
-        task.settings = task.settings.model_copy(update=dict(ranking_weight=weight))
+        given = config.task_settings
+        weights = dict(ranking_weight=given.ranking_weight, pointwise_weight=given.pointwise_weight)
+        task.settings = task.settings.model_copy(update=weights)
     return task
 
 

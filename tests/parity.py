@@ -25,6 +25,12 @@ def tiny_narrow(seed: int = 0) -> BertForSequenceClassification:
     )
 
 
+def tiny_slim(seed: int = 0) -> BertForSequenceClassification:
+    "Half as wide as its teacher, with as many attention heads."
+    torch.manual_seed(seed)
+    return BertForSequenceClassification(small_bert(VOCABULARY, hidden_size=16, intermediate_size=32))
+
+
 def tiny_pruned(seed: int = 0) -> BertForSequenceClassification:
     "One head of two in each layer, and a third layer that is new."
     from kdnotes.core.parse import make_config
@@ -33,7 +39,9 @@ def tiny_pruned(seed: int = 0) -> BertForSequenceClassification:
     return shape_student(tiny_bert(seed), make_config(layers=3, heads=1))
 
 
-STUDENTS = dict(bert=tiny_bert, distilbert=tiny_distilbert, narrow=tiny_narrow, pruned=tiny_pruned)
+STUDENTS = dict(
+    bert=tiny_bert, distilbert=tiny_distilbert, narrow=tiny_narrow, slim=tiny_slim, pruned=tiny_pruned
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,8 @@ class Run:
     signal: str = 'online'  # or the storage format of a cache
     student: str = 'bert'
     ranking: str = 'none'  # or a loss between the candidates of a question
-    hidden: str = 'none'  # or a loss between hidden states, and value relations with it
+    # or a loss between hidden states, and value relations with it; 'all': TinyBERT's losses and all relations
+    hidden: str = 'none'
 
 
 class World:
@@ -72,6 +81,9 @@ class World:
 
 def intermediate(hidden: str, **more) -> dict:
     "Parameters of a training that learns from intermediate layers."
+    if hidden == 'all':
+        more = dict(attention_loss='mse', embedding_loss='mse', relation_loss='qkv', relation_heads=8) | more
+        hidden = 'mse'
     return (
         dict(
             signal='online',

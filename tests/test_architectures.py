@@ -29,7 +29,7 @@ from kdnotes.tasks.batching import encode_pairs, pad_pairs
 from kdnotes.tasks.sources import load_corpus
 from kdnotes.experiment import export
 from kdnotes.experiment.launch import run
-from kdnotes.distill.intermediate import ModelWithIntermediate, value_projections
+from kdnotes.distill.intermediate import ModelWithIntermediate, attention_projections
 from kdnotes.distill.architectures import call, weights_sha256
 from kdnotes.distill.models import load_model, save_model
 from kdnotes.distill.students import check_student, choose_layers
@@ -306,8 +306,8 @@ def test_losses_on_intermediate_layers_fit_or_are_refused_in_the_plan(kind, teac
         return
     planned(relation_loss='values')
     model = load_model(teacher_folder, HEAD, 0)
-    assert len(value_projections(model)) == 4
-    looked_at = call(ModelWithIntermediate(model, (2, 4), values=True), batch())
+    assert len(attention_projections(model)) == 4
+    looked_at = call(ModelWithIntermediate(model, (2, 4), {'values': ('value', -1)}), batch())
     plain = model(
         **{name: value for name, value in batch().items() if name in architectures.model_inputs(model)},
         output_hidden_states=True,

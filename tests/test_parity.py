@@ -39,8 +39,9 @@ CACHED = [Run(ranks, signal=signal) for ranks in (1, 2) for signal in STORED]
 OTHER_STUDENT = Run(student='distilbert')
 RANKED = [
     Run(ranks, True, 'fp32', tokens, ranking=ranking)
-    for ranking in ('ranknet', 'margin_mse')
+    for ranking in ('ranknet', 'margin_mse', 'listwise', 'lambda')
     for ranks, tokens in ((1, 64), (2, 8192), (2, 64), (3, 64))
+    if ranking in ('ranknet', 'margin_mse') or (ranks, tokens) == (2, 64)
 ]
 WHOLE = [
     Run(dtype=dtype, student=student, hidden=hidden)
@@ -48,13 +49,14 @@ WHOLE = [
         ('fp32', 'narrow', 'mse'),
         ('fp32', 'bert', 'cosine'),
         ('bf16', 'narrow', 'mse'),
+        ('fp32', 'slim', 'all'),
     )
 ]
 INTERMEDIATE = [
     replace(run, ranks=ranks, tokens=tokens)
     for run in WHOLE
     for ranks, tokens in ((1, 32), (2, 8192), (2, 32), (3, 32))
-    if run.dtype == 'fp32' or ranks == 2
+    if (run.dtype == 'fp32' or ranks == 2) and (run.hidden != 'all' or (ranks, tokens) == (2, 32))
 ]
 PLAN = (
     *(Run(1, kd, dtype, tokens, even=True) for kd, dtype in KINDS for tokens in EVEN),
@@ -62,7 +64,7 @@ PLAN = (
     *DIVIDED,
     *CACHED,
     OTHER_STUDENT,
-    *(Run(ranking=loss) for loss in ('ranknet', 'margin_mse')),
+    *(Run(ranking=loss) for loss in ('ranknet', 'margin_mse', 'listwise', 'lambda')),
     *RANKED,
     *WHOLE,
     *INTERMEDIATE,

@@ -199,7 +199,7 @@ def test_the_format_of_a_runs_teacher_reaches_it(task, teacher, batch):
 # ---- one function names the signal of every user ----
 
 # the corpus and the teacher's own questions by a sha256; the others are applied to stored logits
-NOT_INPUTS = {'corpus', 'teacher_questions', 'loss', 'ranking_loss', 'ranking_weight'}
+NOT_INPUTS = {'corpus', 'teacher_questions', 'loss', 'ranking_loss', 'ranking_weight', 'pointwise_weight'}
 OTHER = dict(max_length=64, train_questions='answered', smoke=True, document_title=True)
 
 

@@ -14,7 +14,7 @@ from kdnotes.distill.intermediate import (
     online_teacher,
     open_student,
     relation_kl,
-    value_projections,
+    attention_projections,
 )
 from kdnotes.losses.targets import margin_mse, ranknet, soft_target_kl
 from kdnotes.train.distributed import Runtime
@@ -213,9 +213,9 @@ def in_plain_torch_with_intermediate(student, teacher, config, projections, rela
     "Total loss of all training examples at once, layer by layer."
     batch = SameWord().batch('train', np.arange(25))
     mask = batch.inputs['attention_mask']
-    with torch.no_grad(), capture_outputs(value_projections(teacher)[-1:]) as its:
+    with torch.no_grad(), capture_outputs(attention_projections(teacher)[-1:]) as its:
         t = teacher.eval()(**batch.inputs, output_hidden_states=True)
-    with capture_outputs(value_projections(student)[-1:]) as own:
+    with capture_outputs(attention_projections(student)[-1:]) as own:
         s = student(**batch.inputs, output_hidden_states=True)
     known = batch.labels >= 0
     hard = torch.nn.functional.cross_entropy(s.logits[known], batch.labels[known])

@@ -415,11 +415,11 @@ def _check_losses(config: RunConfig) -> None:
             f"signal='cached' keeps the teacher's outputs of one epoch, and the batches of "
             f"task={config.task!r} change with the epoch; use signal='online'"
         )
-    if loss.hidden_loss == 'none':
+    if not loss.layerwise:
         return
     if student.init == 'hub' and not layers:
         raise ConfigError(
-            "hidden_loss needs hidden_layers with student_init='hub': "
+            f"{loss.layerwise[0]} needs hidden_layers with student_init='hub': "
             "for each layer of the student the teacher's that it learns from, counted from 0"
         )
     usual = profile.student_layers if config.model.pretrained in (None, profile.teacher) else None
@@ -553,11 +553,8 @@ def _check_teachers(config: RunConfig, names: TeacherNames) -> None:
             f"{given} are averaged in their logits of each row, and task={config.task!r} learns from logits "
             'of each token; give one teacher'
         )
-    for name in ('hidden_loss', 'relation_loss'):
-        if getattr(config.loss, name) != 'none':
-            raise ConfigError(
-                f'{name} looks at the layers of one teacher, and {given} are several; leave it out'
-            )
+    for name in config.loss.intermediate:
+        raise ConfigError(f'{name} looks at the layers of one teacher, and {given} are several; leave it out')
     check_weights(config, len(names.teachers))
 
 # %% ../../nbs/core/04_parse.ipynb #44b473e3

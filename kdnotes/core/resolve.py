@@ -137,7 +137,7 @@ def _shape(
         shape = dict(student=None, student_layers=None)
     else:
         shape = dict(student=None, student_layers=spread_layers(depth, student.layers), layers=None)
-    if config.loss is None or config.loss.hidden_loss == 'none':
+    if config.loss is None or not config.loss.layerwise:
         learnt = None
     elif config.loss.hidden_layers == (-1,):
         learnt = (depth - 1,)

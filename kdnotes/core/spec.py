@@ -12,8 +12,8 @@ from .arms import MODES, PRESETS, PROFILES
 from .config import FIRST_TASK, TASKS, is_task, task_info, truncate_repr
 
 # %% auto #0
-__all__ = ['NAME_PATTERN', 'NAME_RULE', 'GROUPS', 'ALIASES', 'FLAT_NAMES', 'PATHS', 'NAMES', 'parameter', 'declared',
-           'read_texts', 'Group', 'TaskSettings', 'Data', 'Student', 'Model', 'Loss', 'Scores', 'Models',
+__all__ = ['NAME_PATTERN', 'NAME_RULE', 'INTERMEDIATE', 'GROUPS', 'ALIASES', 'FLAT_NAMES', 'PATHS', 'NAMES', 'parameter',
+           'declared', 'read_texts', 'Group', 'TaskSettings', 'Data', 'Student', 'Model', 'Loss', 'Scores', 'Models',
            'TeacherNames', 'Compute', 'Train', 'Where', 'RunSpec', 'RunConfig', 'is_student', 'starts_from',
            'needs_teacher', 'reads_scores', 'several_teachers', 'is_given', 'teachers_mode', 'FlatName', 'parameters',
            'group_of', 'teacher_names', 'value_of', 'teacher_values', 'flat', 'with_values']
@@ -65,7 +65,8 @@ def read_texts(
 
     def read(name, value):
         annotation = fields[name].annotation if name in fields else None
-        is_list = 'tuple' in str(annotation)
+        choices = [choice for part in get_args(annotation) for choice in get_args(part)]
+        is_list = 'tuple' in str(annotation) and value not in choices
         if is_list and type(value) is int:
             return [value]
         if type(value) is int and annotation in (str, str | None):
@@ -206,15 +207,19 @@ class Model(Group):
         return self
 
 # %% ../../nbs/core/02_spec.ipynb #e38ce74c
+INTERMEDIATE = ('hidden', 'attention', 'embedding', 'relation')  # <name>_loss looks at layers, <name>_weight
+
+
 def _check_loss(loss: Loss) -> None:
     "Refuse weights that weigh nothing, and layers that nothing looks at."
     if not loss.unlabelled.strip():
         raise ValueError('unlabelled is empty; name auto, none, rest, a corpus or a file')
-    for name in ('hidden', 'relation'):
+    for name in INTERMEDIATE:
         kind = getattr(loss, f'{name}_loss')
         weight = getattr(loss, f'{name}_weight')
+        an = 'an' if name[0] in 'ae' else 'a'
         if kind == 'none' and weight != 1:
-            raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose a {name}_loss too')
+            raise ValueError(f'{name}_weight={weight:g} weighs nothing; choose {an} {name}_loss too')
         if kind != 'none' and loss.signal != 'online':
             raise ValueError(
                 f"{name}_loss={kind!r} needs signal='online', "
@@ -225,9 +230,15 @@ def _check_loss(loss: Loss) -> None:
             f"dialect={loss.dialect!r} knows no soft targets that are cut off; "
             "leave min_probability and top_k out, or use dialect='canonical'"
         )
+    for name, usual in (('relation_heads', None), ('relation_layer', -1)):
+        if loss.relation_loss == 'none' and getattr(loss, name) != usual:
+            raise ValueError(f'{name}={getattr(loss, name)} is not looked at; choose a relation_loss too')
     layers = loss.hidden_layers
-    if layers is not None and loss.hidden_loss == 'none':
-        raise ValueError(f'hidden_layers={truncate_repr(layers)} are not looked at; choose a hidden_loss too')
+    if layers is not None and not loss.layerwise:
+        raise ValueError(
+            f'hidden_layers={truncate_repr(layers)} are not looked at; choose a hidden_loss too, or an '
+            'attention_loss'
+        )
     if layers and layers != (-1,) and min(layers) < 0:
         raise ValueError(
             f"hidden_layers={truncate_repr(layers)} must be counted from 0, or be -1 alone, the "
@@ -279,15 +290,41 @@ class Loss(Group):
     # number is for the student's last layer only (-1: the teacher's last layer). None: the layer that each
     # one was copied from
     hidden_layers: tuple[int, ...] | None = None
-    # loss between the value relations of the last layers; needs signal='online'
-    relation_loss: Literal['none', 'values'] = parameter('none', of_model=True)
+    # loss between the attention scores of student and teacher before the softmax, head by head (TinyBERT), in
+    # the layers of hidden_layers; needs as many heads as the teacher has, and signal='online'
+    attention_loss: Literal['none', 'mse'] = parameter('none', of_model=True)
+    # weight of attention_loss, in addition to the weights of hard and soft targets
+    attention_weight: float = parameter(1.0, gt=0, le=1000)
+    # loss between the embeddings' outputs of student and teacher (TinyBERT); needs signal='online'
+    embedding_loss: Literal['none', 'mse'] = parameter('none', of_model=True)
+    # weight of embedding_loss, in addition to the weights of hard and soft targets
+    embedding_weight: float = parameter(1.0, gt=0, le=1000)
+    # loss between the relations of tokens in the student's last layer and the teacher's relation_layer.
+    # values: of value vectors (MiniLM); qkv: the sum of those of queries, of keys and of values (MiniLMv2);
+    # needs signal='online'
+    relation_loss: Literal['none', 'values', 'qkv'] = parameter('none', of_model=True)
     # weight of relation_loss, in addition to the weights of hard and soft targets
     relation_weight: float = parameter(1.0, gt=0, le=1000)
+    # number of relation heads that the vectors of all attention heads are cut into; it divides the width of
+    # both models (MiniLMv2: 48 of 768 and 384). None: the largest number that divides both numbers of heads
+    relation_heads: int | None = parameter(None, ge=1)
+    # index (from 0) of the teacher's layer whose relations are learnt; -1: its last layer
+    relation_layer: int = parameter(-1, ge=-1)
 
     @model_validator(mode='after')
     def _one_meaning(self) -> Loss:
         _check_loss(self)
         return self
+
+    @property
+    def intermediate(self) -> tuple[str, ...]:  # 'hidden_loss', ..
+        "The losses between layers of student and teacher."
+        return tuple(f'{name}_loss' for name in INTERMEDIATE if getattr(self, f'{name}_loss') != 'none')
+
+    @property
+    def layerwise(self) -> tuple[str, ...]:
+        "Those of them that compare the layers of `hidden_layers`."
+        return tuple(name for name in self.intermediate if name in ('hidden_loss', 'attention_loss'))
 
 # %% ../../nbs/core/02_spec.ipynb #577c0119
 class Scores(Group):

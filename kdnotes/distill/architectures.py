@@ -133,7 +133,7 @@ def check_hidden_states(
     if shapes != [(1, 8, config.hidden_size)] * (depth(config) + 1):
         raise ModelError(
             f'the architecture {config.model_type!r} does not give the hidden states of its '
-            f'{depth(config)} layers; train without hidden_loss'
+            f'{depth(config)} layers; train without hidden_loss and embedding_loss'
         )
 
 # %% ../../nbs/distill/02_architectures.ipynb #905764f9

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from ..core.spec import RunConfig, value_of
+from ..core.spec import RunConfig
 from ..core.render import Reason, reason
 from .architectures import call
 from .heads import SHAPED, attention_width, layers_of, n_heads
@@ -247,7 +247,7 @@ def why_trained_whole(
     auto_class: str,  # the transformers head
 ) -> Reason | None:  # as of `why_all_positions`
     "Why the last layer is needed at all positions in a run's training."
-    losses = tuple(name for name in ('hidden_loss', 'relation_loss') if value_of(run, name) != 'none')
+    losses = run.loss.intermediate if run.loss else ()
     return reason('losses_read_all', losses=losses) if losses else why_all_positions(config, auto_class)
 
 # %% ../../nbs/distill/03_needed_positions.ipynb #0d0bb261

@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 from ..core.arms import PROFILES
 from ..core.config import ConfigError, truncate_repr, task_info
-from ..core.spec import RunConfig, is_given, is_student, needs_teacher, reads_scores, several_teachers
+from kdnotes.core.spec import (
+    Loss,
+    RunConfig,
+    is_given,
+    is_student,
+    needs_teacher,
+    reads_scores,
+    several_teachers,
+)
 from ..core.spec import starts_from, value_of, with_values
 from ..core.files import sha256_text
 from ..core.render import Reason, reason
@@ -138,7 +146,7 @@ def check_reading(config: RunConfig) -> None:
 # %% ../../nbs/experiment/01_compatibility.ipynb #548cc56f
 def compared_by_token(config: RunConfig) -> list[str]:  # 'hidden_loss', 'task=extractive_qa'
     "What of a run would compare a student and its teacher token by token."
-    losses = [name for name in ('hidden_loss', 'relation_loss') if value_of(config, name) != 'none']
+    losses = config.loss.intermediate if config.loss else ()
     return [*losses, *[f'task={config.task}'] * (task_info(config.task).auto_class != SEQUENCE_HEAD)]
 
 
@@ -242,8 +250,7 @@ def check_student(config: RunConfig) -> tuple[str, ...]:  # weights of the teach
     """Refuse a student that does not fit its teacher or could not be saved,
     before a teacher is trained for it.
     """
-    from kdnotes.distill.architectures import build_model, check_hidden_states, depth, load_config
-    from kdnotes.distill.intermediate import value_projections
+    from kdnotes.distill.architectures import depth, load_config
     from kdnotes.distill.students import check_shape
 
     auto_class = task_info(config.task).auto_class
@@ -264,18 +271,37 @@ def check_student(config: RunConfig) -> tuple[str, ...]:  # weights of the teach
             f'hidden_layers={truncate_repr(layers)} must name a layer of the teacher for each of the '
             f'{n_student} layers of the student, or one for its last'
         )
-    if loss.hidden_loss != 'none' and not layers:
+    if loss.layerwise and not layers:
         raise ConfigError(
-            f"layers={config.model.student.layers} gives the student new layers, and hidden_loss does not "
-            "know which of the teacher's they learn from; name one for each in hidden_layers, or -1 for "
-            "the last alone"
+            f"layers={config.model.student.layers} gives the student new layers, and {loss.layerwise[0]} "
+            "does not know which of the teacher's they learn from; name one for each in hidden_layers, or "
+            "-1 for the last alone"
         )
-    for model in (student.config, teacher):
-        if loss.hidden_loss != 'none':
+    if loss.relation_layer >= n_layers:
+        raise ConfigError(
+            f'relation_layer={loss.relation_layer} must be a number from 0 to {n_layers - 1}, since the '
+            f'teacher {config.model.pretrained!r} has {n_layers} layers'
+        )
+    _check_intermediate(loss, student.config, teacher, auto_class)
+    return tuple(left_out)
+
+# %% ../../nbs/experiment/01_compatibility.ipynb #57e8c10c
+def _check_intermediate(loss: Loss, student, teacher, auto_class: str) -> None:  # transformers configs
+    "Refuse two models that a loss on intermediate layers cannot compare."
+    from kdnotes.distill.architectures import build_model, check_hidden_states
+    from kdnotes.distill.intermediate import RELATIONS, attention_projections, common_heads, relation_heads
+
+    for model in (student, teacher):
+        if loss.hidden_loss != 'none' or loss.embedding_loss != 'none':
             check_hidden_states(model, auto_class)
         if loss.relation_loss != 'none':
-            value_projections(build_model(model, auto_class))
-    return tuple(left_out)
+            built = build_model(model, auto_class)
+            for kind in RELATIONS[loss.relation_loss]:
+                attention_projections(built, kind)
+    if loss.attention_loss != 'none':
+        common_heads(student, teacher)
+    if loss.relation_loss != 'none':
+        relation_heads(loss, student, teacher)
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #aaaa92ba
 def checked_models(

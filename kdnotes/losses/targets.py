@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 # %% auto #0
-__all__ = ['hard_target_ce', 'cut_off', 'soft_target_kl', 'ranknet', 'margin_mse', 'pair_counts', 'weighted_sum']
+__all__ = ['hard_target_ce', 'cut_off', 'soft_target_kl', 'ranknet', 'margin_mse', 'pair_counts', 'listnet', 'listwise_kl',
+           'lambda_loss', 'weighted_sum']
 
 # %% ../../nbs/losses/01_targets.ipynb #fd00d60f
 if TYPE_CHECKING:
@@ -29,13 +30,23 @@ def _reduce(
 def hard_target_ce(
     logits: Tensor,  # (..., classes), any float dtype; computed in float32
     labels: Tensor,  # (...), int64, each in [0, classes)
-    reduction: str = 'mean',  # 'mean' over the rows | 'sum'
-) -> Tensor:  # scalar float32, nats
+    reduction: str = 'mean',  # 'mean' over the rows, of weights each by that of its label | 'sum'
+    weights: Tensor | None = None,  # (classes,) float32, >= 0, of each class; None: all are 1
+    smoothing: float = 0.0,  # share of a label that goes to all classes alike, in [0, 1)
+) -> Tensor:  # scalar float32, nats; weights and smoothing as in torch.nn.functional.cross_entropy
     "Cross-entropy of the labels."
     import torch.nn.functional as F
 
-    rows = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), reduction='none')
-    return _reduce(rows, reduction)
+    rows = F.cross_entropy(
+        logits.float().flatten(0, -2),
+        labels.flatten(),
+        weights,
+        reduction='none',
+        label_smoothing=smoothing,
+    )
+    if weights is None or reduction != 'mean':
+        return _reduce(rows, reduction)
+    return rows.sum() / weights[labels.flatten()].sum()
 
 # %% ../../nbs/losses/01_targets.ipynb #c7890555
 def cut_off(
@@ -159,6 +170,94 @@ def pair_counts(
 
     every = pairs(group)
     return {'labelled': every - pairs(group * (len(labels) + 1) + label), 'all': every}
+
+# %% ../../nbs/losses/01_targets.ipynb #31afe9fe
+def _log_shares(
+    values: Tensor,  # (n,) float32
+    groups: Tensor,  # (n,) int
+) -> Tensor:  # (n,) log-softmax over the rows of a group
+    "The log-probability of each row to be the first of its group."
+    same = groups[:, None] == groups
+    return values - values.masked_fill(~same, -math.inf).logsumexp(-1)
+
+
+def _over_groups(
+    rows: Tensor,  # (n,) the rows' parts of the loss of their group
+    groups: Tensor,  # (n,) int
+    chosen: Tensor | None,  # (n,) bool, the rows of the groups that count; None: all
+    reduction: str,  # 'mean' over the groups (0 where there is none) | 'sum'
+) -> Tensor:  # scalar
+    "Mean or sum of the groups' losses."
+    if chosen is not None:
+        rows = rows.where(chosen, 0.0)
+    total = _reduce(rows, 'sum' if reduction == 'mean' else reduction)
+    if reduction == 'sum':
+        return total
+    share = 1 / (groups[:, None] == groups).sum(-1)  # of a row in the count of its group
+    return total / (share if chosen is None else share.where(chosen, 0.0)).sum().clamp(min=1)
+
+# %% ../../nbs/losses/01_targets.ipynb #f53a0086
+def listnet(
+    scores: Tensor,  # (n,) the student's, any float dtype; computed in float32
+    groups: Tensor,  # (n,) int, the group of each row
+    labels: Tensor,  # (n,) the larger the better; below 0: the group has no labels
+    reduction: str = 'mean',  # 'mean' over the labelled groups (0 where there is none) | 'sum'
+) -> Tensor:  # scalar float32, nats (Cao et al. 2007, equation 6 with top-one probabilities)
+    "Cross-entropy of the labels' softmax and the scores' softmax over the rows of each group."
+    _check_rows(scores=scores, groups=groups, labels=labels)
+    target = _log_shares(labels.float(), groups).exp()
+    return _over_groups(-target * _log_shares(scores.float(), groups), groups, labels >= 0, reduction)
+
+
+def listwise_kl(
+    student: Tensor,  # (n,) scores, any float dtype; computed in float32
+    teacher: Tensor,  # (n,) scores; no gradient is taken
+    groups: Tensor,  # (n,) int, the group of each row
+    T: float = 2.0,  # temperature, > 0; the factor T*T keeps the gradient's scale independent of T
+    reduction: str = 'mean',  # 'mean' over the groups | 'sum'
+) -> Tensor:  # scalar float32, nats times T*T
+    "KL(teacher || student) of the tempered distributions over the rows of each group, times `T*T`."
+    if not T > 0:
+        raise ValueError(f'T must be > 0, got {T}')
+    _check_rows(student=student, teacher=teacher, groups=groups)
+    log_q, log_p = (_log_shares(s.float() / T, groups) for s in (student, teacher.detach()))
+    return _over_groups(log_p.exp() * (log_p - log_q), groups, None, reduction) * (T * T)
+
+# %% ../../nbs/losses/01_targets.ipynb #f66ff6f6
+def _ranks(
+    values: Tensor,  # (n,)
+    groups: Tensor,  # (n,) int
+) -> Tensor:  # (n,) int, from 1
+    "The rank of each row in its group, largest first; of equal ones the earlier row first."
+    import torch
+
+    place = torch.arange(len(values), device=values.device)
+    before = (values > values[:, None]) | ((values == values[:, None]) & (place < place[:, None]))
+    return 1 + (before & (groups[:, None] == groups)).sum(-1)
+
+
+def lambda_loss(
+    scores: Tensor,  # (n,) the student's, any float dtype; computed in float32
+    groups: Tensor,  # (n,) int, the group of each row: rows of one group are ordered
+    labels: Tensor,  # (n,) relevance, whole numbers, the larger the better; below 0: as 0
+    reduction: str = 'mean',  # 'mean' over the pairs (0 where there is none) | 'sum'
+    mu: float = 10.0,  # weight of the part that depends on the distance of two ranks; 0: LambdaRank
+) -> Tensor:  # scalar float32, bits (Wang et al. 2018, NDCG-Loss2++)
+    "RankNet with each pair weighted by what swapping its ranks would change in nDCG."
+    import torch.nn.functional as F
+
+    _check_rows(scores=scores, groups=groups, labels=labels)
+    s = scores.float()
+    y = labels.float().clamp(min=0)
+    gain = 2**y - 1
+    rank = _ranks(s.detach(), groups)
+    best = gain / (1 + _ranks(y, groups)).log2()
+    gain = gain / best.where(groups[:, None] == groups, 0.0).sum(-1).clamp(min=1e-10)
+    apart = (rank[:, None] - rank).abs().clamp(min=1)  # a row makes no pair with itself
+    swap = (1 / (1 + rank[:, None]).log2() - 1 / (1 + rank).log2()).abs()
+    near = 1 / (1 + apart).log2() - 1 / (2 + apart).log2()
+    weights = (gain[:, None] - gain).abs() * (swap + mu * near)
+    return _over_pairs(weights * F.softplus(s - s[:, None]) / math.log(2), groups, labels, reduction)
 
 # %% ../../nbs/losses/01_targets.ipynb #296ab6ef
 def weighted_sum(

@@ -17,7 +17,7 @@ from ..core.render import reason
 from .sources import SPLITS, Corpus, Rows
 from .batching import Batch
 from ..core.columns import Joined, Strings, codes
-from ..losses.targets import margin_mse, pair_counts, ranknet
+from ..losses.targets import lambda_loss, listnet, listwise_kl, margin_mse, pair_counts, ranknet
 from . import base
 from .inference import Answer, InferenceError, Reader, Use, truncation_notes
 from .base import Evaluation, LossFunction, LossTerm, Signal, Task, worst_rows
@@ -37,13 +37,20 @@ if TYPE_CHECKING:
 class AnswerSelectionSettings(TaskSettings):
     "What answer selection reads besides the settings of every task."
 
-    # loss between the candidates of one question; keeps all candidates of a question in the same step
-    ranking_loss: Literal['none', 'ranknet', 'margin_mse'] = parameter(
+    # loss between the candidates of one question; keeps all candidates of a question in the same step.
+    # ranknet: pairs of a right and a wrong one; margin_mse: the same pairs, the teacher's margin; listwise:
+    # softmax over the candidates, against the labels' (ListNet) and, with a teacher, against the teacher's at
+    # `temperature`; lambda: pairs weighted by the nDCG that a swap changes (LambdaLoss)
+    ranking_loss: Literal['none', 'ranknet', 'margin_mse', 'listwise', 'lambda'] = parameter(
         'none', group='train', of_task_loss=True
     )
     # weight of ranking_loss, in addition to the weights of hard and soft targets; 0: a control with the same
-    # steps
+    # steps. Of listwise with a teacher, alpha of it is for the teacher's distribution and the rest for the
+    # labels'
     ranking_weight: float = parameter(1.0, ge=0, le=1000, group='train')
+    # weight of the hard and soft targets of single candidates beside a ranking_loss; 0: the ranking loss
+    # alone, whose scores order candidates and say nothing of how likely each is right
+    pointwise_weight: float = parameter(1.0, ge=0, le=1000, group='train')
     # training questions. 'answered': only those with at least one correct candidate; 'auto': the default of
     # the corpus
     train_questions: Literal['auto', 'all', 'answered'] = parameter(
@@ -89,6 +96,13 @@ def _check(config: RunConfig) -> None:
         )
     if s.ranking_loss == 'none' and s.ranking_weight != 1:
         raise ValueError(f'ranking_weight={s.ranking_weight:g} weighs nothing; choose a ranking_loss too')
+    if s.ranking_loss == 'none' and s.pointwise_weight != 1:
+        raise ValueError(
+            f'pointwise_weight={s.pointwise_weight:g} weighs the targets beside a ranking loss; choose a '
+            'ranking_loss too'
+        )
+    if not (s.pointwise_weight or s.ranking_weight or config.loss and config.loss.intermediate):
+        raise ValueError('pointwise_weight=0 and ranking_weight=0 leave nothing to learn; give one of them')
     if config.loss and config.loss.top_k and config.loss.top_k > 2:
         raise ValueError(f"top_k={config.loss.top_k} is more than the 2 classes of task='answer_selection'")
 
@@ -206,42 +220,74 @@ def signal_key(self: AnswerSelection) -> str:
 # %% ../../nbs/tasks/18_answer_selection.ipynb #50c5b860
 @patch
 def loss_functions(self: AnswerSelection, kd: bool) -> dict[str, LossFunction]:
-    "`hard` and `soft`, and `ranking` between candidates if there is a ranking loss."
-    return Task.loss_functions(self, kd) | ({'ranking': self.ranking} if self.compares else {})
+    "`hard` and `soft`, and those between candidates: `ranking`, and `ranking_soft` of a teacher's lists."
+    functions = Task.loss_functions(self, kd)
+    if self.compares:
+        functions['ranking'] = self.ranking
+    if kd and self.settings.ranking_loss == 'listwise':
+        functions['ranking_soft'] = self.ranking_soft
+    return functions
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #6b51b6b6
+_OF_LABELS = {'ranknet': ranknet, 'lambda': lambda_loss, 'listwise': listnet}
+
+
 @patch
 def ranking(self: AnswerSelection, outputs: Any, batch: Batch, signal: Signal | None) -> LossTerm:
-    "The sum over pairs of a right and a wrong candidate of a training batch, and how many they are."
+    "The sum over pairs of a right and a wrong candidate, or over questions, and how many they are."
     scores = self.scores(outputs, batch)[:, 0]
-    pairs = self._pairs('train', batch.index)
-    if self.settings.ranking_loss == 'ranknet':
-        return ranknet(scores, batch.groups, batch.labels, 'sum'), pairs
+    count = self._ranked('train', batch.index)
+    if self.settings.ranking_loss in _OF_LABELS:
+        loss = _OF_LABELS[self.settings.ranking_loss]
+        return loss(scores, batch.groups, batch.labels, 'sum'), count
     if not signal:
         raise ValueError("ranking_loss='margin_mse' needs a teacher's signal, got none")
     margins = signal['logits'].float().diff(dim=1)[:, 0]
-    return margin_mse(scores, margins, batch.groups, batch.labels, 'sum'), pairs
+    return margin_mse(scores, margins, batch.groups, batch.labels, 'sum'), count
 
 
 @patch
-def _pairs(self: AnswerSelection, split: str, index: np.ndarray) -> int:
-    "How many pairs of a right and a wrong candidate there are."
-    labels = self.labels[split][index].clip(min=0)
-    return pair_counts(self.questions[split].question[index], labels)['labelled']
+def ranking_soft(self: AnswerSelection, outputs: Any, batch: Batch, signal: Signal) -> LossTerm:
+    "The sum over questions of the KL from the teacher's distribution over the candidates."
+    scores = self.scores(outputs, batch)[:, 0]
+    teachers = signal['logits'].float().diff(dim=1)[:, 0]
+    total = listwise_kl(scores, teachers, batch.groups, self.loss.temperature, 'sum')
+    return total, len(np.unique(self.questions['train'].question[batch.index]))
+
+
+@patch
+def _ranked(self: AnswerSelection, split: str, index: np.ndarray) -> int:
+    "How many pairs of a right and a wrong candidate there are, or how many questions with labels."
+    labels = self.labels[split][index]
+    question = self.questions[split].question[index]
+    if self.settings.ranking_loss == 'listwise':
+        return len(np.unique(question[labels >= 0]))
+    return pair_counts(question, labels.clip(min=0))['labelled']
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #5f0c84db
 @patch
 def loss_counts(self: AnswerSelection, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
-    "Examples of the pointwise terms, pairs of the ranking one."
+    "Examples of the pointwise terms, pairs or questions of those between candidates."
     counts = Task.loss_counts(self, split, index, epoch)
-    return counts | ({'ranking': self._pairs(split, index)} if self.compares else {})
+    if self.compares:
+        counts['ranking'] = self._ranked(split, index)
+    if self.settings.ranking_loss == 'listwise':
+        counts['ranking_soft'] = len(np.unique(self.questions[split].question[index]))
+    return counts
 
 
 @patch
 def loss_weights(self: AnswerSelection, kd: bool) -> dict[str, float]:
-    "Weights of `hard` and `soft`, and of `ranking` if there is a ranking loss."
-    ranking = {'ranking': self.settings.ranking_weight} if self.compares else {}
-    return Task.loss_weights(self, kd) | ranking
+    "Weights of `hard` and `soft`, and of the terms between candidates if there are such."
+    weights = Task.loss_weights(self, kd)
+    if not self.compares:
+        return weights
+    weights = {name: self.settings.pointwise_weight * weight for name, weight in weights.items()}
+    weight = self.settings.ranking_weight
+    if kd and self.settings.ranking_loss == 'listwise':
+        alpha = self.loss.alpha
+        return weights | {'ranking': (1 - alpha) * weight, 'ranking_soft': alpha * weight}
+    return weights | {'ranking': weight}
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #da645bfc
 @patch

@@ -92,8 +92,7 @@ def check_free_weights(
     settings, loss = config.task_settings, config.loss
     if loss is None:
         return
-    intermediate = not loss.hidden_loss == loss.relation_loss == 'none'
-    if not (settings.soft_weight or settings.hard_weight or intermediate):
+    if not (settings.soft_weight or settings.hard_weight or loss.intermediate):
         raise ValueError(
             'soft_weight=0, hard_weight=0 and hidden_loss=none leave nothing to learn; give one of them'
         )
@@ -247,7 +246,8 @@ def floor_table(
 
 # %% ../../nbs/tasks/06_base.ipynb #e9878379
 Signal = dict[str, 'Tensor']  # of a teacher, by the names of `Task.signal_spec`; of some examples
-LossTerm = tuple['Tensor', int]  # the sum over examples, tokens or pairs of a micro-batch, and their number
+# the sum over examples, tokens or pairs of a micro-batch, and their number; of weighted ones what they weigh
+LossTerm = tuple['Tensor', float]
 # (student_outputs, batch, teacher_signal) -> its term; the signal is None without a teacher. A user's own
 # loss has the same signature
 LossFunction = Callable[[Any, Batch, Signal | None], LossTerm]
@@ -491,7 +491,7 @@ def loss_terms(self: Task, outputs: Any, batch: Batch, signal: Signal | None) ->
 
 # %% ../../nbs/tasks/06_base.ipynb #a918bcd6
 @patch
-def loss_counts(self: Task, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, int]:
+def loss_counts(self: Task, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, float]:
     "Without a forward, the examples of each term: those that have a label, and all."
     n = len(index)
     if not self.unlabelled:

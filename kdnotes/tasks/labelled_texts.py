@@ -210,6 +210,13 @@ def check_labels(
         raise CorpusError(
             f'top_k={config.loss.top_k} is more than the {len(names)} classes of corpus {corpus.name!r}'
         )
+    weights = config.task_settings.class_weights
+    if isinstance(weights, tuple) and len(weights) != len(names):
+        raise CorpusError(
+            f'class_weights={truncate_repr(weights)} has {pluralize(len(weights), "number")} and corpus '
+            f'{corpus.name!r} {pluralize(len(names), "class", "classes")} ('
+            f'{", ".join(map(truncate_repr, names[:10]))}); give one for each, in this order, or balanced'
+        )
     if len(names) > max(50, len(corpus.splits['train']) // 4):
         raise CorpusError(
             f"corpus {corpus.name!r} has {len(names)} different labels in {len(corpus.splits['train'])} "

@@ -5,15 +5,18 @@
 # %% ../../nbs/tasks/19_text_classification.ipynb #37b24f15
 from __future__ import annotations
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, TYPE_CHECKING
 from fastcore.basics import patch
 import numpy as np
+from ..core.config import truncate_repr
 from ..core.spec import RunConfig, TaskSettings, parameter
 from . import base
 from .base import NO_LABEL, Evaluation, LossTerm, Signal, Task, setting
-from .batching import Batch
+from ..losses.targets import hard_target_ce
+from .batching import Batch, to_device
 from ..core.columns import Strings
 from kdnotes.tasks.labelled_texts import (
     CORPORA,
@@ -42,6 +45,13 @@ class TextClassificationSettings(TaskSettings):
 
     # type of the labels: names of classes (classes), or numbers (number, for regression)
     target: Literal['classes', 'number'] = parameter('classes', group='data')
+    # weight of each class in the hard targets. balanced: n / (k * n_c), the inverse of its share of the n
+    # training labels; or k numbers >= 0, as in '1,5', in the order of the classes (sorted names); None: 1
+    class_weights: Literal['balanced'] | tuple[float, ...] | None = parameter(
+        None, group='train', of_task_loss=True
+    )
+    # share of each hard target that is spread evenly over all classes, 0 to 1
+    label_smoothing: float = parameter(0.0, ge=0, lt=1, group='train', of_task_loss=True)
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #c336c200
 # settings of soft targets, which a number has none of
@@ -49,14 +59,25 @@ _ONLY_CLASSES = dict(temperature=2.0, top_k=None, min_probability=None, dialect=
 
 
 def _check(config: RunConfig) -> None:
-    "Refuse settings that a regression does not read."
-    if config.task_settings.target == 'number':
-        for name, usual in _ONLY_CLASSES.items():
-            if config.loss is not None and getattr(config.loss, name) != usual:
-                raise ValueError(
-                    f'{name}={getattr(config.loss, name)!r} belongs to soft targets over classes, and '
-                    'target=number has none; leave it out'
-                )
+    "Refuse settings that a regression does not read, and weights that weigh nothing."
+    settings = config.task_settings
+    weights = settings.class_weights
+    if isinstance(weights, tuple) and not (min(weights, default=-1) >= 0 < max(weights, default=0)):
+        raise ValueError(
+            f'class_weights={truncate_repr(weights)} must be numbers >= 0, one of them above 0; or write '
+            'balanced'
+        )
+    if settings.target != 'number':
+        return
+    for name in ('class_weights', 'label_smoothing'):
+        if value := getattr(settings, name):
+            raise ValueError(f'{name}={value!r} is about classes, and target=number has none; leave it out')
+    for name, usual in _ONLY_CLASSES.items():
+        if config.loss is not None and getattr(config.loss, name) != usual:
+            raise ValueError(
+                f'{name}={getattr(config.loss, name)!r} belongs to soft targets over classes, and '
+                'target=number has none; leave it out'
+            )
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #77dbbd99
 PROBED_ROWS = 20_000  # of a training split, at most: more change a linear model little
@@ -198,14 +219,44 @@ class TextClassification(LabelledTexts):
     settings = TextClassificationSettings()
     primary = base.Primary('test', 'accuracy', True)
     floor = 'majority'
+    class_weights: np.ndarray | None = None  # (classes,) float32; None: all count alike
 
     def take_labels(self, train: Rows) -> None:
-        "Labels as numbers of classes, and their share in the training split."
-        self.take_classes(class_names(train))
+        "Labels as numbers of classes, their share in the training split, and what each class weighs."
+        names = class_names(train)
+        self.take_classes(names)
+        weights = self.settings.class_weights
+        if weights == 'balanced':
+            counts = Counter(train['label'])
+            weights = [len(train) / (len(names) * counts[name]) for name in names]
+        self.class_weights = None if weights is None else np.array(weights, dtype=np.float32)
 
     def measure(self, scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:
         "Metrics, and the values of the examples for those that are means."
         return class_metrics(scores, labels)
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #2b7b9d39
+@patch
+def hard_loss(self: TextClassification, outputs: Any, batch: Batch, signal: Signal | None) -> LossTerm:
+    "Cross-entropy of the labels, with the weights of their classes, smoothed."
+    import torch
+
+    weights = None
+    if self.class_weights is not None:
+        weights = to_device(torch.from_numpy(self.class_weights), outputs.logits.device)
+    total = hard_target_ce(outputs.logits, batch.labels, 'sum', weights, self.settings.label_smoothing)
+    return total, self.loss_counts('train', batch.index)['hard']
+
+
+@patch
+def loss_counts(self: TextClassification, split: str, index: np.ndarray, epoch: int = 0) -> dict[str, float]:
+    "The examples of each term; of weighted hard targets what their labels weigh together."
+    counts = Task.loss_counts(self, split, index, epoch)
+    if self.class_weights is None:
+        return counts
+    labels = self.labels[split][index]
+    weights = self.class_weights[labels[labels != NO_LABEL]]
+    return counts | {'hard': float(weights.sum(dtype=np.float64))}
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #e57b2dae
 class TextRegression(LabelledTexts):

@@ -165,7 +165,7 @@ def accumulate(
                 outputs = call(model, batch.inputs)
             terms = _loss_terms(objective, outputs, batch)
             shares = {
-                name: float(i < n_own) * value / max(1, counts[name]) for name, (value, _) in terms.items()
+                name: float(i < n_own) * value / (counts[name] or 1) for name, (value, _) in terms.items()
             }
             total, shares = weighted_sum(shares, objective.loss_weights)
             scaler.scale(total * runtime.ranks).backward()
@@ -185,9 +185,9 @@ def loss_weights(
 ) -> dict[str, float]:  # loss term -> its weight
     "The task's own weights, and those of the losses on intermediate layers, which no task knows."
     weights = task.loss_weights(config.loss is not None)
-    for name in ('hidden', 'relation'):
-        if value_of(config, f'{name}_loss') != 'none':
-            weights[name] = value_of(config, f'{name}_weight')
+    for loss in config.loss.intermediate if config.loss else ():
+        name = loss.removesuffix('_loss')
+        weights[name] = getattr(config.loss, f'{name}_weight')
     return weights
 
 # %% ../../nbs/train/10_loop.ipynb #f6c04989
