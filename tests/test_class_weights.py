@@ -2,7 +2,6 @@
 and what cannot be meant is refused.
 """
 
-from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ CLASSES = ['c'] * 17 + ['a'] * 5 + ['b'] * 3  # of the training rows
 SETTINGS = [
     dict(class_weights='balanced'),
     dict(label_smoothing=0.15),
-    dict(class_weights=(0.05, 0.0, 0.1), label_smoothing=0.3),  # the weights of a step are less than 1
+    dict(class_weights=(0.005, 0.0, 0.01), label_smoothing=0.3),  # the weights of a step are less than 1
 ]
 
 
@@ -42,10 +41,8 @@ def three_classes(unlabelled: int = 0, **settings) -> TextClassification:
         for i, label in enumerate(CLASSES)
     ]
     more = [dict(row, id=f'u{i}', label='') for i, row in enumerate(rows[:unlabelled])]
-    corpus = Corpus('made up', 'made up', '', dict(train=rows, dev=rows[15:], test=rows[15:]), 'x')
-    corpus.splits['unlabelled'] = more
-    if unlabelled:
-        corpus = replace(corpus)
+    splits = dict(train=rows, dev=rows[15:], test=rows[15:]) | (dict(unlabelled=more) if more else {})
+    corpus = Corpus('made up', 'made up', '', splits, 'x')
     task = TextClassification(corpus, settings=TextClassificationSettings(**settings), loss=Loss())
     encoded = {
         split: (Ragged.from_rows(ids), np.array([len(row) for row in ids]))
@@ -110,7 +107,7 @@ def test_rows_without_a_label_and_soft_targets_are_not_weighed():
     )
     total, weight = terms['hard']
     assert (total / weight).item() == pytest.approx(expected.item(), abs=1e-6)
-    assert weight == pytest.approx(0.1 + 0.05 + 0.0)
+    assert weight == pytest.approx(0.01 + 0.005 + 0.0)
 
 
 def in_ranks(ranks: int) -> tuple[np.ndarray, list[float]]:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from ..core.config import ConfigError
-from ..core.spec import INTERMEDIATE, Loss, RunConfig
+from ..core.spec import Loss, RunConfig
 from ..tasks.batching import Batch
 from .heads import attention_width, check_architecture, n_heads
 from .architectures import model_inputs, unwrap
@@ -319,6 +319,8 @@ def with_intermediate(
 ) -> TaskView:
     "A task with the loss terms of intermediate layers beside its own; counts are real tokens."
 
+    names = [name.removesuffix('_loss') for name in config.loss.intermediate]
+
     def signal(outputs, batch: Batch) -> dict[str, Tensor]:
         return task.signal(outputs, batch) | outputs.intermediate
 
@@ -330,7 +332,7 @@ def with_intermediate(
 
     def loss_counts(split: str, index: np.ndarray, epoch: int = 0) -> dict[str, float]:
         tokens = int(task.lengths(split)[index].sum())
-        return task.loss_counts(split, index, epoch) | dict.fromkeys(INTERMEDIATE, tokens)
+        return task.loss_counts(split, index, epoch) | dict.fromkeys(names, tokens)
 
     return TaskView(task, signal=signal, loss_terms=loss_terms, loss_counts=loss_counts)
 

@@ -253,9 +253,9 @@ def lambda_loss(
     rank = _ranks(s.detach(), groups)
     best = gain / (1 + _ranks(y, groups)).log2()
     gain = gain / best.where(groups[:, None] == groups, 0.0).sum(-1).clamp(min=1e-10)
-    apart = (rank[:, None] - rank).abs().clamp(min=1)  # a row makes no pair with itself
+    distance = (rank[:, None] - rank).abs().clamp(min=1)  # a row makes no pair with itself
     swap = (1 / (1 + rank[:, None]).log2() - 1 / (1 + rank).log2()).abs()
-    near = 1 / (1 + apart).log2() - 1 / (2 + apart).log2()
+    near = 1 / (1 + distance).log2() - 1 / (2 + distance).log2()
     weights = (gain[:, None] - gain).abs() * (swap + mu * near)
     return _over_pairs(weights * F.softplus(s - s[:, None]) / math.log(2), groups, labels, reduction)
 
