@@ -268,7 +268,9 @@ def test_tables_that_are_refused_in_python(small_run, tmp_path):
         'nowhere.csv cannot be read': lambda: run.predict(tmp_path / 'nowhere.csv'),
         'a.txt is no table': lambda: run.predict(tmp_path / 'a.txt'),
         'has no row': lambda: run.predict(table[:0]),
-        "the table, row 0: text is empty": lambda: run.predict(pd.DataFrame(dict(text=['']))),
+        'the table, row b: text is empty': lambda: run.predict(
+            pd.DataFrame(dict(text=['a', '']), index=[*'ab'])
+        ),
         "the table: there is no column 'text'": lambda: run.predict(
             datasets.Dataset.from_dict(dict(a=['b']))
         ),

@@ -475,7 +475,7 @@ def checked(
 ) -> Rows:  # in the source's order
     "The rows of a split, completed and checked."
     schema = schema.for_split(split)
-    numbers = array('q')
+    numbers = array('q') if into else []  # a table in memory may number its rows by names
 
     def numbered() -> Iterator[Table]:
         for table in tables:
