@@ -222,8 +222,8 @@ def _truncated(
     # a special token at the beginning, and one after each text
     per_row = 1 + np.bincount(sample.row_of, np.add(tokens, 1), sample.rows)
     n = int((per_row > config.data.max_length).sum())
-    of = dict(rows=sample.rows, all_rows=sample.all_rows, max_length=config.data.max_length)
-    return (reason('truncated_rows', n=n, **of),) if n else ()
+    sizes = dict(rows=sample.rows, all_rows=sample.all_rows, max_length=config.data.max_length)
+    return (reason('truncated_rows', n=n, **sizes),) if n else ()
 
 
 def text_notes(
