@@ -133,7 +133,7 @@ def _row(name: str, known: Evidence, arm: str, runs: list[dict]) -> dict:
 def _split_elsewhere(name: str, folder) -> float:  # 0 to 1
     "The share of words of another corpus that a student reads in other pieces than its teacher."
     task, corpus = CASES[name].other
-    texts, _ = sampled_texts(load_corpus(task, corpus), task)['test']
+    texts = sampled_texts(load_corpus(task, corpus), task)['test'].texts
     whole = load_tokenizer('sentence-transformers/all-MiniLM-L6-v2')
     return split_words(whole, load_tokenizer(folder), texts) or 0.0
 

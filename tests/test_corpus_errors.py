@@ -142,8 +142,8 @@ WRONG = {
     'more behind a quote': Wrong('train.csv', 'text,label\na,b\n"c" d,e\n', ('row 2',)),
     'a short row': Wrong('train.tsv', 'text\tlabel\na\tb\nc\n', ('line 3',)),
     'a long row': Wrong('train.csv', 'text,label\na,b\nc,d,e\n', ('row 2',)),
-    'semicolons': Wrong('train.csv', 'text;label\na;b\n', ("'text;label'",)),
-    'tabs in CSV': Wrong('train.csv', 'text\tlabel\na\tb\n', ("'text'",)),
+    'semicolons': Wrong('train.csv', 'text;label\na;b\nc;d;e\n', ('row 2', 'by semicolons')),
+    'tabs in CSV': Wrong('train.csv', 'text\tlabel\na\tb\nc,d\n', ('row 2', 'by tabs')),
     'commas in TSV': Wrong('train.tsv', 'text,label\na,b\n', ("'text,label'",)),
     'lines of old Macs': Wrong('train.tsv', 'text\tlabel\ra\tb\rc\td\r', ("'label'",)),
     'quotes of CSV in TSV': Wrong(

@@ -132,7 +132,7 @@ def test_a_tokenizer_that_knows_few_words_is_told_and_one_that_knows_hardly_any_
     teacher = write_model(home / 'model')
     given = dict(teacher=str(teacher), corpus=str(folder), task='text_classification', max_length=32)
     few = plan(make_config(mode='full_kd', student_layers=(1,), **given))
-    assert few.unknown == few.teacher.unknown == ()
+    assert few.texts == few.teacher.texts == ()
     with_vocabulary(teacher, 'abcdefghi')
     some = plan(make_config(mode='full_kd', student_layers=(1,), **given))
     told = (

@@ -4,7 +4,7 @@ import pytest
 from kdnotes.results import schema as S
 from kdnotes.train.gradient_stats import gradient_ranges
 from kdnotes.results.runs import RunFolder
-from kdnotes.results.tracking import TensorBoard, scalars_of
+from kdnotes.results.tracking import TensorBoard, outcome_of, scalars_of
 
 
 def step(n, loss=0.5):
@@ -83,14 +83,14 @@ def test_gradient_ranges_become_points():
 def mirror(folder, *rows, record=None, killed=False):
     "What a run that writes these rows leaves in TensorBoard."
     pytest.importorskip('tensorboard', reason='tensorboard is optional')
-    board, at = TensorBoard(RunFolder('s', 'r', folder), {}), 0
+    board, at = TensorBoard(RunFolder('s', 'r', folder), 'r', {}), 0
     for row in rows:
         at = row.get('step', at)
         board.log(row, scalars_of(row), at)
     if killed:
         board.writer.flush()
     else:
-        board.finish(record)
+        board.finish(record and outcome_of(record, {}))
 
 
 def test_tensorboard_gets_it_all(tmp_path):

@@ -90,7 +90,7 @@ def test_a_vocabulary_of_another_case_or_language(texts, lower, share, check, ho
         assert '\n' not in str(e.value) and e.value.exit_code == 2
         return
     found = plan(config, check=check)
-    assert len(found.unknown) == bool(share)
+    assert len(found.texts) == bool(share)
     assert (share in found.explain() and f'to the tokenizer of {model}' in found.explain()) == bool(share)
     if not share:
         assert 'unknown' not in found.explain()
@@ -145,7 +145,7 @@ def test_a_tokenizer_of_bytes_has_no_unknown_token(home):
     of_bytes().save_pretrained(folder)
     corpus = write_texts(home / 'corpus', 'соль белая')
     config = make_config(mode='baseline', task=TASK, corpus=corpus, teacher=str(folder), max_length=64)
-    assert plan(config, check=False).unknown == ()
+    assert plan(config, check=False).texts == ()
 
 
 def test_a_long_text_is_judged_by_more_than_its_beginning(home):

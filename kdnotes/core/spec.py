@@ -539,9 +539,9 @@ class Where(Group):
     teacher_setting: Literal['own', 'shared'] = 'own'
     # a Python file with a task of your own, which defines TASK; the task is then known by its name
     plugin: str | None = None
-    # tracker that the rows of the run are written to, in addition to its folder. The packages are in
-    # kdnotes[track]
-    track: Literal['none', 'tensorboard', 'wandb', 'mlflow'] = 'none'
+    # tracker that runs, studies and searches are written to, in addition to their folders. The packages are
+    # in kdnotes[track]
+    track: Literal['none', 'tensorboard', 'wandb', 'mlflow', 'comet'] = 'none'
     # number of machines that train together. Each has an equal share of the ranks, and the same command is
     # given on each. With launcher=inherit: the number reported by torchrun
     nodes: int = parameter(1, ge=1, le=1024)

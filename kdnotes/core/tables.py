@@ -113,18 +113,32 @@ def _unpacked(path: Path) -> tuple[int, int]:  # bytes and lines
             lines += block.count(b'\n')
     return size, lines
 
+# %% ../../nbs/core/13_tables.ipynb #9ff2c010
+_SEPARATORS = {',': 'commas', ';': 'semicolons', '\t': 'tabs', '|': 'vertical bars'}
+
+
+def _separator_of(header: str) -> str:  # of a CSV file
+    "A comma, unless the header has none and has another separator."
+    return next((mark for mark in _SEPARATORS if mark in header), ',')
+
 # %% ../../nbs/core/13_tables.ipynb #152238af
 def _separated(path: Path, possible: Container[str]) -> Iterator:
     "A TSV or CSV file, with every cell a text: neither `NA` nor `007` is anything else."
     csv.field_size_limit(2**31 - 1)
     tsv = format_of(path).startswith('tsv')
+    separator = '\t'
     row = 0  # that is read: a line of a TSV file, whose header is line 1
     with opened(path) as file:
         lines = io.TextIOWrapper(file, encoding='utf-8-sig', newline='\n' if tsv else '')
-        rows = enumerate(filter(None, csv.reader(lines, strict=True)))
         if tsv:
             plain = (line.removesuffix('\n').removesuffix('\r') for line in lines)
-            rows = ((number, line.split('\t')) for number, line in enumerate(plain, 1) if line)
+            rows = ((number, line.split(separator)) for number, line in enumerate(plain, 1) if line)
+        else:
+            first = next(filter(str.strip, lines), '')
+            separator = _separator_of(first)
+            rows = enumerate(
+                filter(None, csv.reader(chain([first], lines), delimiter=separator, strict=True))
+            )
         try:
             row, header = next(rows, (0, []))
             yield header if any(map(str.strip, header)) else [], {}
@@ -140,7 +154,7 @@ def _separated(path: Path, possible: Container[str]) -> Iterator:
         except csv.Error as e:
             raise CorpusError(
                 f'{path}, {"line" if tsv or not row else "row"} {row or 1}: {e}; separate columns by '
-                f'{"tabs" if tsv else "commas"}, and correct quotes and line ends'
+                f'{_SEPARATORS[separator]}, and correct quotes and line ends'
             ) from None
 
 # %% ../../nbs/core/13_tables.ipynb #b7676d6e

@@ -22,7 +22,7 @@ from ..tasks.batching import tells_two_texts, tokenizer_rules, unknown_id
 
 # %% auto #0
 __all__ = ['load_tokenizer', 'tokenizer_sha256', 'same_vocabulary', 'same_tokenizer', 'reads_as', 'check_model', 'longest_text',
-           'unknown_shares', 'check_batches']
+           'count_tokens', 'check_batches']
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #c997db07
 _VOCABULARIES = (
@@ -170,23 +170,25 @@ def longest_text(
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #0538d50b
 @cached_by_files
-def unknown_shares(
+def count_tokens(
     source: str | Path,  # as for `find_model`
     samples: tuple[tuple[str, ...], ...],  # texts of several sets
     from_file: bool = False,  # read tokenizer.json as it is, which imports neither transformers nor torch
-) -> tuple[float, ...] | None:  # of each, 0 to 1; None: there is no such token, or no such file
-    "The share of unknown tokens in each of several sets of texts."
+    # of each set the share of unknown tokens, 0 to 1 (None: there is no such token), and the tokens of each
+    # text; (): there is no such file
+) -> tuple[tuple[float | None, tuple[int, ...]], ...]:
+    "What a tokenizer makes of several sets of texts."
     from tokenizers import Tokenizer
 
     path = find_model(source) / 'tokenizer.json'
     if from_file and not path.is_file():
-        return None
+        return ()
     try:
         tokenizer = Tokenizer.from_file(str(path)) if from_file else load_tokenizer(source)
     except ModelError:
         raise
     except Exception:  # of `Tokenizer`, no class of its own; loading the tokenizer reports what is wrong
-        return None
+        return ()
     if from_file or tokenizer.is_fast:
         backend = tokenizer if from_file else tokenizer.backend_tokenizer
         backend.no_truncation()
@@ -196,16 +198,16 @@ def unknown_shares(
     else:
         backend = None
         unknown = tokenizer.unk_token_id
-    if unknown is None:
-        return None
-    shares = []
+    counts = []
     for texts in map(list, samples):
         if backend:
             ids = [row.ids for row in backend.encode_batch(texts, add_special_tokens=False)]
         else:
             ids = tokenizer(texts, add_special_tokens=False, split_special_tokens=True)['input_ids']
-        shares.append(sum(row.count(unknown) for row in ids) / max(1, sum(map(len, ids))))
-    return tuple(shares)
+        lengths = tuple(map(len, ids))
+        n_unknown = sum(row.count(unknown) for row in ids)
+        counts.append((None if unknown is None else n_unknown / max(1, sum(lengths)), lengths))
+    return tuple(counts)
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #1376c11b
 @cached_by_files

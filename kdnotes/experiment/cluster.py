@@ -30,7 +30,8 @@ from ..core.render import phrase
 from ..core.machine import machine
 from ..core.run_id import settings
 from ..core.user_code import PLUGIN_FILE, remember_plugin
-from .launch import NO_LIMITS, Limits, RunError, guarded, missing, stopped_by_user, with_run
+from .launch import NO_LIMITS, Limits, RunError, figures_of, guarded, missing
+from .launch import stopped_by_user, with_run
 from .launch import execute as execute_here
 from .plan import Plan
 from ..results.runs import RowFollower, RunFolder
@@ -334,7 +335,7 @@ def execute(
     say(phrase('cluster.jinja', 'submitted', plan.run_id, _needs(plan), plan.config.where.nodes))
     with (
         RowFollower(folder.path / 'rows.jsonl') as rows,
-        tracked(plan.config.where.track, folder, settings(plan.config), say) as track,
+        tracked(plan.config.where.track, folder, settings(plan.config), say, figures_of) as track,
         self._started(plan, jobs, limits) as tasks,
     ):
         rows.new()  # of an earlier attempt

@@ -5,6 +5,7 @@
 # %% ../../nbs/experiment/01_compatibility.ipynb #f06f0149
 from __future__ import annotations
 import json
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 import numpy as np
@@ -24,11 +25,11 @@ from ..core.files import sha256_text
 from ..core.render import Reason, reason
 from kdnotes.distill.tokenizers import (
     check_batches,
+    count_tokens,
     load_tokenizer,
     reads_as,
     same_tokenizer,
     same_vocabulary,
-    unknown_shares,
 )
 from ..distill.weights import ModelError, content_of, stated_depth
 from ..results.store import find_run_model
@@ -38,7 +39,7 @@ from ..tasks.sources import Corpus
 
 # %% auto #0
 __all__ = ['make_task', 'source_of', 'teachers_of', 'teachers_sha256', 'label_order', 'check_reading', 'compared_by_token',
-           'check_vocabulary', 'sampled_texts', 'unknown_tokens', 'teacher_depth', 'depth_of', 'check_student',
+           'check_vocabulary', 'sampled_texts', 'text_notes', 'teacher_depth', 'depth_of', 'check_student',
            'checked_models']
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #fd07477b
@@ -171,11 +172,22 @@ _SOME_UNKNOWN = 0.05
 _MOST_UNKNOWN = 0.5
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #c6733194
+@dataclass(frozen=True)
+class _Sample:
+    "Some texts of a split; of long ones parts, from other places in each."
+
+    texts: tuple[str, ...]
+    row_of: tuple[int, ...]  # of each text, from 0
+    characters: tuple[int, ...]  # of each whole text
+    rows: int  # that are sampled
+    all_rows: int  # of the split
+
+
 def sampled_texts(
     corpus: Corpus,
     task: str,  # of `config.TASKS`
-) -> dict[str, tuple[tuple[str, ...], int]]:  # split -> texts, and of how many rows
-    "Some texts of each split; of long ones parts, from other places in each."
+) -> dict[str, _Sample]:  # by split
+    "Some texts of each split."
     samples = {}
     for split, rows in corpus.splits.items():
         if not len(rows):
@@ -183,9 +195,15 @@ def sampled_texts(
         index = np.unique(np.linspace(0, len(rows) - 1, _READ).astype(np.int64))
         some = rows[index]
         pairs = zip(*(some[key] for key in task_info(task).texts))
-        texts = [text for pair in pairs for text in pair if text]
+        texts = [(row, text) for row, pair in enumerate(pairs) for text in pair if text]
         most = max(_FEWEST, _CHARACTERS // max(1, len(texts)))
-        samples[split] = tuple(_part(text, most, k / len(texts)) for k, text in enumerate(texts)), len(index)
+        samples[split] = _Sample(
+            tuple(_part(text, most, k / len(texts)) for k, (_, text) in enumerate(texts)),
+            tuple(row for row, _ in texts),
+            tuple(len(text) for _, text in texts),
+            len(index),
+            len(rows),
+        )
     return samples
 
 
@@ -198,19 +216,12 @@ def _part(text: str, most: int, place: float) -> str:
     return part.partition(' ')[2].rpartition(' ')[0] or part
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #80d5815c
-def unknown_tokens(
-    config: RunConfig,
-    corpus: Corpus,
-    from_file: bool = False,  # as of `unknown_shares`
-) -> tuple[Reason, ...]:  # (): they are few
+def _unknown_tokens(source: str, counts: dict[str, tuple]) -> tuple[Reason, ...]:  # (): they are few
     "How many tokens a tokenizer does not know; refused where it knows less than half of a split."
-    samples = sampled_texts(corpus, config.task)
-    source = reads_as(config)  # given teachers read the same tokens
-    shares = unknown_shares(source, tuple(texts for texts, _ in samples.values()), from_file)
     many = tuple(
-        (split, rows, share)
-        for (split, (_, rows)), share in zip(samples.items(), shares or ())
-        if share > _SOME_UNKNOWN
+        (split, sample.rows, share)
+        for split, (sample, share, _) in counts.items()
+        if share is not None and share > _SOME_UNKNOWN
     )
     if not many:
         return ()
@@ -222,6 +233,40 @@ def unknown_tokens(
             'transformers 5 does not read vocab_file=)'
         )
     return (note,)
+
+# %% ../../nbs/experiment/01_compatibility.ipynb #ac341a99
+def _truncated(
+    config: RunConfig,
+    sample: _Sample,  # of train
+    lengths: tuple[int, ...],  # tokens of its texts
+) -> tuple[Reason, ...]:  # (): no row is truncated
+    "How many rows of a sample are longer than the model reads."
+    if task_info(config.task).auto_class != SEQUENCE_HEAD or not lengths:
+        return ()
+    parts = map(len, sample.texts)
+    tokens = [n * whole / max(1, part) for n, whole, part in zip(lengths, sample.characters, parts)]
+    # a special token at the beginning, and one after each text
+    per_row = 1 + np.bincount(sample.row_of, np.add(tokens, 1), sample.rows)
+    n = int((per_row > config.data.max_length).sum())
+    sizes = dict(rows=sample.rows, all_rows=sample.all_rows, max_length=config.data.max_length)
+    return (reason('truncated_rows', n=n, **sizes),) if n else ()
+
+
+def text_notes(
+    config: RunConfig,
+    corpus: Corpus,
+    from_file: bool = False,  # as of `count_tokens`
+) -> tuple[Reason, ...]:
+    "What is of note in the tokens of the texts; refused where half of them are unknown."
+    samples = sampled_texts(corpus, config.task)
+    source = reads_as(config)  # given teachers read the same tokens
+    known = count_tokens(source, tuple(sample.texts for sample in samples.values()), from_file)
+    counts = {split: (samples[split], *of_split) for split, of_split in zip(samples, known)}
+    notes = _unknown_tokens(source, counts)
+    if 'train' in counts:
+        sample, _, lengths = counts['train']
+        notes += _truncated(config, sample, lengths)
+    return notes
 
 # %% ../../nbs/experiment/01_compatibility.ipynb #958c600b
 def teacher_depth(config: RunConfig) -> int | None:

@@ -35,8 +35,8 @@ from ..train.checkpoint import checkpoints
 # %% auto #0
 __all__ = ['NO_LIMITS', 'RESTARTS', 'Follow', 'RunError', 'LimitExceeded', 'Limits', 'run', 'execute', 'rendezvous_of',
            'wait_for_file', 'follow_ranks', 'stage_file', 'saved_step', 'resume_note', 'why_ended', 'with_run',
-           'guarded', 'stopped_by_user', 'milestones', 'outcome', 'failures', 'missing', 'make_runs', 'stop_futures',
-           'stages']
+           'guarded', 'stopped_by_user', 'figures_of', 'milestones', 'outcome', 'failures', 'missing', 'make_runs',
+           'stop_futures', 'stages']
 
 # %% ../../nbs/experiment/06_launch.ipynb #e2fd4a90
 class RunError(KdnotesError):
@@ -100,7 +100,7 @@ def execute(
         for first in missing(plan):
             say(f'{plan.run_id} needs {first.run_id} first')
             execute(first, on_row, say, jobs, wait_s=math.inf)
-        with tracked(plan.config.where.track, folder, settings(plan.config), say) as track:
+        with tracked(plan.config.where.track, folder, settings(plan.config), say, figures_of) as track:
             follow = guarded(on_row, folder.run_id, say)
 
             def on_each(row: dict) -> None:
@@ -484,6 +484,14 @@ def stopped_by_user(
         f'{folder.run_id} was stopped by on_row: {error.reason}; it has no result, and the same call without '
         f'this stop {resume_note(folder)}',
     )
+
+# %% ../../nbs/experiment/06_launch.ipynb #872f935b
+def figures_of(record: dict) -> dict[str, bytes]:  # name -> a PNG file
+    "The figures of a finished run, for its tracker."
+    from kdnotes.report.figures import run_curves
+    from kdnotes.report.plotting import Picture, png_figures
+
+    return png_figures(dict(curves=Picture(run_curves, '')), record)
 
 # %% ../../nbs/experiment/06_launch.ipynb #e779bb31
 # makes of a `say` what is called with each row of a run

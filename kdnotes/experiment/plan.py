@@ -28,7 +28,7 @@ from ..distill.tokenizers import longest_text, reads_as
 from ..distill.weights import config_sha256, content_of, reading_sha256, vocabulary_sha256
 from .compatibility import check_reading, check_vocabulary, checked_models, depth_of
 from .compatibility import make_task, source_of
-from .compatibility import teacher_depth, teachers_of, unknown_tokens
+from .compatibility import teacher_depth, teachers_of, text_notes
 from ..results.schema import SCHEMA
 from ..results.store import find_record
 from ..results.tracking import check_tracker
@@ -98,7 +98,7 @@ class Plan:
     # what may be of note about its model, each a `Reason` or a text; empty: nothing
     loses: Any = ''  # what of the teacher's layers has no place in the student
     tokens: Any = ''  # whose tokenizer the network reads with, where it is not its teacher's
-    unknown: tuple = ()  # how many tokens its tokenizers do not know, where they are many
+    texts: tuple = ()  # how many tokens are unknown to its tokenizer, where they are many, and rows truncated
     head: tuple = ()  # what becomes of the head that its model comes with, where that is not the usual
     last_layer: Any = ''  # at which tokens it is computed, and why
     # of the config.json beside the weights it starts from; None: another run's
@@ -403,7 +403,7 @@ def _plan(config: RunConfig, on: Machine, corpora: dict[str, Corpus], check: boo
     initial = _initial(config, teacher, first)
     config, teachers = teachers_of(config, corpus)
     notes = checked_models(config, corpus) if check else {}
-    notes['unknown'] = unknown_tokens(config, corpus, from_file=not check)
+    notes['texts'] = text_notes(config, corpus, from_file=not check)
     if teacher and teacher.head:
         notes['head'] = tuple(dict.fromkeys((*notes['head'], *teacher.head)))
     source, tokenizer_source = source_of(config), reads_as(config)

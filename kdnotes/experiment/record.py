@@ -156,7 +156,7 @@ def _vocabulary(rank: Rank, task) -> dict:  # tokens, before, split_words by spl
     tokenizer = load_tokenizer(reads_as(rank.config))
     smaller = tokenizer_of(rank.config, task)
     samples = sampled_texts(rank.corpus, rank.config.task)
-    shares = {split: split_words(tokenizer, smaller, texts) for split, (texts, _) in samples.items()}
+    shares = {split: split_words(tokenizer, smaller, sample.texts) for split, sample in samples.items()}
     return dict(tokens=len(smaller), before=len(tokenizer), split_words=shares)
 
 # %% ../../nbs/experiment/05_record.ipynb #eda0e051

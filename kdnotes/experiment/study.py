@@ -12,19 +12,21 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 import pandas as pd
-from ..report.figures import draw_evidence
-from ..report.plotting import FigureFile
+from ..report.figures import FIGURES, draw_evidence
+from ..report.plotting import FigureFile, png_figures
 from ..report.report import Report, report_of
-from ..stats.evidence import evidence
+from ..stats.evidence import Evidence, evidence
 from ..core.spec import flat
 from ..core.files import atomic_write, figures_path, file_errors, runs_path
 from ..core.render import phrase
+from ..core.run_id import settings
 from .cluster import Cluster
 from .launch import Follow, execute, failures, make_runs, milestones
 from .plan import TEMPLATE, Plan
 from .study_plan import explain_study, pending_runs, plan_study, time_left
 from .worker import have_floors
 from ..results.runs import RunFolder
+from ..results.tracking import Outcome, numbers_of, track_outcome
 
 # %% auto #0
 __all__ = ['StudyResult', 'run_study', 'all_differences', 'notebook_parameters']
@@ -117,10 +119,10 @@ def run_study(
         failed = make_runs(plans, make, say, jobs)
     for line in dict.fromkeys(line for p in plans for line in have_floors(p.config, p.corpus_sha256)):
         say(line)  # which trivial baselines cannot be scored
-    return _compared(plans, failed)
+    return _compared(plans, failed, say)
 
 # %% ../../nbs/experiment/18_study.ipynb #9afc7e8c
-def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
+def _compared(plans: Sequence[Plan], failed: dict[str, str], log: Callable[[str], None]) -> StudyResult:
     "The comparison of the finished runs, written as a table and figures."
     study = plans[0].config.where.study
     run_ids = [p.run_id for p in plans if p.run_id not in failed]
@@ -135,7 +137,36 @@ def _compared(plans: Sequence[Plan], failed: dict[str, str]) -> StudyResult:
     numbers = atomic_write(folder / 'comparisons.csv', compared.numbers.to_csv(index=False))
     results = atomic_write(folder / 'results.csv', compared.results.to_csv(index=False))
     differences = atomic_write(folder / 'differences.csv', all_differences(compared).to_csv(index=False))
+    _track(plans, study_evidence, compared, log)
     return StudyResult(plans, failed, compared, figures, table, numbers, results, differences)
+
+# %% ../../nbs/experiment/18_study.ipynb #adad79b2
+def _outcome(e: Evidence, compared: Report, common: dict[str, Any]) -> Outcome:  # common: settings
+    "A study for a tracker: quantities of its arms with intervals, tables and figures."
+    primary = e.records[0]['primary']
+    name = f'{primary["set"]}/{primary["metric"]}'
+    values = {
+        f'{arm}/{name if key == "primary" else key}': dict(mean=i.estimate, low=i.low, high=i.high)
+        for arm, intervals in compared.values.items()
+        for key, i in intervals.items()
+        if i
+    }
+    tables = dict(comparisons=compared.numbers, results=compared.results)
+    for name in ('arms', 'metrics', 'use'):
+        tables[name] = getattr(compared, name).reset_index()
+    smoke = any(r['settings'].get('smoke') for r in e.records)
+    figures = png_figures(FIGURES, e, smoke)
+    return Outcome(numbers_of(values), settings=common, tables=tables, figures=figures)
+
+
+def _track(plans: Sequence[Plan], e: Evidence, compared: Report, log: Callable[[str], None]) -> None:
+    "Write the study to the tracker of its runs."
+    first, *others = (settings(p.config) for p in plans)
+    common = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
+    common |= dict(arms=', '.join(e.arms), seeds=len({p.config.seed for p in plans}))
+    where = plans[0].config.where
+    run_ids = [r['run_id'] for r in e.records]
+    track_outcome(where.track, where.study, common, run_ids, lambda: _outcome(e, compared, common), log)
 
 # %% ../../nbs/experiment/18_study.ipynb #e35f0c87
 def all_differences(

@@ -8,6 +8,7 @@ import io
 import math
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from importlib.resources import files
@@ -30,7 +31,7 @@ __all__ = ['BLACK', 'ORANGE', 'SKY', 'GREEN', 'BLUE', 'RED', 'PURPLE', 'QUIET', 
            'STYLE', 'BOUNDED', 'SMOKE_MARK', 'look', 'theme', 'figure_bytes', 'notebook_png', 'drawing', 'mark',
            'put_marks', 'explain_bounded', 'interval_rows', 'rows_from_the_top', 'grid', 'course_grid', 'put_lines',
            'put_course', 'put_band', 'log_axis', 'number_label', 'number_axis', 'mark_smoke', 'FigureFile', 'Picture',
-           'save_figure', 'bind_figures', 'make_figures']
+           'save_figure', 'bind_figures', 'make_figures', 'png_figures']
 
 # %% ../../nbs/report/00_plotting.ipynb #30873640
 BLACK = '#000000'
@@ -418,3 +419,16 @@ def make_figures(
             warned = 'Smoke runs: these numbers mean nothing. ' * smoke
             saved.append(FigureFile(name, path, warned + picture.caption(shown), ids))
     return saved
+
+# %% ../../nbs/report/00_plotting.ipynb #6bd6d882
+def png_figures(
+    pictures: Mapping[str, Picture],
+    shown: Any,  # what they show
+    smoke: bool = False,  # of which the numbers mean nothing
+) -> dict[str, bytes]:  # name -> a PNG file, of those that can be drawn
+    "Figures for a tracker."
+    drawn = {}
+    for name, picture in pictures.items():
+        with suppress(NotDrawn):
+            drawn[name] = notebook_png(mark_smoke(picture.draw(shown), smoke))
+    return drawn

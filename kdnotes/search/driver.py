@@ -23,6 +23,7 @@ from ..core.machine import machine
 from ..experiment.launch import NO_LIMITS, Limits, RunError, execute, stop_futures
 from ..experiment.plan import Plan, plan
 from ..results.store import find_record, find_run_model
+from ..results.tracking import Outcome, hparams_of, numbers_of, track_outcome
 from kdnotes.search.config import (
     ResolvedSearch,
     SearchConfig,
@@ -30,13 +31,13 @@ from kdnotes.search.config import (
     store_of,
     split_options,
 )
-from .front import Trial, front, losses, with_means
+from .front import Trial, front, losses, trials_table, with_means
 from .result import SearchResult, save_result
 from .store import TrialStore, constraints_of, exclusive, values_of
 from ..core.spec import value_of
 
 # %% auto #0
-__all__ = ['Driver', 'run_trials', 'have_runs', 'driving', 'search']
+__all__ = ['Driver', 'run_trials', 'have_runs', 'driving', 'outcome_of', 'search']
 
 # %% ../../nbs/search/08_driver.ipynb #2675a0fe
 @dataclass
@@ -282,6 +283,25 @@ def driving(config: SearchConfig, resolved: ResolvedSearch, log: Callable[[str],
         except KeyboardInterrupt:
             raise Stopped(phrase('search.jinja', 'stopped')) from None
 
+# %% ../../nbs/search/08_driver.ipynb #d2e0cd13
+def outcome_of(result: SearchResult) -> Outcome:
+    "A search for a tracker: the objectives of its trials, its tables and its figures."
+    from kdnotes.report.plotting import png_figures
+    from kdnotes.search.pictures import PICTURES
+    from kdnotes.search.summary import front_with_test
+
+    values: dict[str, Any] = dict(trials=len(result.trials), front=len(result.front))
+    if result.ship:
+        values['ship'] = result.ship.values
+    return Outcome(
+        numbers_of(values, 'search'),
+        len(result.trials),
+        result.fixed | result.options,
+        curves=[(t.number, numbers_of(t.values, 'trial')) for t in result.trials],
+        tables=dict(trials=trials_table(result.trials, result.objectives), front=front_with_test(result)),
+        figures=png_figures(PICTURES, result, result.is_smoke),
+    )
+
 # %% ../../nbs/search/08_driver.ipynb #a331fe96
 @file_errors()
 def search(
@@ -297,4 +317,9 @@ def search(
         result = driver.result()
         save_result(result)  # so that a stop among the seeds keeps it
         have_runs(driver, result.best)
-        return _with_seeds(driver, result) if config.front_seeds else result
+        result = _with_seeds(driver, result) if config.front_seeds else result
+        where = resolved.first.config.where
+        settings = hparams_of(result.fixed | result.options)
+        run_ids = [t.run_id for t in result.trials if t.run_id]
+        track_outcome(where.track, where.study, settings, run_ids, lambda: outcome_of(result), log)
+        return result
