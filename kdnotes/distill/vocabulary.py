@@ -206,7 +206,7 @@ def split_words(
         pieces = [
             reader.backend_tokenizer.encode(text, add_special_tokens=False) for reader in (tokenizer, smaller)
         ]
-        before, after = (np.bincount([word for word in of.word_ids if word is not None]) for of in pieces)
+        before, after = (np.bincount([word for word in part.word_ids if word is not None]) for part in pieces)
         words += len(before)
         different += int((before != after).sum())
     return different / words if words else None
