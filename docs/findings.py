@@ -6,7 +6,7 @@ import pandas as pd
 from kdnotes.stats.comparable import baselines_for, gain_interval, is_above
 from kdnotes.stats.evidence import Evidence
 from kdnotes.stats.labels import LabelEfficiency, label_efficiency
-from kdnotes.stats.tests import Family, holm
+from kdnotes.stats.tests import holm
 from kdnotes.core.files import read_json
 from kdnotes.core.render import ALPHA, phrase
 from thesis.build import KD_PARTS
@@ -48,7 +48,7 @@ def of_rates(rates: Sequence[AtRate]) -> str:
     sign = 1 if rates[0].fp32[0]['primary']['higher_is_better'] else -1
     best = max(rates, key=lambda x: sign * sum(r['primary']['value'] for r in x.fp32) / len(x.fp32))
     p = {f'{x.rate:g}': x.compared['format'].p for x in rates}
-    corrected = holm(p, Family('rates', tuple(p)))
+    corrected = holm(p)
     significant = [rate for rate, value in corrected.items() if value is not None and value < ALPHA]
     span = (rates[0].rate, rates[-1].rate)
     return phrase('finding.jinja', 'rates', best.compared['format'], len(rates), span, best.rate, significant)

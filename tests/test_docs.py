@@ -18,11 +18,14 @@ from docs import notebooks, site  # noqa: E402
 from docs.__main__ import check, sphinx  # noqa: E402
 from docs.commands import commands_page  # noqa: E402
 from docs.conf import mathml  # noqa: E402
+from docs.findings import finding  # noqa: E402
 from docs.links import dead_links, loaded_from_elsewhere  # noqa: E402
 from docs.parameters import parameters_page  # noqa: E402
 from docs.reference import typed  # noqa: E402
 from kdnotes.cli import make_app  # noqa: E402
 from kdnotes.commands.options import as_typed  # noqa: E402
+from kdnotes.results.store import predictions  # noqa: E402
+from kdnotes.stats.evidence import evidence  # noqa: E402
 from docs.symbols import DocsError, read_module  # noqa: E402
 
 
@@ -329,3 +332,10 @@ def test_a_warning_fails_the_build(written, tmp_path, wrong):
     small.write('index.md', f'# start\n\n{wrong}\n')
     with pytest.raises(DocsError, match='the pages have the warnings above'):
         sphinx(tmp_path / 'source', tmp_path / 'site')
+
+
+def test_the_page_of_a_study_of_rates_says_what_a_number_format_does():
+    study = 'embedded-rates'
+    known = evidence(study)
+    text = finding(known, 'nothing', predictions(study, [r['run_id'] for r in known.records]))
+    assert 'learning rates' in text and 'nothing' not in text
