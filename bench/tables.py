@@ -141,9 +141,8 @@ def measure(
                 seconds, likely = by[name]()
                 call_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_begin
                 turns.append(Turn(name, seconds, call_s, cpu_s, likely))
-                say(
-                    f'round {i + 1} of {rounds}: {name} {rows / seconds:,.0f} rows/s, {1e3 * cpu_s / rows:.3f} CPU ms/row'
-                )
+                rate = f'{rows / seconds:,.0f} rows/s, {1000 * cpu_s / rows:.3f} CPU ms per row'
+                say(f'round {i + 1} of {rounds}: {name} {rate}')
     return turns
 
 # %% nbs/14_tables.ipynb #45e31148
