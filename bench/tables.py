@@ -22,7 +22,8 @@ from kdnotes.distill.models import save_model
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import MINILM
 from kdnotes.experiment.onnx_files import absent_packages
-from kdnotes.experiment.predict import BACKENDS, predict_file
+from kdnotes.experiment.predict import BACKENDS, load_reader, predict_file
+from kdnotes.experiment.saved_models import find_source
 from kdnotes.tasks.sources import load_corpus
 
 # %% auto #0
@@ -64,6 +65,7 @@ class Turn:
     contestant: str
     answers_s: float
     call_s: float
+    cpu_s: float  # of all threads, of the whole call: another process on the machine changes it little
     likely: np.ndarray  # (n,) probability of the last class
 
 
@@ -129,20 +131,26 @@ def measure(
             folder.parent / 'in.csv', index=False
         )
         by, missing = contestants(folder, table)
+        for backend in BACKENDS[1:] if 'kdnotes onnx' in by else ():
+            load_reader(find_source(str(folder)), task_info(task), backend)
         for name in missing:
             say(f'{name} is left out, since its package is not installed')
         for i in range(rounds):
             for name in list(by)[:: -1 if i % 2 else 1]:
-                begin = time.perf_counter()
+                begin, cpu_begin = time.perf_counter(), time.process_time()
                 seconds, likely = by[name]()
-                turns.append(Turn(name, seconds, time.perf_counter() - begin, likely))
-                say(f'round {i + 1} of {rounds}: {name} {rows / seconds:,.0f} rows/s')
+                call_s, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_begin
+                turns.append(Turn(name, seconds, call_s, cpu_s, likely))
+                rate = f'{rows / seconds:,.0f} rows/s, {1000 * cpu_s / rows:.3f} CPU ms per row'
+                say(f'round {i + 1} of {rounds}: {name} {rate}')
     return turns
 
 # %% nbs/14_tables.ipynb #45e31148
 def summary(
     turns: Sequence[Turn],
-) -> pd.DataFrame:  # rows_per_s, lowest, highest, call_rows_per_s, of_torch, difference; a row a contestant
+) -> (
+    pd.DataFrame
+):  # rows_per_s, lowest, highest, call_rows_per_s, cpu_ms_per_row, of_torch, difference; a row a contestant
     "Medians over the rounds, and ratios within each round to kdnotes with torch."
     names = list(dict.fromkeys(turn.contestant for turn in turns))
     of = {name: [turn for turn in turns if turn.contestant == name] for name in names}
@@ -155,6 +163,7 @@ def summary(
             lowest=rates.min(),
             highest=rates.max(),
             call_rows_per_s=max(len(turn.likely) / turn.call_s for turn in own),
+            cpu_ms_per_row=np.median([1000 * turn.cpu_s / len(turn.likely) for turn in own]),
             of_torch=np.median(
                 [mine.answers_s for mine in base] / np.array([turn.answers_s for turn in own])
             ),
