@@ -39,59 +39,33 @@ def parse_names(names: str) -> list[str]:
     'label reviews/ --out labelled --model Qwen/Qwen2.5-0.5B-Instruct',
 )
 def label(
-    corpus: Annotated[
-        str,
-        Argument(metavar='CORPUS', help='a file of texts, embedded, a published name, a folder or a hub id'),
-    ],
-    model: Annotated[
-        str,
-        Option(
-            help="the service's name of the model; without --endpoint, folder or hub id of a "
-            "text-generation model"
-        ),
-    ],
-    out: Annotated[
-        str, Option(metavar='FOLDER', help='folder of the labelled corpus; an earlier call is continued')
-    ],
-    task: Annotated[
-        Literal['answer_selection', 'text_classification', 'sentence_pairs'],
-        Option(help='task of the corpus'),
-    ] = 'text_classification',
-    endpoint: Annotated[
-        str | None,
-        Option(
-            metavar='URL',
-            help="address of a service that speaks OpenAI's chat protocol; key in OPENAI_API_KEY",
-        ),
-    ] = None,
-    prompt: Annotated[str | None, Option(metavar='FILE', help='jinja template of the prompt')] = None,
-    columns: Annotated[
-        str | None, Option(help="column names of the corpus: 'text=review,label=stars'")
-    ] = None,
-    target: Annotated[
-        Literal['classes', 'number'], Option(help='of text_classification: type of the labels')
-    ] = 'classes',
-    classes: Annotated[
-        str, Option(help='of texts without labels: comma-separated names; of numbers the ends of the scale')
-    ] = '',
-    splits: Annotated[
-        str, Option(help='comma-separated, of train, dev, test, unlabelled. Default: all')
-    ] = '',
-    samples: Annotated[
-        int, Option(min=1, help='answers per prompt, if the service gives no log-probabilities')
-    ] = 8,
-    concurrency: Annotated[int, Option(min=1, help='calls at the same time')] = 8,
-    max_tokens: Annotated[int, Option(min=1, help='of an answer; reasoning models need more')] = 16,
-    timeout_s: Annotated[float, Option(min=0.1, help='seconds that a call may take')] = 60,
-    retries: Annotated[int, Option(min=0, help='how often a call that fails is repeated')] = 5,
-    max_calls: Annotated[int | None, Option(min=0, help='make no more calls, retries included')] = None,
-    max_cost: Annotated[float | None, Option(min=0, help='refuse a higher cost; needs --price')] = None,
-    price: Annotated[
-        str | None, Option(metavar='IN,OUT', help='price of a million tokens of prompts, and of answers')
-    ] = None,
-    dry_run: Annotated[
-        bool, Option('--dry-run', help='estimate calls, tokens and cost; send nothing')
-    ] = False,
+    # a file of texts, embedded, a published name, a folder or a hub id
+    corpus: Annotated[str, Argument(metavar='CORPUS')],
+    # the service's name of the model; without --endpoint, folder or hub id of a text-generation model
+    model: Annotated[str, Option()],
+    # folder of the labelled corpus; an earlier call is continued
+    out: Annotated[str, Option(metavar='FOLDER')],
+    # task of the corpus
+    task: Literal['answer_selection', 'text_classification', 'sentence_pairs'] = 'text_classification',
+    # address of a service that speaks OpenAI's chat protocol; key in OPENAI_API_KEY
+    endpoint: Annotated[str | None, Option(metavar='URL')] = None,
+    prompt: Annotated[str | None, Option(metavar='FILE')] = None,  # jinja template of the prompt
+    columns: str | None = None,  # column names of the corpus: 'text=review,label=stars'
+    target: Literal['classes', 'number'] = 'classes',  # of text_classification: type of the labels
+    # of texts without labels: comma-separated names; of numbers the ends of the scale
+    classes: str = '',
+    splits: str = '',  # comma-separated, of train, dev, test, unlabelled. Default: all
+    # answers per prompt, if the service gives no log-probabilities
+    samples: Annotated[int, Option(min=1)] = 8,
+    concurrency: Annotated[int, Option(min=1)] = 8,  # calls at the same time
+    max_tokens: Annotated[int, Option(min=1)] = 16,  # of an answer; reasoning models need more
+    timeout_s: Annotated[float, Option(min=0.1)] = 60,  # seconds that a call may take
+    retries: Annotated[int, Option(min=0)] = 5,  # how often a call that fails is repeated
+    max_calls: Annotated[int | None, Option(min=0)] = None,  # make no more calls, retries included
+    max_cost: Annotated[float | None, Option(min=0)] = None,  # refuse a higher cost; needs --price
+    # price of a million tokens of prompts, and of answers
+    price: Annotated[str | None, Option(metavar='IN,OUT')] = None,
+    dry_run: bool = False,  # estimate calls, tokens and cost; send nothing
     as_json: Json = False,
 ) -> int:
     """Label texts with a language model, as the teacher of a student.
