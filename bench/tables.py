@@ -22,7 +22,8 @@ from kdnotes.distill.models import save_model
 from kdnotes.distill.tokenizers import load_tokenizer
 from kdnotes.distill.weights import MINILM
 from kdnotes.experiment.onnx_files import absent_packages
-from kdnotes.experiment.predict import BACKENDS, load_reader, predict_file
+from kdnotes.experiment.predict import BACKENDS, load_reader
+from kdnotes.experiment.predict_tables import predict_file
 from kdnotes.experiment.saved_models import find_source
 from kdnotes.tasks.sources import load_corpus
 

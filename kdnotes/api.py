@@ -225,10 +225,11 @@ def predict(
     out: str | Path | None = None,  # of the path of a file: the file to write; None: it comes back
     overwrite: bool = False,  # may `out` be replaced?
     # an `experiment.predict.Prediction`; of lists `Predictions`; of a table it with more columns, a DataFrame
-    # of a file; with `out` an `experiment.predict.FilePrediction`
+    # of a file; with `out` an `experiment.predict_tables.FilePrediction`
 ):
     "Ask its model about one text, several, or the rows of a table."
-    from kdnotes.experiment.predict import predict, predict_file, predict_table
+    from kdnotes.experiment.predict import predict
+    from kdnotes.experiment.predict_tables import predict_file, predict_table
 
     named = dict(question=question, candidates=candidates, passage=passage, text=text, pair=pair)
     inputs = {name: value for name, value in named.items() if value is not None}

@@ -22,7 +22,7 @@ from kdnotes.core import tables
 from kdnotes.core.config import ConfigError, KdnotesError
 from kdnotes.core.parse import make_config
 from kdnotes.core.tables import FORMATS
-from kdnotes.experiment.predict import PredictError, as_file
+from kdnotes.core.write_tables import as_file
 from kdnotes.tasks import schema, sources
 from kdnotes.tasks.candidates import CORPORA, SCHEMA
 from kdnotes.tasks.labelled_texts import check_labels
@@ -241,7 +241,7 @@ def written(folder: Path, wrong: Wrong, name: str) -> bool:
     elif isinstance(wrong.content, list):
         try:
             path.write_bytes(as_file(wrong.content, list(wrong.content[0]), path))
-        except PredictError:
+        except ConfigError:
             return False
     else:
         content = wrong.content

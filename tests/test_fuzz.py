@@ -44,7 +44,7 @@ from kdnotes.tasks.batching import encode_pairs
 from kdnotes.report.plotting import bind_figures
 from kdnotes.core.tables import FORMATS, as_text, n_rows, number_text, read_table, size_of
 from kdnotes.experiment.study_plan import choose_arms
-from kdnotes.experiment.predict import EVERY, PredictError, as_file, file_rows
+from kdnotes.core.write_tables import EVERY, as_file, file_rows
 from kdnotes.core.files import read_json
 from kdnotes.distill.weights import ModelError, find_model
 from kdnotes.results.runs import TABLES, append_row, read_rows, without_repeats
@@ -283,7 +283,7 @@ def test_a_table_that_is_written_is_read_as_it_was(home, written, at_once, mark,
     end, names, rows = written
     kind, _, packed = end.partition('.')
     path = home / f'written.{end}'
-    data = ours(lambda: as_file(rows, names, path), PredictError)
+    data = ours(lambda: as_file(rows, names, path), ConfigError)
     if data is REFUSED:  # an empty line is no row
         assert kind == 'tsv' and len(names) == 1 and '' in [as_text(row[names[0]]) for row in rows]
         return

@@ -21,7 +21,7 @@ from kdnotes.core.cached import Writer
 from kdnotes.core.config import KdnotesError, task_info
 from kdnotes.core.files import FileError, cache_path
 from kdnotes.experiment.clean import stale
-from kdnotes.experiment.predict import as_file, file_rows
+from kdnotes.core.write_tables import as_file, file_rows
 from kdnotes.tasks import documents, schema, sources
 from kdnotes.tasks.candidates import SCHEMA
 from kdnotes.tasks.answer_selection import AnswerSelection, AnswerSelectionSettings

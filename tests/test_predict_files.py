@@ -21,11 +21,13 @@ from test_predict import classifier
 from test_predict_tables import TABLES
 from kdnotes.api import load_run
 from kdnotes.cli import main
-from kdnotes.core import tables
+from kdnotes.core import tables, write_tables
 from kdnotes.core.config import TASKS, ConfigError, KdnotesError
 from kdnotes.core.files import cache_path, read_json
-from kdnotes.experiment import onnx_files, predict
-from kdnotes.experiment.predict import PredictError, file_rows, predict_file, predict_table
+from kdnotes.experiment import onnx_files, predict, predict_tables
+from kdnotes.core.write_tables import file_rows
+from kdnotes.experiment.predict import PredictError
+from kdnotes.experiment.predict_tables import predict_file, predict_table
 
 N = 12_000
 needs_onnx = pytest.mark.skipif(
@@ -43,13 +45,13 @@ def model(tmp_path, home) -> str:
 def counted(monkeypatch) -> list[int]:
     "How many texts the model was asked about, call by call."
     sizes = []
-    answers_of = predict.answers_of
+    answers_of = predict_tables.answers_of
 
     def count(reader, info, requests, place):
         sizes.append(sum(len(given.get('candidates', [''])) for given in requests))
         return answers_of(reader, info, requests, place)
 
-    monkeypatch.setattr(predict, 'answers_of', count)
+    monkeypatch.setattr(predict_tables, 'answers_of', count)
     return sizes
 
 
@@ -79,10 +81,12 @@ def test_a_killed_call_is_resumed_and_writes_what_an_undisturbed_one_writes(
     assert not (tmp_path / 'out.csv').exists()
     [ledger] = ledgers()
     finished = read_json(ledger)['parts']
-    assert 1 <= finished < N // predict.CHUNK
+    assert 1 <= finished < N // predict_tables.CHUNK
     done = predict_file(model, file, tmp_path / 'out.csv')
-    assert (done.rows, done.computed) == (N, N - finished * predict.CHUNK) and sum(counted) == done.computed
-    assert f'{finished * predict.CHUNK:,} of them from an earlier call' in str(done)
+    assert (done.rows, done.computed) == (N, N - finished * predict_tables.CHUNK) and sum(
+        counted
+    ) == done.computed
+    assert f'{finished * predict_tables.CHUNK:,} of them from an earlier call' in str(done)
     # a third call has nothing to do, and one elsewhere does all of it
     counted.clear()
     assert predict_file(model, file, tmp_path / 'out.csv', overwrite=True).computed == 0 and counted == []
@@ -113,19 +117,19 @@ def test_what_an_answer_depends_on_is_another_name(model, tmp_path, counted, mon
 
 
 def test_an_error_in_the_middle_keeps_the_chunks_before_it(model, tmp_path, counted, monkeypatch):
-    monkeypatch.setattr(predict, 'CHUNK', 2)
+    monkeypatch.setattr(predict_tables, 'CHUNK', 2)
     file = write_texts(tmp_path / 'in.csv', 7)
-    answers_of = predict.answers_of
+    answers_of = predict_tables.answers_of
 
     def fail(reader, info, requests, place):
         if len(counted) == 2:
             raise PredictError(f'{place(1)}: it cannot be answered')
         return answers_of(reader, info, requests, place)
 
-    monkeypatch.setattr(predict, 'answers_of', fail)
+    monkeypatch.setattr(predict_tables, 'answers_of', fail)
     with pytest.raises(PredictError, match='in.csv, row 6: it cannot be answered'):
         predict_file(model, file, tmp_path / 'out.csv')
-    monkeypatch.setattr(predict, 'answers_of', answers_of)
+    monkeypatch.setattr(predict_tables, 'answers_of', answers_of)
     assert predict_file(model, file, tmp_path / 'out.csv').computed == 3
 
 
@@ -136,7 +140,7 @@ def test_chunks_of_questions_are_whole_questions_wherever_their_rows_are(tmp_pat
     sentences = [f'iron {"rusts " * n}{i}' for i, n in enumerate(rng.integers(1, 9, 23))]
     table = pd.DataFrame(dict(question=questions, sentence=sentences))
     expected = predict_table(folder, table)
-    monkeypatch.setattr(predict, 'CHUNK', 5)
+    monkeypatch.setattr(predict_tables, 'CHUNK', 5)
     table.to_json(tmp_path / 'in.jsonl', orient='records', lines=True)
     predict_file(folder, tmp_path / 'in.jsonl', tmp_path / 'out.parquet')
     found = pd.read_parquet(tmp_path / 'out.parquet')
@@ -145,7 +149,8 @@ def test_chunks_of_questions_are_whole_questions_wherever_their_rows_are(tmp_pat
 
 
 def test_memory_does_not_grow_with_the_rows(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict, 'PART', 500)
+    for module in (predict_tables, write_tables):
+        monkeypatch.setattr(module, 'PART', 500)
     monkeypatch.setattr('kdnotes.tasks.schema.PART', 500)
 
     def peak(n: int) -> int:
@@ -163,7 +168,7 @@ def test_memory_does_not_grow_with_the_rows(model, tmp_path, monkeypatch):
 
 def test_a_file_that_changes_meanwhile_is_not_written(model, tmp_path, monkeypatch):
     file = write_texts(tmp_path / 'in.csv', 3)
-    stored_answers = predict.stored_answers
+    stored_answers = predict_tables.stored_answers
 
     def change(*given):
         answers = stored_answers(*given)
@@ -171,7 +176,7 @@ def test_a_file_that_changes_meanwhile_is_not_written(model, tmp_path, monkeypat
         os.utime(file, ns=(1, 1))
         return answers
 
-    monkeypatch.setattr(predict, 'stored_answers', change)
+    monkeypatch.setattr(predict_tables, 'stored_answers', change)
     with pytest.raises(KdnotesError, match='in.csv changed while it was read'):
         predict_file(model, file, tmp_path / 'out.csv')
     assert not (tmp_path / 'out.csv').exists()
@@ -180,7 +185,8 @@ def test_a_file_that_changes_meanwhile_is_not_written(model, tmp_path, monkeypat
 
 @pytest.mark.parametrize('end', one_of_each(['jsonl.gz', 'parquet', 'tsv', 'csv']))
 def test_a_column_of_numbers_that_begins_without_any(model, tmp_path, monkeypatch, end):
-    monkeypatch.setattr(predict, 'PART', 2)
+    for module in (predict_tables, write_tables):
+        monkeypatch.setattr(module, 'PART', 2)
     rows = [dict(text=f'iron {i}', n=None if i < 3 else i + 0.5, k=i) for i in range(7)]
     (tmp_path / 'in.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
     predict_file(model, tmp_path / 'in.jsonl', tmp_path / f'out.{end}')
@@ -303,7 +309,8 @@ def test_a_repeated_option_is_refused(model, tmp_path, capsys):
 
 
 def test_rows_that_cannot_be_answered_are_named(model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(predict, 'PART', 2)
+    for module in (predict_tables, write_tables):
+        monkeypatch.setattr(module, 'PART', 2)
     monkeypatch.setattr(tables, 'PART', 2)
     out = str(tmp_path / 'out.csv')
     question = str(classifier(tmp_path / 'two'))

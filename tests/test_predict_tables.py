@@ -17,15 +17,9 @@ from kdnotes.core.config import TASKS, ConfigError, KdnotesError, task_info
 from kdnotes.core import tables
 from kdnotes.core.tables import FORMATS, CorpusError
 from kdnotes.experiment.export import export_model
-from kdnotes.experiment.predict import (
-    PredictError,
-    as_file,
-    file_rows,
-    load_reader,
-    predict,
-    predict_file,
-    predict_table,
-)
+from kdnotes.core.write_tables import as_file, file_rows
+from kdnotes.experiment.predict import PredictError, load_reader, predict
+from kdnotes.experiment.predict_tables import predict_file, predict_table
 from kdnotes.experiment.saved_models import find_source
 
 TEXTS = ['iron', 'iron rusts in moist air while gold does not', 'a', 'iron rusts', 'gold ' * 15]
@@ -347,5 +341,5 @@ def test_values_are_written_as_they_are(tmp_path):
     assert csv_file == 'flag,x,w,gone\nTrue,2.0,"[1, ""a""]",\nFalse,0.1,[],\n'
     last = json.loads(as_file(rows, names, tmp_path / 'a.jsonl').decode().splitlines()[1])
     assert last == dict(flag=False, x=0.1, w=[])
-    with pytest.raises(PredictError, match='a.jsonl cannot hold'):
+    with pytest.raises(ConfigError, match='a.jsonl cannot hold'):
         as_file([dict(x=float('inf'))], ['x'], tmp_path / 'a.jsonl')

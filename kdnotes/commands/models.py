@@ -77,7 +77,7 @@ def predict(
     both are available. With --file, every row of a table is predicted; candidates are ranked per question.
     To continue a stopped command, run it again: rows that are finished are not predicted again."""
     from kdnotes.experiment.predict import predict as predict_texts
-    from kdnotes.experiment.predict import predict_file
+    from kdnotes.experiment.predict_tables import predict_file
     from kdnotes.tasks.documents import read_document
 
     texts = dict(question=question, passage=passage, text=text, pair=pair, beside=beside)
@@ -127,7 +127,7 @@ def score(
     Reports pseudo-perplexity (tokens are masked one at a time) and perplexity (15% of a block is masked at
     once), per word piece and per word, with confidence intervals. To continue a stopped command, run it
     again."""
-    from kdnotes.experiment.predict import check_output
+    from kdnotes.core.write_tables import check_output
     from kdnotes.experiment.score import score as score_text
     from kdnotes.results.runs import write_csv
 
@@ -169,7 +169,7 @@ def evaluate(
     Reports the metrics of the task with confidence intervals, next to those of the run's test set and of
     trivial baselines. With --beside, the paired differences to a second model on the same rows."""
     from kdnotes.experiment.evaluate import evaluate as evaluate_model
-    from kdnotes.experiment.predict import check_output
+    from kdnotes.core.write_tables import check_output
 
     target = None if out is None else Path(out).expanduser()
     if target is not None:
