@@ -94,7 +94,8 @@ def check_free_weights(
         return
     if not (settings.soft_weight or settings.hard_weight or loss.intermediate):
         raise ValueError(
-            'soft_weight=0, hard_weight=0 and hidden_loss=none leave nothing to learn; give one of them'
+            'soft_weight=0 and hard_weight=0 without a loss between layers leave nothing to learn; '
+            'give one of them'
         )
 
 # %% ../../nbs/tasks/06_base.ipynb #87a23305
