@@ -413,7 +413,7 @@ def test_classes_have_the_names_that_a_dataset_gives_them(tmp_path, kind):
     assert {row['label'] for row in load_corpus(data.task, data.corpus).splits['dev']} == {0, 1}
     pairs = datasets.Dataset.from_pandas(table(label=[1, -1] * 10)).cast_column('label', yes_no)
     with pytest.raises(
-        CorpusError, match='must be 0 or 1; correct it, or remove rows that nobody has labelled'
+        CorpusError, match='must be 0 or 1, or a grade .* to 10; correct it, or remove rows that nobody has'
     ):
         kd.load_data(dict.fromkeys(('train', 'dev', 'test'), pairs))
 

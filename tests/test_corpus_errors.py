@@ -193,7 +193,7 @@ WRONG = {
     'an id twice': Wrong('dev', [dict(id=1, text='a', label='b')] * 2, ('id', "'1'"), 1),
     'no second text': Wrong('dev', [dict(text='a', second=s, label='b') for s in ('c', '')], ('second',), 1),
     'labels of unlabelled rows': texts(('z', ''), ('y', 'a'), split='unlabelled'),
-    'a label that is neither': pairs(('q', 'a', 1), ('q', 'b', 2)),
+    'a label that is no grade': pairs(('q', 'a', 1), ('q', 'b', 11)),
     'a label that is a word': pairs(('q', 'a', 1), ('q', 'b', 'no')),
     'a label that is long': pairs(('q', 'a', 1), ('q', 'b', LONG)),
     'a pair nobody labelled': pairs(('q', 'a', 1), ('q', 'b', -1)),

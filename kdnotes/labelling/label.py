@@ -299,7 +299,7 @@ def gold_labels(task: str, rows: Rows, options: Options) -> np.ndarray | None:  
     if options.values:
         return label_numbers(rows)
     if task == 'answer_selection':
-        return np.asarray(rows['label'])
+        return np.minimum(rows['label'], 1)  # a grade of 1 or more is right
     places = {name: i for i, name in enumerate(options.names)}
     return np.array([places.get(name, -1) for name in rows['label']])
 

@@ -40,7 +40,8 @@ class AnswerSelectionSettings(TaskSettings):
     # loss between the candidates of one question; keeps all candidates of a question in the same step.
     # ranknet: pairs of a right and a wrong one; margin_mse: the same pairs, the teacher's margin; listwise:
     # softmax over the candidates, against the labels' (ListNet) and, with a teacher, against the teacher's at
-    # `temperature`; lambda: pairs weighted by the nDCG that a swap changes (LambdaLoss)
+    # `temperature`; lambda: pairs weighted by the nDCG that a swap changes (LambdaLoss). Where labels are
+    # grades, pairs are candidates of different grades, and gains are 2^grade - 1
     ranking_loss: Literal['none', 'ranknet', 'margin_mse', 'listwise', 'lambda'] = parameter(
         'none', group='train', of_task_loss=True
     )
@@ -152,7 +153,7 @@ def take(self: AnswerSelection, corpus: Corpus) -> None:
     self.every_row = train  # what words are counted in, whichever questions are trained on
     if self.settings.train_questions == 'answered':
         question, _ = codes(train['question_id'])
-        train = train[np.flatnonzero(np.isin(question, question[train['label'] == 1]))]
+        train = train[np.flatnonzero(np.isin(question, question[train['label'] > 0]))]
     elif self.settings.train_questions != 'all':
         raise ValueError(
             f"train_questions must be 'all' or 'answered', got {self.settings.train_questions!r}"
@@ -162,16 +163,21 @@ def take(self: AnswerSelection, corpus: Corpus) -> None:
         sizes = {split: (64, 64) if split == 'train' else (10**6, 24) for split in SPLITS}
         self.rows = {split: _smoke_questions(rows, *sizes[split]) for split, rows in self.rows.items()}
     self.in_order = getattr(CORPORA.published.get(corpus.name), 'in_order', False)
+    highest = {split: int(corpus.splits[split]['label'].max(initial=0)) for split in SPLITS}
+    self.highest_grade = max(1, highest['train'])
     self.questions = {
-        split: group_by_question(rows, ranked=split != 'train') for split, rows in self.rows.items()
+        split: group_by_question(rows, ranked=split != 'train', graded=max(highest.values()) > 1)
+        for split, rows in self.rows.items()
     }
-    self.labels = {split: questions.labels for split, questions in self.questions.items()}
-    self.label_prior = np.bincount(self.labels['train'], minlength=2) / len(self.rows['train'])
+    self.labels = {split: rows['label'] for split, rows in self.rows.items()}
+    n, right = len(self.rows['train']), self.labels['train'].sum() / self.highest_grade
+    self.label_prior = np.array([n - right, right]) / n
     if len(more := self.add_unlabelled(corpus)):
         trained = self.questions['train']
         after = trained.question.max() + 1 + codes(more['question_id'])[0]
         question = np.concatenate([trained.question, after])
-        self.questions['train'] = replace(trained, question=question, labels=self.labels['train'])
+        labels = np.minimum(self.labels['train'], 1)
+        self.questions['train'] = replace(trained, question=question, labels=labels)
 
 # %% ../../nbs/tasks/18_answer_selection.ipynb #9c36ff00
 @patch(as_prop=True)
@@ -217,6 +223,26 @@ def signal_key(self: AnswerSelection) -> str:
     titles = '-titles' if self.settings.document_title else ''
     return f"{self.settings.train_questions}{titles}{'-smoke' * self.smoke}"
 
+# %% ../../nbs/tasks/18_answer_selection.ipynb #26b36edb
+@patch
+def hard_loss(
+    self: AnswerSelection,
+    outputs: Any,
+    batch: Batch,
+    signal: Signal | None,
+) -> LossTerm:  # over the examples that have a label
+    """Cross-entropy of the labels; a grade is learnt as the probability grade / highest grade of the training
+    labels.
+    """
+    if self.highest_grade == 1:
+        return Task.hard_loss(self, outputs, batch, signal)
+    import torch.nn.functional as F
+
+    share = batch.labels / self.highest_grade
+    rows = F.binary_cross_entropy_with_logits(self.scores(outputs, batch)[:, 0], share, reduction='none')
+    total = rows.where(batch.labels >= 0, 0.0).sum()
+    return total, self.loss_counts('train', batch.index)['hard']
+
 # %% ../../nbs/tasks/18_answer_selection.ipynb #50c5b860
 @patch
 def loss_functions(self: AnswerSelection, kd: bool) -> dict[str, LossFunction]:
@@ -234,7 +260,7 @@ _OF_LABELS = {'ranknet': ranknet, 'lambda': lambda_loss, 'listwise': listnet}
 
 @patch
 def ranking(self: AnswerSelection, outputs: Any, batch: Batch, signal: Signal | None) -> LossTerm:
-    "The sum over pairs of a right and a wrong candidate, or over questions, and how many they are."
+    "The sum over pairs of a better and a worse candidate, or over questions, and how many they are."
     scores = self.scores(outputs, batch)[:, 0]
     count = self._ranked('train', batch.index)
     if self.settings.ranking_loss in _OF_LABELS:
@@ -257,7 +283,7 @@ def ranking_soft(self: AnswerSelection, outputs: Any, batch: Batch, signal: Sign
 
 @patch
 def _ranked(self: AnswerSelection, split: str, index: np.ndarray) -> int:
-    "How many pairs of a right and a wrong candidate there are, or how many questions with labels."
+    "How many pairs of a better and a worse candidate there are, or how many questions with labels."
     labels = self.labels[split][index]
     question = self.questions[split].question[index]
     if self.settings.ranking_loss == 'listwise':
@@ -458,6 +484,7 @@ TASK = base.TaskInfo(
         'p_at_1': 'P@1',
         'answered_map': 'MAP, answerable',
         'raw_map': 'MAP, all questions',
+        'ndcg_at_10': 'nDCG@10',
         'pair_precision': 'pair precision',
         'pair_recall': 'pair recall',
         'pair_f1': 'pair F1',
@@ -471,6 +498,8 @@ TASK = base.TaskInfo(
         'p_at_1': 'share of the same questions whose first candidate is correct',
         'answered_map': 'MAP over all questions with a correct candidate',
         'raw_map': 'MAP over all questions; a question without a correct candidate counts 0',
+        'ndcg_at_10': 'nDCG of the first ten candidates with gains 2^grade - 1, over all questions with a '
+        'correct candidate',
         'pair_precision': 'precision of the candidates predicted as correct',
         'pair_recall': 'recall of the correct candidates',
         'pair_f1': 'F1 of pair_precision and pair_recall',
@@ -488,7 +517,7 @@ TASK = base.TaskInfo(
     floor_settings=('document_title',),
     floor_rules=3,
     margins={'map': (0.05, 0.02)},
-    reach=dict.fromkeys(('map', 'mrr', 'p_at_1', 'answered_map', 'raw_map'), 1.0),
+    reach=dict.fromkeys(('map', 'mrr', 'p_at_1', 'answered_map', 'raw_map', 'ndcg_at_10'), 1.0),
     examples=worst,
     check=_check,
     # MarginMSE learns from a teacher's scores, RankNet does not

@@ -65,9 +65,9 @@ def unusable(
 ) -> str:  # '': it can be used
     "Why a split cannot be trained or scored on."
     question, ids = codes(rows['question_id'])
-    right = np.bincount(question, rows['label'], len(ids))
+    right = np.bincount(question, rows['label'] > 0, len(ids))
     if not right.any():
-        return 'no row has label 1, so there is nothing to learn or to find; check the label column'
+        return 'no row has a label above 0, so there is nothing to learn or to find; check the label column'
     if split != 'train' and not ((right > 0) & (right < np.bincount(question))).any():
         return (
             'no question has both a right and a wrong candidate, so no ranking can be scored; add candidates'
@@ -83,7 +83,7 @@ SCHEMA = Schema(
         document_title=Column('DocumentTitle', hub='document_title', optional=True, blank=True),
         sentence_id=Column('SentenceID', 'id', optional=True),
         sentence=Column('Sentence', hub='answer'),
-        label=Column('Label', 'binary', hub='label'),
+        label=Column('Label', 'grade', hub='label'),
     ),
     content=(
         *('question_id', 'question', 'document_title', 'sentence', 'label', 'document_id'),

@@ -52,8 +52,8 @@ class Column:
 
     name: str  # in files
     # 'text'; 'id': a name; 'group': a name that rows share, which counts as the group alone; 'class': a name
-    # of a class; 'score': a number, as a text; 'binary': 0 or 1; 'place': a whole number or nothing;
-    # 'json': a list or a record
+    # of a class; 'score': a number, as a text; 'binary': 0 or 1; 'grade': a whole number from 0 to
+    # 10; 'place': a whole number or nothing; 'json': a list or a record
     kind: str = 'text'
     hub: str = ''  # its name in the hub's copy of a published corpus; '': that has none
     optional: bool = False  # may be missing; where it is there, `blank` says whether its cells may be empty
@@ -318,7 +318,7 @@ def check_layout(
 
 # %% ../../nbs/tasks/00_schema.ipynb #f6363441
 # whole numbers of a column with a gap come as floats
-_NUMBERS = ('class', 'score', 'binary', 'place', 'no label')
+_NUMBERS = ('class', 'score', 'binary', 'grade', 'place', 'no label')
 _WHOLE = re.compile(r'-?(0|[1-9]\d*)\.0', re.ASCII)
 _SCORES = Column('', 'scores', blank=True)  # of a teacher
 
@@ -347,6 +347,11 @@ def _texts(table: Table, name: str, column: Column) -> list:
 # %% ../../nbs/tasks/00_schema.ipynb #d5198d92
 # kinds of names: tables print them, and rows are identified by them
 _NAMES = ('id', 'group', 'class', 'score')
+# kinds of whole numbers from 0 on: all of them, and what a sentence calls them
+_COUNTS = dict(
+    binary=(set(map(str, range(2))), '0 or 1'),
+    grade=(set(map(str, range(11))), '0 or 1, or a grade of relevance from 0 to 10'),
+)
 
 
 def _faults(column: Column, longest: int | None) -> Iterator[tuple[Callable[[str], Any], str]]:
@@ -360,9 +365,10 @@ def _faults(column: Column, longest: int | None) -> Iterator[tuple[Callable[[str
     if column.kind == 'no label':
         have = '{name} is {value}, and rows of unlabelled have no label; move such rows to train, or empty it'
         yield lambda text: text.strip() not in ('', '-1'), have
-    elif column.kind == 'binary':
-        must = '{name} is {value} and must be 0 or 1; correct it, or remove rows that nobody has labelled'
-        yield lambda text: text not in ('0', '1'), must
+    elif column.kind in _COUNTS:
+        right, named = _COUNTS[column.kind]
+        must = f'must be {named}; correct it, or remove rows that nobody has labelled'
+        yield lambda text: text not in right, f'{{name}} is {{value}} and {must}'
     elif not column.blank:
         yield lambda text: not text.strip(), '{name} is empty; fill it in or remove the row'
     if column.kind in _NAMES:
@@ -386,7 +392,11 @@ def _check_cells(cells: Cells, schema: Schema, place: Callable[[int], str], name
         raise CorpusError(f'{place(i)}: {fault}')
 
 # %% ../../nbs/tasks/00_schema.ipynb #693b34f1
-_AS_COLUMN = dict(binary=lambda cells: np.array(list(map(int, cells)), dtype=np.int64), json=Json.from_cells)
+def _whole_numbers(cells: list[str]) -> np.ndarray:  # (n,) int64
+    return np.array(list(map(int, cells)), dtype=np.int64)
+
+
+_AS_COLUMN = dict(binary=_whole_numbers, grade=_whole_numbers, json=Json.from_cells)
 
 
 def checked_parts(
