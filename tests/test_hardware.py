@@ -73,7 +73,7 @@ def test_a_file_of_ones_own_replaces_cells_and_adds_devices(own):
     [
         ('', 'is empty; it needs the names of its columns'),
         ('device,device\nT,T\n', "two columns are called 'device'"),
-        ('device;power_w\nT4;70\n', ": there is no column 'device;power_w'"),
+        ('device power_w\nT4 70\n', ": there is no column 'device power_w'"),
         ('device,powr_w\nT4,70\n', ": there is no column 'powr_w'; there are device, memory_gb"),
         ('device,power_w\nT4,70\n,80\n', 'row 2: device: Field required'),
         ('device,power_w\nT4,70\nT4,80\n', "row 2 names 'T4' again"),

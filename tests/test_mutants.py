@@ -496,8 +496,8 @@ MUTANTS = [
     Mutant(
         'cells of CSV that lose their blanks',
         'core.tables',
-        'csv.reader(lines, strict=True)',
-        'csv.reader(lines, strict=True, skipinitialspace=True)',
+        'delimiter=separator, strict=True)',
+        'delimiter=separator, strict=True, skipinitialspace=True)',
         'test_corpus_errors.py::test_odd_files_are_read_as_what_they_say[blanks-]',
     ),
     Mutant(

@@ -145,7 +145,7 @@ def test_a_study_hands_each_run_what_it_was_given(home, monkeypatch):
 
     monkeypatch.setattr('kdnotes.experiment.study.execute', lambda p, on_row, say, jobs: None)
     monkeypatch.setattr('kdnotes.experiment.study.make_runs', make_runs)
-    monkeypatch.setattr('kdnotes.experiment.study._compared', lambda plans, failed: None)
+    monkeypatch.setattr('kdnotes.experiment.study._compared', lambda plans, failed, say: None)
     monkeypatch.setattr(
         'papermill.execute_notebook',
         lambda notebook, output, parameters, **_: made.update({output.parent.name: parameters}),

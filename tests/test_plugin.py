@@ -200,4 +200,4 @@ def test_an_entry_point_is_a_task_like_the_others(home):
 
 def test_a_schema_whose_label_is_no_column_is_refused():
     with pytest.raises(ConfigError, match="names the column 'label', and its columns are text; name those"):
-        Schema({'text': Column('text')}, content=('text',), no_label=NoLabel())
+        Schema({'text': Column('text')}, content=('text',), no_label=NoLabel()).for_split('unlabelled')

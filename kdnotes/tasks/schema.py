@@ -105,15 +105,6 @@ class Schema:
     scored: bool = False  # may a column hold the scores of a teacher?
     longest: int | None = 1_000_000  # characters of a text, some hundred pages; None: any number
 
-    def __post_init__(self) -> None:
-        absent = [key for key in self.no_label.columns if key not in self.columns] if self.no_label else []
-        if absent:
-            raise ConfigError(
-                f'no_label of a schema names the column {absent[0]!r}, and its columns are '
-                f'{", ".join(self.columns)}; name those that only rows with a label have: '
-                'NoLabel(columns=(...), key=...)'
-            )
-
     @property
     def names(self) -> dict[str, str]:  # by key
         "What files call the columns."
@@ -135,6 +126,12 @@ def for_split(self: Schema, split: str) -> Schema:
     if split != UNLABELLED:
         return self
     label, *others = self.no_label.columns
+    if label not in self.columns:
+        raise ConfigError(
+            f'no_label of a schema names the column {label!r}, and its columns are '
+            f'{", ".join(self.columns)}; name those that only rows with a label have: '
+            'NoLabel(columns=(...), key=...)'
+        )
     columns = {key: column for key, column in self.columns.items() if key not in others}
     columns[label] = replace(columns[label], kind='no label', optional=True, blank=True, instead='')
     return replace(self, columns=columns)
