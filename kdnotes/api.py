@@ -192,6 +192,8 @@ class Run:
 # %% ../nbs/89_api.ipynb #a0000002
 def _is_table(value: Any) -> bool:
     "Is it a table, and no text or list of texts?"
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(row, Mapping) for row in value)
     return isinstance(value, (pd.DataFrame, os.PathLike)) or hasattr(value, 'column_names')
 
 
@@ -206,8 +208,8 @@ def _is_table(value: Any) -> bool:
 def predict(
     self: Run,
     # what its task takes, in the order below: a text each, or a list of them (a tuple, array or Series),
-    # which get an answer each; or a table alone, with the columns of the task: a DataFrame, a Dataset, or
-    # the `Path` of a file
+    # which get an answer each; or a table alone, with the columns of the task: a DataFrame, a list of dicts,
+    # a Dataset, or the `Path` of a file
     *texts: Any,
     question: str | Sequence[str] | None = None,  # a question, with candidates or a passage
     # sentences one of which may be the answer; of several questions a list of such lists
@@ -233,12 +235,17 @@ def predict(
 
     named = dict(question=question, candidates=candidates, passage=passage, text=text, pair=pair)
     inputs = {name: value for name, value in named.items() if value is not None}
-    of_table = [name for name, value in dict(columns=columns, backend=backend, out=out).items() if value]
+    of_table = dict(columns=columns, backend=backend, out=out, overwrite=overwrite)
+    of_table = [name for name, value in of_table.items() if value]
     if any(map(_is_table, (*texts, *inputs.values()))):
         if len(texts) != 1 or inputs or beside is not None:
             raise ConfigError('a table is asked about alone, as in run.predict(table); leave the rest out')
         [table] = texts
         if out is None:
+            if overwrite:
+                raise ConfigError(
+                    'overwrite is for the file that out names; give out, or leave overwrite out'
+                )
             return predict_table(self.run_id, table, columns, backend or 'torch')
         if not isinstance(table, os.PathLike):
             raise ConfigError('out is for the rows of a file; give its path, or leave out= out')

@@ -19,7 +19,7 @@ from kdnotes.cli import main
 from kdnotes.core.config import TASKS, ConfigError, KdnotesError
 from kdnotes.core.parse import make_config
 from kdnotes.experiment import launch
-from kdnotes.experiment.evaluate import evaluate
+from kdnotes.experiment.evaluate import EvaluationError, evaluate
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.predict import predict
 from kdnotes.results.store import find_record
@@ -120,6 +120,17 @@ def test_rows_that_were_trained_on_are_counted(run, tmp_path):
     assert result.units['unit'].tolist() == [f'T{i}' for i in range(8)]
 
 
+@pytest.mark.parametrize(
+    'task, parameters', [('text_classification', dict(keep='best')), ('answer_selection', {})]
+)
+def test_rows_that_a_model_or_a_threshold_was_chosen_by_are_counted(run, task, parameters):
+    run_id = run(task, **parameters)
+    rows = load_corpus(task, 'embedded').splits['dev']
+    [warning] = evaluate(run_id, 'embedded', split='dev').warnings
+    assert str(warning).startswith(f'{len(rows)} of {len(rows)} rows have the texts of a row that')
+    assert 'was trained on or chosen by, so scores on them are optimistic' in str(warning)
+
+
 def test_rankings_are_those_of_predict(run):
     run_id = run('answer_selection')
     rng = np.random.default_rng(0)
@@ -157,6 +168,8 @@ def test_a_run_whose_corpus_is_gone_is_evaluated_by_its_head(run, tmp_path):
     run_id = run('text_classification', epochs=1, **numbers)
     # the columns of its corpus need not be named again
     before = evaluate(run_id, table[50:])
+    half = table[50:].rename(columns=dict(stars='label'))  # as `kdnotes predict` has it, each that is there
+    assert values(evaluate(run_id, half)) == values(before)
     assert values(before) == pytest.approx(find_record(run_id)[0]['metrics']['test'], abs=1e-6)
     shutil.rmtree(corpus)
     after = evaluate(run_id, table[50:])
@@ -223,6 +236,32 @@ def test_classes_are_those_of_the_logits(home, named):
     assert result.units['prediction'].tolist() == [names[i] for i in predicted]
     assert len(set(predicted)) > 1  # it is no constant
     assert 'no run of this model is known' in str(result)
+    note = f'taken for the outputs of {folder}, counted from 0: 0 is fact, 1 is opinion, 2 is question'
+    assert (note in str(result)) == (named == 'numbers')
+
+
+def test_numbers_are_not_shifted_into_names_that_count_from_one(home):
+    stars = ['1 star', '2 stars', '3 stars', '4 stars', '5 stars']
+    folder = str(classifier(home / 'm', 5, id2label=dict(enumerate(stars))))
+    table = pd.DataFrame(dict(text=sentences(8), label=['1', '2', '3', '4'] * 2))
+    with pytest.raises(EvaluationError, match="label '1' is no class of .* where these names have no digits"):
+        evaluate(folder, table)
+    plain = str(classifier(home / 'plain', 5))  # LABEL_0, ...
+    named = table.assign(label=table['label'].map(lambda i: stars[int(i)]))
+    result = evaluate(folder, named)
+    assert [warning.code for warning in result.warnings] == ['training_texts_unknown']
+    result = evaluate(plain, table, beside=str(classifier(home / 'n', 5, id2label=dict(enumerate('abcde')))))
+    assert [warning.code for warning in result.warnings] == [
+        'numbered_classes',
+        'training_texts_unknown',
+        'numbered_classes',
+    ]
+
+
+def test_one_row_is_evaluated_without_a_word_of_sklearn(home, recwarn):
+    folder = str(classifier(home / 'm', id2label=dict(enumerate(['fact', 'opinion']))))
+    result = evaluate(folder, ROWS[:1])
+    assert values(result)['matthews'] == 0 and not [w for w in recwarn if 'label' in str(w.message)]
 
 
 def test_a_file_with_some_of_the_classes_keeps_their_order(home):

@@ -3,6 +3,7 @@ call that was not; backends give the scores of torch, or say that they are anoth
 in Python; and what is refused.
 """
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -114,6 +115,42 @@ def test_what_an_answer_depends_on_is_another_name(model, tmp_path, counted, mon
     write_texts(file, 6)
     assert computed() == 6
     assert len(counted) == 5
+    folders = len(list((cache_path() / 'predictions').glob('*.rows')))
+    monkeypatch.setattr(predict_tables, '__version__', '99')  # which may read other rows
+    assert computed() == 6
+    assert len(list((cache_path() / 'predictions').glob('*.rows'))) == folders + 1
+
+
+@needs_onnx
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_int8_is_resumed_in_the_batches_of_an_undisturbed_call(model, tmp_path, counted, monkeypatch):
+    monkeypatch.setattr(predict_tables, 'CHUNK', 4)
+    file = write_texts(tmp_path / 'in.csv', 14)
+    answers_of = predict_tables.answers_of
+
+    def fail(*given):
+        if len(counted) == 2:
+            raise PredictError('stopped')
+        return answers_of(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(predict_tables, 'answers_of', fail)
+        with pytest.raises(PredictError, match='stopped'):
+            predict_file(model, file, tmp_path / 'out.csv', backend='int8')
+    assert predict_file(model, file, tmp_path / 'out.csv', backend='int8').computed == 6
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path / 'elsewhere'))
+    assert predict_file(model, file, tmp_path / 'whole.csv', backend='int8').computed == 14
+    assert (tmp_path / 'whole.csv').read_bytes() == (tmp_path / 'out.csv').read_bytes()
+    # in other batches the activations have another scale
+    monkeypatch.setattr(predict_tables, 'CHUNK', 1)
+    predict_file(model, file, tmp_path / 'alone.csv', backend='int8')
+    assert (tmp_path / 'alone.csv').read_bytes() != (tmp_path / 'out.csv').read_bytes()
+    version = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, 'version', lambda name: '99' if name == 'onnxruntime' else version(name)
+    )
+    assert predict_file(model, file, tmp_path / 'new.csv', backend='int8').computed == 14
 
 
 def test_an_error_in_the_middle_keeps_the_chunks_before_it(model, tmp_path, counted, monkeypatch):
@@ -181,6 +218,37 @@ def test_a_file_that_changes_meanwhile_is_not_written(model, tmp_path, monkeypat
         predict_file(model, file, tmp_path / 'out.csv')
     assert not (tmp_path / 'out.csv').exists()
     assert [path.name for path in tmp_path.glob('.*')] == []
+
+
+def test_rows_are_never_stored_under_the_hash_of_others(model, tmp_path, monkeypatch):
+    file, out = write_texts(tmp_path / 'in.csv', 3), tmp_path / 'out.csv'
+    first, sha256_big_file = file.read_bytes(), predict_tables.sha256_big_file
+
+    def change(path):
+        digest = sha256_big_file(path)
+        write_texts(file, 9)
+        return digest
+
+    with monkeypatch.context() as patched:
+        patched.setattr(predict_tables, 'sha256_big_file', change)
+        with pytest.raises(KdnotesError, match='in.csv changed while it was read'):
+            predict_file(model, file, out)
+    file.write_bytes(first)
+    assert predict_file(model, file, out).rows == 3
+    assert [row['text'] for row in file_rows(out)] == [row['text'] for row in file_rows(file)]
+
+
+def test_a_file_that_changes_between_its_two_readings_is_not_read(model, tmp_path, monkeypatch):
+    file = write_texts(tmp_path / 'in.csv', 3)
+
+    def change(path):
+        yield from list(file_rows(path))
+        write_texts(file, 3)
+        os.utime(file, ns=(1, 1))
+
+    monkeypatch.setattr(predict_tables, 'file_rows', change)
+    with pytest.raises(KdnotesError, match='in.csv changed while it was read'):
+        predict_table(model, file)
 
 
 @pytest.mark.parametrize('end', one_of_each(['jsonl.gz', 'parquet', 'tsv', 'csv']))
@@ -253,6 +321,8 @@ def test_a_dataset_and_a_file_get_what_a_frame_gets(small_run, tmp_path):
     found = run.predict(dataset, columns=dict(text='review'))
     assert isinstance(found, datasets.Dataset) and dataset.column_names == ['review', 'stars']
     pd.testing.assert_frame_equal(found.to_pandas(), expected)
+    dicts = run.predict(frame.to_dict('records'), columns='text=review')
+    pd.testing.assert_frame_equal(dicts, expected, check_dtype=False)
     frame.to_parquet(tmp_path / 'in.parquet')
     pd.testing.assert_frame_equal(run.predict(tmp_path / 'in.parquet', columns='text=review'), expected)
     done = run.predict(tmp_path / 'in.parquet', columns='text=review', out=tmp_path / 'out.parquet')
@@ -269,6 +339,8 @@ def test_tables_that_are_refused_in_python(small_run, tmp_path):
         'a DatasetDict is no table': lambda: run.predict(splits),
         'a table is asked about alone': lambda: run.predict(table, pair='b'),
         'out is for the rows of a file': lambda: run.predict(table, out='out.csv'),
+        'overwrite is for the rows of a table': lambda: run.predict('iron', overwrite=True),
+        'overwrite is for the file that out names': lambda: run.predict(table, overwrite=True),
         'backend is for the rows of a table': lambda: run.predict('iron', backend='onnx'),
         'out is for the rows of a table': lambda: run.predict('iron', out='out.csv'),
         'nowhere.csv cannot be read': lambda: run.predict(tmp_path / 'nowhere.csv'),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 import numpy as np
 import torch
@@ -16,10 +17,24 @@ from .tokenizers import load_tokenizer
 from .weights import ModelError, find_model
 
 # %% auto #0
-__all__ = ['count_tokens', 'tokens_to_keep', 'check_size', 'count_ids', 'smaller_tokenizer', 'split_words', 'keep_embeddings',
+__all__ = ['count_ids', 'count_tokens', 'tokens_to_keep', 'check_size', 'smaller_tokenizer', 'split_words', 'keep_embeddings',
            'write_smaller']
 
 # %% ../../nbs/distill/12_vocabulary.ipynb #149f11fd
+_AT_ONCE = 1 << 22  # token ids, which may be a memory map
+
+
+def count_ids(
+    ids: np.ndarray,  # (k,) token ids
+    size: int,  # of the vocabulary
+) -> np.ndarray:  # (vocabulary,) int64
+    "How often each token occurs in texts that are encoded already."
+    counts = np.zeros(size, dtype=np.int64)
+    for start in range(0, len(ids), _AT_ONCE):
+        counts += np.bincount(ids[start : start + _AT_ONCE], minlength=size)
+    return counts
+
+
 def count_tokens(
     tokenizer,  # a fast tokenizer of transformers
     texts: Iterable[str],
@@ -30,9 +45,7 @@ def count_tokens(
     rest = iter(texts)
     while some := [text for _, text in zip(range(batch), rest)]:
         ids = tokenizer(some, add_special_tokens=False, verbose=False)['input_ids']
-        counts += np.bincount(
-            np.concatenate([*map(np.asarray, ids), np.zeros(0)]).astype(int), minlength=len(counts)
-        )
+        counts += count_ids(np.fromiter(chain.from_iterable(ids), dtype=np.int64), len(counts))
     return counts
 
 # %% ../../nbs/distill/12_vocabulary.ipynb #f959f0d4
@@ -133,20 +146,6 @@ def check_size(
             f'vocabulary={size} leaves nothing out, since the tokenizer has {len(tokenizer):,} tokens; '
             'choose fewer, or leave it out'
         )
-
-
-_AT_ONCE = 1 << 22  # token ids, which may be a memory map
-
-
-def count_ids(
-    ids: np.ndarray,  # (k,) token ids
-    size: int,  # of the vocabulary
-) -> np.ndarray:  # (vocabulary,) int64
-    "How often each token occurs in texts that are encoded already."
-    counts = np.zeros(size, dtype=np.int64)
-    for start in range(0, len(ids), _AT_ONCE):
-        counts += np.bincount(ids[start : start + _AT_ONCE], minlength=size)
-    return counts
 
 # %% ../../nbs/distill/12_vocabulary.ipynb #288cf397
 def smaller_tokenizer(

@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,11 +28,11 @@ from ..core.render import Reason, reason, render
 from ..core.spec import RunConfig, with_values
 from ..core.tables import CorpusError, Table, format_of, no_table, read_table
 from .card import unit_interval
-from .predict import tasks_of
+from .predict import tasks_of, trained_columns
 from .saved_models import LoadedModel, Source, find_source, load_model
 from ..results.runs import RunFolder
 from ..stats.comparable import SEED, TrivialBaseline, bound_of, gain_interval, trivial_baselines
-from ..stats.comparable import independent_name
+from ..stats.comparable import independent_name, is_above
 from ..stats.compare import difference_tests, metric_differences
 from ..stats.intervals import Interval, difference_interval
 from ..stats.tables import judged_by
@@ -42,9 +43,10 @@ from ..tasks.schema import SPLITS, Corpus, Rows, check_layout, column_names, rea
 from ..tasks.sources import PLAIN_NAMES, corpus_of, load_corpus
 
 # %% auto #0
-__all__ = ['EvaluationError', 'LabelledRows', 'labelled_rows', 'class_names', 'with_class_names', 'Subject', 'load_subject',
-           'task_of_rows', 'set_scale', 'task_on', 'on_scale_of', 'Measurement', 'measure', 'shared_rows', 'ScoreRow',
-           'metric_rows', 'difference_rows', 'baseline_rows', 'EvaluationResult', 'unit_rows', 'evaluate']
+__all__ = ['EvaluationError', 'LabelledRows', 'labelled_rows', 'class_names', 'numbered_classes', 'with_class_names', 'Subject',
+           'load_subject', 'task_of_rows', 'set_scale', 'task_on', 'on_scale_of', 'Measurement', 'measure',
+           'shared_rows', 'ScoreRow', 'metric_rows', 'difference_rows', 'baseline_rows', 'EvaluationResult',
+           'unit_rows', 'evaluate']
 
 # %% ../../nbs/experiment/17_evaluate.ipynb #36a245a3
 class EvaluationError(KdnotesError):
@@ -105,7 +107,7 @@ def labelled_rows(
     # key of the task -> column, or 'key=column,key=column'; None: the usual names
     columns: Mapping[str, str] | str | None = None,
     split: str = 'test',  # of a corpus: train, dev or test
-    usual: Mapping[str, str] | None = None,  # taken for None where the source has all of these columns
+    model: Source | None = None,  # columns of None may have the names that its run was trained with
 ) -> LabelledRows:
     "Read rows with labels; a row that cannot be used is refused with its place."
     if split not in SPLITS:
@@ -116,8 +118,8 @@ def labelled_rows(
     schema = info.corpora.schema
     table = _one_table(source, split)
     named = named_columns(columns, schema)
-    if columns is None and usual and set(usual.values()) <= set(_columns_of(table)):
-        named = dict(usual)
+    if columns is None and model is not None:
+        named = trained_columns(model, info, _columns_of(table))
     if path is not None:
         return LabelledRows(str(path), '', read_split(path, 'test', schema, named))
     if not isinstance(source, (str, Path)):
@@ -138,6 +140,17 @@ def class_names(
     return [str(config.id2label[i]) for i in range(config.num_labels)]
 
 
+def numbered_classes(
+    labels: Iterable[str],
+    names: Sequence[str],  # the model's, in the order of its outputs
+) -> dict[str, str]:  # number -> class; {}: the labels are names, or nobody can tell
+    "Labels that are numbers of outputs, counted from 0."
+    numbers = {str(i): name for i, name in enumerate(names)}
+    # '4 stars' is output 3, and a 4 in a file does not say which of the two it counts
+    plain = all(name == f'LABEL_{i}' or not re.search(r'\d', name) for i, name in enumerate(names))
+    return numbers if plain and set(labels) <= numbers.keys() else {}
+
+
 def with_class_names(
     labelled: LabelledRows,
     names: Sequence[str],  # the model's, in the order of its outputs
@@ -147,18 +160,16 @@ def with_class_names(
     labels = labelled.rows['label'].tolist()
     there = set(labels)
     folded = {name.casefold(): name for name in names}
-    numbers = {str(i): name for i, name in enumerate(names)}
     known = {label: label for label in there & set(names)}
     if len(folded) == len(names):
         known = {label: folded[label.casefold()] for label in there if label.casefold() in folded} | known
-    if not known and there <= numbers.keys() and not any(number_of(name) is not None for name in names):
-        known = numbers
+    known = known or numbered_classes(there, names)
     if unknown := [label for label in labels if label not in known]:
         raise EvaluationError(
             f'{labelled.name}: label {truncate_repr(unknown[0])} is no class of {model} '
             f'({", ".join(map(truncate_repr, names[:10]))}), and {pluralize(len(unknown), "row")} of '
             f'{len(labels)} have no such class; correct or drop them: a label is a name in id2label of its '
-            'config.json, or a number from 0 where these names are no numbers'
+            'config.json, or a number from 0 where these names have no digits'
         )
     columns = labelled.rows.columns | dict(label=Strings.from_cells([known[label] for label in labels]))
     return labelled._replace(rows=Columns(columns))
@@ -363,9 +374,15 @@ def _own_test_set(source: Source) -> Measurement | None:
     return Measurement(record, units.assign(run_id=record['run_id']))
 
 
-def shared_rows(rows: Rows, corpus: Corpus, info: TaskInfo) -> int:
-    "How many rows have the texts of a row that was learnt from."
-    learnt = [part for part in (corpus.splits['train'], corpus.unlabelled) if len(part)]
+def shared_rows(
+    rows: Rows,
+    corpus: Corpus,
+    info: TaskInfo,
+    dev: bool,  # was a model or a threshold chosen by the dev set?
+) -> int:
+    "How many rows have the texts of a row that was learnt from, or chosen by."
+    used = [corpus.splits['train'], corpus.unlabelled, *[corpus.splits['dev']] * dev]
+    learnt = [part for part in used if len(part)]
     texts, *known = (
         hashes(*(part[key] for key in info.texts), text_key=str.strip) for part in (rows, *learnt)
     )
@@ -385,6 +402,13 @@ class ScoreRow(NamedTuple):
     n_units: int | None = None
     n_clusters: int | None = None  # that the interval is over; as many as units, where these are independent
     p: float | None = None  # two-sided, of a paired permutation test over clusters
+
+    @property
+    def direction(self) -> int:
+        "Of a gain: 1 significantly above 0, -1 significantly below it, 0 neither."
+        if is_above(self.interval):
+            return 1
+        return -int(self.interval is not None and self.interval.high is not None and self.interval.high < 0)
 
     def data(self) -> dict[str, Any]:
         "The same with plain values, null where a number is not finite."
@@ -492,12 +516,23 @@ def unit_rows(measured: Measurement) -> pd.DataFrame:  # unit, cluster, a column
     return table.assign(prediction=prediction.to_numpy(), score=best['score'].to_numpy())
 
 # %% ../../nbs/experiment/17_evaluate.ipynb #cd37e0a5
+def _class_notes(subject: Subject, labelled: LabelledRows) -> Iterator[Reason]:
+    "Which classes the numbers of a file were taken for."
+    if subject.counts_classes:
+        names = class_names(subject.loaded.network.config)
+        numbers = numbered_classes(labelled.rows['label'].tolist(), names)
+        if numbers:
+            yield reason('numbered_classes', model=subject.name, classes=tuple(numbers.items())[:10])
+
+
 def _warnings(subject: Subject, task: Task, labelled: LabelledRows) -> Iterator[Reason]:
     "What to keep in mind about an evaluation."
+    yield from _class_notes(subject, labelled)
     if subject.corpus is not None:
-        n = shared_rows(labelled.rows, subject.corpus, subject.info)
+        chosen = task.tunes_on_dev or subject.config.train.keep == 'best'
+        n = shared_rows(labelled.rows, subject.corpus, subject.info, chosen)
         if n:
-            yield reason('shared_rows', n=n, rows=len(labelled.rows), run=subject.name)
+            yield reason('shared_rows', n=n, rows=len(labelled.rows), run=subject.name, dev=chosen)
         return
     run_id = (subject.loaded.source.record or {}).get('run_id')
     yield reason('training_texts_unknown', run=run_id, thresholds=task.tunes_on_dev)
@@ -557,7 +592,7 @@ def _check_beside(first: Subject, second: Subject, task: Task) -> None:
 # %% ../../nbs/experiment/17_evaluate.ipynb #88432bb8
 def _beside(
     name: str, info: TaskInfo, subject: Subject, task: Task, labelled: LabelledRows, measured: Measurement
-) -> tuple[list[ScoreRow], pd.DataFrame]:  # and its units
+) -> tuple[list[ScoreRow], pd.DataFrame, list[Reason]]:  # its units, and what to keep in mind about it
     "A second model on the rows of the first."
     source = find_source(name)
     if info.name not in {possible.name for possible in tasks_of(source)}:
@@ -565,7 +600,8 @@ def _beside(
     second = load_subject(source, info)
     _check_beside(subject, second, task)
     other, _, _ = _measured(second, labelled, task)
-    return [*metric_rows('beside', name, other), *difference_rows(measured, other)], unit_rows(other)
+    scores = [*metric_rows('beside', name, other), *difference_rows(measured, other)]
+    return scores, unit_rows(other), [*_class_notes(second, labelled)]
 
 # %% ../../nbs/experiment/17_evaluate.ipynb #ed01d373
 def evaluate(
@@ -580,9 +616,7 @@ def evaluate(
     main_source = find_source(model)
     record = main_source.record or {}
     info = task_of_rows(main_source, source, columns, task)
-    trained = record.get('columns')
-    usual = named_columns(trained, info.corpora.schema) if trained else None
-    labelled = labelled_rows(source, info, columns, split, usual)
+    labelled = labelled_rows(source, info, columns, split, main_source)
     subject = load_subject(main_source, info)
     measured, its_task, floors = _measured(subject, labelled)
     scores = [*metric_rows('model', model, measured)]
@@ -590,9 +624,11 @@ def evaluate(
         scores += metric_rows('run', run.record['primary']['set'], run)
     scores += baseline_rows(measured, trivial_baselines([measured.record], floor_table(floors)))
     units = unit_rows(measured)
+    warnings = [*_warnings(subject, its_task, labelled)]
     if beside is not None:
-        more, of_other = _beside(beside, info, subject, its_task, labelled, measured)
+        more, of_other, notes = _beside(beside, info, subject, its_task, labelled, measured)
         scores += more
+        warnings += notes
         units = units.merge(of_other.drop(columns='cluster'), on='unit', suffixes=('', '_beside'))
     return EvaluationResult(
         model=model,
@@ -605,6 +641,6 @@ def evaluate(
         primary={key: measured.record['primary'][key] for key in ('metric', 'higher_is_better')},
         beside=beside,
         scores=tuple(scores),
-        warnings=tuple(_warnings(subject, its_task, labelled)),
+        warnings=tuple(warnings),
         units=units,
     )

@@ -5,7 +5,7 @@
 # %% ../../nbs/experiment/13_predict.ipynb #28d4d6dc
 from __future__ import annotations
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,10 +26,11 @@ from .saved_models import LoadedModel, Source, find_source, load_model
 from ..results.store import find_run_model
 from ..tasks.base import TaskInfo
 from ..tasks.inference import INPUTS, Answer, InferenceError, Reader
+from ..tasks.own_tables import named_columns
 
 # %% auto #0
-__all__ = ['BACKENDS', 'CHUNK', 'PredictError', 'listed', 'requests_of', 'tasks_of', 'task_of', 'check_backend', 'load_reader',
-           'answers_of', 'Prediction', 'Predictions', 'predict']
+__all__ = ['BACKENDS', 'CHUNK', 'PredictError', 'listed', 'requests_of', 'tasks_of', 'task_of', 'trained_columns',
+           'check_backend', 'load_reader', 'answers_of', 'Prediction', 'Predictions', 'predict']
 
 # %% ../../nbs/experiment/13_predict.ipynb #95c2ab46
 class PredictError(KdnotesError):
@@ -137,6 +138,16 @@ def task_of(
             f'{" and ".join(extra or missing)} {wrong}'
         )
     raise PredictError('; or '.join(mismatches))
+
+# %% ../../nbs/experiment/13_predict.ipynb #6aa1bc9e
+def trained_columns(
+    source: Source,
+    info: TaskInfo,
+    there: Container[str],  # the columns of a table
+) -> dict[str, str]:  # key of the task -> its column; of those that have another name than usual
+    "Which columns of a table have the names that the run of a model was trained with."
+    named = named_columns((source.record or {}).get('columns'), info.corpora.schema)
+    return {key: name for key, name in named.items() if name in there}
 
 # %% ../../nbs/experiment/13_predict.ipynb #2b12df3c
 BACKENDS = ('torch', 'onnx', 'int8')

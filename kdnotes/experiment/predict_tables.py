@@ -5,6 +5,7 @@
 # %% ../../nbs/experiment/19_predict_tables.ipynb #c3c475f8
 from __future__ import annotations
 import contextlib
+import importlib.metadata
 import json
 import os
 import tempfile
@@ -30,7 +31,6 @@ from kdnotes.core.files import (
     cache_path,
     file_errors,
     file_state,
-    read_json,
     sha256_big_file,
     sha256_text,
 )
@@ -48,13 +48,23 @@ from kdnotes.core.tables import (
     n_rows,
     no_table,
     read_table,
+    unchanged,
 )
 from ..core.write_tables import EVERY, check_output, file_rows, write_rows
-from .predict import CHUNK, PredictError, answers_of, check_backend, load_reader, tasks_of
+from kdnotes.experiment.predict import (
+    CHUNK,
+    PredictError,
+    answers_of,
+    check_backend,
+    load_reader,
+    tasks_of,
+    trained_columns,
+)
 from .saved_models import Source, find_source
 from ..tasks.base import TaskInfo
 from ..tasks.inference import Reader
 from ..tasks.batching import groups_of, tokenizer_rules
+from ..tasks.own_tables import frame_of_dicts
 from ..tasks.schema import Rows, Schema, check_layout, checked, column_names
 
 # %% auto #0
@@ -147,22 +157,14 @@ def table_texts(
     names = column_names(columns, schema.names)
     named = {key for key, name in names.items() if name != schema.names[key]}
     if columns is None:
-        known = _trained_names(source, info)
-        names |= {key: known[key] for key in names if known.get(key) in table.names}
+        known = trained_columns(source, info, table.names)
+        names |= {key: known[key] for key in names if key in known}
     there = check_layout(table, schema, names, named)
     for key in [key for key in there if schema.columns[key].optional]:
         texts = (as_text(cell) for part in parts({there[key]}) for cell in part.cells.get(there[key], ()))
         if not any(text is None or text.strip() for text in texts):
             del there[key]
     return TableTexts(table, info, there, parts)
-
-
-def _trained_names(source: Source, info: TaskInfo) -> dict[str, str]:  # by key; {}: as usual
-    "What the columns were called where a run has read them."
-    config = Path(source.folder).parent / 'config.json'
-    trained = read_json(config)['config'].get('columns') if source.record and config.is_file() else None
-    schema = info.corpora.schema
-    return column_names(trained, schema.names, schema.scored) if trained else {}
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #b4a3e69c
 def _first_rows(rows: Rows, info: TaskInfo) -> np.ndarray:  # (n,) int64
@@ -261,8 +263,8 @@ def _parts_of(table: Any) -> Parts:
         columns = [plain[name] for name in names]
     else:
         raise ConfigError(
-            f'a {type(table).__name__} is no table; give a DataFrame, one Dataset of datasets, or the path '
-            'of a file'
+            f'a {type(table).__name__} is no table; give a DataFrame, a list of dicts, one Dataset of '
+            'datasets, or the path of a file'
         )
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f'two columns of the table are called {truncate_repr(twice)}; rename one of them')
@@ -279,24 +281,29 @@ def _parts_of(table: Any) -> Parts:
 # %% ../../nbs/experiment/19_predict_tables.ipynb #1531dfbd
 def predict_table(
     model: str,  # as for `find_source`
-    table: Any,  # a DataFrame, a Dataset, or the path of a file, with the columns of the task but the label
+    # a DataFrame, a list of dicts, a Dataset, or the path of a file; it has the columns of the task but the
+    # label
+    table: Any,
     # key of the task -> the column that holds it, or 'key=column,key=column'; None: the usual names, or those
     # that the run was trained with
     columns: Mapping[str, str] | str | None = None,
     # what runs the model: torch; onnx, with equal scores up to rounding; or int8, another model whose weights
-    # are rounded to 8 bits. The last two run on the CPU and need the extra `export`
+    # are rounded to 8 bits. It rounds the activations of a batch on one scale, so a score depends a little on
+    # the rows that are predicted together. The last two run on the CPU and need the extra `export`
     backend: str = 'torch',
 ) -> Any:  # a DataFrame or a Dataset: the same rows, with the answers of the model
     "Ask a model about each row of a table."
     check_backend(backend)
+    table = frame_of_dicts(table)
     parts = _parts_of(table)
     source = find_source(model)
-    texts = table_texts(source, parts, columns)
-    if isinstance(table, (str, os.PathLike)):
-        path = Path(os.path.expanduser(table))
-        check_rows_fit(path)
-        table = pd.DataFrame(list(file_rows(path)), columns=texts.table.names)
-    rows = texts.rows()
+    files = [Path(os.path.expanduser(table))] if isinstance(table, (str, os.PathLike)) else []
+    with unchanged(*files):
+        texts = table_texts(source, parts, columns)
+        for path in files:
+            check_rows_fit(path)
+            table = pd.DataFrame(list(file_rows(path)), columns=texts.table.names)
+        rows = texts.rows()
     answers = answer_table(load_reader(source, texts.info, backend)[0], texts, rows)
     if isinstance(table, pd.DataFrame):
         return pd.concat([table, pd.DataFrame(answers, index=table.index)], axis=1)
@@ -309,7 +316,11 @@ def _answer_key(source: Source, reader: Reader, sha256: str, backend: str, rows_
     "All that the answers to the rows of a file depend on."
     import torch
     import transformers
+    from kdnotes.experiment.onnx_files import NEEDED
 
+    versions = [__version__, torch.__version__, transformers.__version__]
+    if backend != 'torch':
+        versions += map(importlib.metadata.version, NEEDED)
     parts = dict(
         rows=rows_key,
         model=sha256,
@@ -319,22 +330,28 @@ def _answer_key(source: Source, reader: Reader, sha256: str, backend: str, rows_
         tokenizer=tokenizer_rules(reader.tokenizer),
         max_length=reader.max_length,
         run=[reader.settings, reader.metrics],
-        versions=[__version__, torch.__version__, transformers.__version__],
+        versions=versions,
         chunk=CHUNK,
     )
     return sha256_text('answers-1', json.dumps(parts, sort_keys=True, default=str))
 
 
-def _stored_rows(texts: TableTexts, path: Path) -> tuple[Rows, str]:  # memory-mapped; what they are called
+def _stored_rows(
+    texts: TableTexts,
+    path: Path,
+    before: tuple,  # the `file_state` of what is to be read
+) -> tuple[Rows, str]:  # memory-mapped; what they are called
     "The texts of a file, each of them checked."
     info = texts.info
     names = json.dumps([info.name, *filter(None, [plugin_id(info.name)]), sorted(texts.names.items())])
-    key = sha256_text('rows-1', sha256_big_file(path), format_of(path), names)
+    key = sha256_text('rows-1', __version__, sha256_big_file(path), format_of(path), names)
 
     def make(writer: Writer) -> None:
         writer.drop()  # a reader does not begin in the middle
         try:
             texts.rows(writer, n_rows(path))
+            if file_state(path) != before:  # its rows would be stored under the hash of others
+                raise changed(path)
         except BaseException:
             writer.drop()
             raise
@@ -451,10 +468,10 @@ def predict_file(
     check_backend(backend)
     _check_files(path, target, overwrite)
     source = find_source(model)
-    texts = table_texts(source, lambda possible: read_table(path, possible, PART), columns)
     before = file_state(path)
+    texts = table_texts(source, lambda possible: read_table(path, possible, PART), columns)
     _try_to_write(path, target, texts.table.names)
-    rows, rows_key = _stored_rows(texts, path)
+    rows, rows_key = _stored_rows(texts, path, before)
     reader, loaded = load_reader(source, texts.info, backend)
     key = _answer_key(source, reader, loaded.sha256, backend, rows_key)
     answers = stored_answers(cache_path() / 'predictions' / f'{key[:32]}.answers', reader, texts, rows)

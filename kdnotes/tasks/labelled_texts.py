@@ -5,6 +5,7 @@
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #2fb8a27d
 from __future__ import annotations
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 import numpy as np
@@ -280,7 +281,9 @@ def class_metrics(
     )
     metrics = {name: float(v.mean()) for name, v in values.items()}
     metrics['macro_f1'] = float(f1_score(labels, predicted, average='macro', zero_division=0))
-    metrics['matthews'] = float(matthews_corrcoef(labels, predicted))
+    with warnings.catch_warnings():
+        warnings.filterwarnings('ignore', 'A single label was found')  # 0 then, as in a constant column
+        metrics['matthews'] = float(matthews_corrcoef(labels, predicted))
     return metrics, values
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #268dfb5e

@@ -30,7 +30,8 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['named_columns', 'table_of_file', 'typed_columns', 'write_corpus', 'unlabelled_file', 'table_file', 'describe_corpus']
+__all__ = ['named_columns', 'frame_of_dicts', 'table_of_file', 'typed_columns', 'write_corpus', 'unlabelled_file', 'table_file',
+           'describe_corpus']
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #1dd6ee4d
 def named_columns(
@@ -50,12 +51,20 @@ def named_columns(
     return {key: names[key] for key in schema.columns if key in given}
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #865a4f62
+def frame_of_dicts(
+    table: Any,
+) -> Any:  # a DataFrame, where rows were given as dicts; anything else as it is
+    "A list of dicts as a table."
+    if isinstance(table, (list, tuple)) and table and all(isinstance(row, Mapping) for row in table):
+        return pd.DataFrame(list(table), dtype=object)  # a gap makes no float of a whole number
+    return table
+
+
 def _frame(table: Any, columns: Mapping[str, str], schema: Schema, labelled: bool = True) -> pd.DataFrame:
     "A table of pandas or of datasets, or rows as dicts, under the task's own names; it may lack labels."
     key_of = {column: key for key, column in columns.items()}
-    if isinstance(table, (list, tuple)) and table and all(isinstance(row, Mapping) for row in table):
-        table = pd.DataFrame(list(table), dtype=object)  # a gap makes no float of a whole number
-    elif hasattr(table, 'features') and hasattr(table, 'to_dict'):  # of datasets
+    table = frame_of_dicts(table)
+    if hasattr(table, 'features') and hasattr(table, 'to_dict'):  # of datasets
         cells = table.to_dict()
         for name, class_names in dataset_classes(table).items():
             if key_of.get(name, name) in schema.keys('class'):
