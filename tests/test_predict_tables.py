@@ -213,7 +213,7 @@ def test_columns_are_named_as_where_the_run_read_them(small_run, tmp_path):
         run.predict(own)
     with pytest.raises(ConfigError, match="names the key 'label', which a row does not have"):
         run.predict(own, columns='label=stars')
-    with pytest.raises(ConfigError, match='a DataFrame is asked about alone'):
+    with pytest.raises(ConfigError, match='a table is asked about alone'):
         run.predict(own, beside='none')
     with pytest.raises(ConfigError, match='columns is for the columns of a DataFrame'):
         run.predict(texts, columns='text=review')
