@@ -172,3 +172,11 @@ def test_what_cannot_be_meant_is_refused(given, words, tmp_path, monkeypatch):
     with pytest.raises(KdnotesError) as e:
         plan(make_config(**dict(task='text_classification', corpus='embedded', mode='baseline') | given))
     assert all(word in str(e.value) for word in words) and '\n' not in str(e.value), e.value
+
+
+def test_a_new_head_starts_at_the_weighted_shares_of_the_classes():
+    "Balanced classes weigh alike, but for the row that is added to each; one of weight 0 is not expected."
+    assert three_classes(class_weights='balanced').label_prior == pytest.approx(1 / 3, abs=0.04)
+    assert three_classes().label_prior == pytest.approx(np.array([6, 4, 18]) / 28)
+    without = three_classes(class_weights=(1.0, 0.0, 1.0)).label_prior
+    assert without[1] < 1e-6 and without.sum() == pytest.approx(1)

@@ -31,7 +31,7 @@ def check_output(
     if os.path.lexists(path) and not os.path.isfile(path):  # a pipe or a device would be lost
         raise ConfigError(f'{name} is no ordinary file; name another one')
     if os.path.lexists(path) and not overwrite:
-        raise ConfigError(f'{name} is there already; name another one, or have it replaced (overwrite)')
+        raise ConfigError(f'{name} is there already; name another one, or have it replaced with overwrite')
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass

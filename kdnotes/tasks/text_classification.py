@@ -230,6 +230,9 @@ class TextClassification(LabelledTexts):
             counts = Counter(train['label'])
             weights = [len(train) / (len(names) * counts[name]) for name in names]
         self.class_weights = None if weights is None else np.array(weights, dtype=np.float32)
+        if weights is not None:  # a new head starts where the weighted loss of a constant is least
+            weighted = self.label_prior * (self.class_weights + np.finfo(np.float32).eps)
+            self.label_prior = weighted / weighted.sum()
 
     def measure(self, scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:
         "Metrics, and the values of the examples for those that are means."
