@@ -27,7 +27,8 @@ from kdnotes.distill.scores import read_scores
 from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import plan
 from kdnotes.labelling.label import ANSWERS, label, stored_answers
-from kdnotes.labelling.prompts import find_options, load_prompt, prompts
+from kdnotes.core.columns import Columns
+from kdnotes.labelling.prompts import Options, find_options, load_prompt, prompts, read_answer
 from kdnotes.labelling.services import KEY, LabelError
 from kdnotes.experiment.compatibility import make_task
 from kdnotes.tasks.sources import load_corpus
@@ -303,6 +304,148 @@ def test_the_cost_that_the_service_counts_is_bounded(reviews, tmp_path):
         assert 0 < len(stored_answers(tmp_path / 'out')) == len(server.calls) < 56
 
 
+def test_what_is_in_flight_when_a_bound_is_reached_is_stored_and_counts_for_the_next_command(
+    reviews, tmp_path
+):
+    def long(*call):
+        time.sleep(0.05)
+        usage = dict(prompt_tokens=500, completion_tokens=1, total_tokens=501)
+        return 200, right(*call)[1] | dict(usage=usage)
+
+    given = dict(out=tmp_path / 'out', max_cost=0.004, price=(1, 1))
+    with serving(long) as server:
+        with pytest.raises(LabelError, match='max_cost=0.004 is reached'):
+            label(reviews, 'm', endpoint=server.url, **given)
+        sent = len(server.calls)
+        assert 8 < sent == len(stored_answers(tmp_path / 'out')) <= 8 + 8
+        with pytest.raises(
+            LabelError, match=f'{sent} more are answered already, which cost .*max_cost=0.004'
+        ):
+            label(reviews, 'm', endpoint=server.url, **given)
+        assert len(server.calls) == sent
+        raised = given | dict(max_cost=0.01)
+        with pytest.raises(LabelError, match='max_cost=0.01 is reached'):
+            label(reviews, 'm', endpoint=server.url, **raised, concurrency=1)
+        assert len(server.calls) == 20  # of 501 tokens each
+        facts = label(reviews, 'm', endpoint=server.url, **given | dict(max_cost=1))
+        # nothing is sent any more, so no bound is exceeded
+        assert label(reviews, 'm', endpoint=server.url, **given)['splits'] == facts['splits']
+
+
+def test_unreadable_answers_in_flight_are_stored(reviews, tmp_path):
+    def chatter(number, request):
+        time.sleep(0.05)
+        return 200, completion(['Das gefällt mir.'], {'Das': -0.01})
+
+    with serving(chatter) as server:
+        with pytest.raises(LabelError, match='none of the first 20 answers'):
+            label(reviews, 'm', tmp_path / 'out', endpoint=server.url)
+        assert 20 < len(server.calls) == len(stored_answers(tmp_path / 'out')) <= 20 + 8
+
+
+def test_tokens_that_a_service_does_not_count_are_estimated(reviews, tmp_path):
+    given = dict(out=tmp_path / 'out', price=(1, 2))
+    with serving(lambda *call: (200, right(*call)[1] | dict(usage=None))) as server:
+        given |= dict(endpoint=server.url)
+        expected = label(reviews, 'm', splits=('dev',), dry_run=True, **given)
+        used = label(reviews, 'm', splits=('dev',), **given)['used']
+        assert {name: used[name] for name in ('tokens_in', 'tokens_out', 'cost')} == {
+            name: expected[name] for name in ('tokens_in', 'tokens_out', 'cost')
+        }
+        assert used['tokens_out'] == 8 * 16
+        both = dict(splits=('dev', 'test'), max_cost=1.5 * used['cost'])
+        with pytest.raises(LabelError, match='8 more are answered already, which cost'):
+            label(reviews, 'm', **both, **given)
+        assert len(server.calls) == 8
+
+
+def test_another_service_is_asked_about_a_model_of_the_same_name(reviews, tmp_path):
+    given = dict(out=tmp_path / 'out', splits=('dev',))
+    with serving(right) as first, serving(right) as second:
+        label(reviews, 'm', endpoint=first.url, **given)
+        facts = label(reviews, 'm', endpoint=second.url, **given)
+        assert len(first.calls) == len(second.calls) == 8 and facts['endpoint'] == second.url
+        label(reviews, 'm', endpoint=first.url.replace('//', '//me:secret@') + '/', max_calls=0, **given)
+        assert len(first.calls) == 8
+
+
+def test_one_refused_sample_leaves_the_others(reviews, tmp_path):
+    def filtered(number, request):
+        if 'logprobs' in request:
+            return 400, dict(error=dict(message='logprobs is not supported'))
+        text = request['messages'][0]['content']
+        body = completion(['A'] + 2 * [truth(text)])
+        for choice in body['choices'][: 3 if 'too long' in text else 1]:
+            choice['finish_reason'] = 'content_filter'
+        return 200, body
+
+    with serving(filtered) as server:
+        facts = label(reviews, 'm', tmp_path / 'out', endpoint=server.url, splits=('dev',), samples=3)
+    assert facts['splits']['dev']['labelled'] == 6 and facts['splits']['dev']['refused'] == 2
+    good = [row for row in rows_of(tmp_path / 'out', 'dev') if 'good' in row['text']]
+    assert good[0]['teacher'] == pytest.approx([0.5 / 3, 2.5 / 3], abs=1e-5)
+
+
+@pytest.mark.parametrize('key', ['A', 'EMPTY'])
+def test_a_word_in_place_of_a_key_masks_nothing(reviews, tmp_path, monkeypatch, key):
+    monkeypatch.setenv(KEY, key)
+
+    def behaviour(number, request):
+        return 200, completion([f'{truth(request["messages"][0]["content"])}. Not EMPTY.'])
+
+    with serving(behaviour) as server:
+        facts = label(reviews, 'm', tmp_path / 'out', endpoint=server.url, splits=('dev',), samples=1)
+    assert facts['splits']['dev']['labelled'] == 8
+    assert b'***' not in (tmp_path / 'out' / ANSWERS).read_bytes()
+
+
+@pytest.mark.parametrize(
+    'text, answer',
+    {
+        'This is not positive.': None,
+        'not positive at all': None,
+        'The answer is not positive.': None,
+        'I doubt that the label is positive.': None,
+        'Is it positive? No.': None,
+        'positive': 1,
+        '"Positive."': 1,
+        '**negative**': 0,
+        'The film moves slowly. The classification is: **Negative**.': 0,
+        'It moves.\n\nAnswer:\npositive': 1,
+    }.items(),
+)
+def test_a_name_inside_a_sentence_is_no_answer(text, answer):
+    assert read_answer(text, Options(('negative', 'positive'))) == answer
+
+
+@pytest.mark.parametrize(
+    'ends, names',
+    [
+        (('1000', '1001'), ('1000', '1000.2', '1000.4', '1000.6', '1000.8', '1001')),
+        (('1900', '2020'), ('1900', '1924', '1948', '1972', '1996', '2020')),
+        (('0', '5'), ('0', '1', '2', '3', '4', '5')),
+        (('0', '2e7'), ('0', '4000000', '8000000', '12000000', '16000000', '20000000')),
+    ],
+)
+def test_steps_of_a_scale_have_different_names(ends, names):
+    rows = Columns.from_rows([dict(label=end) for end in ends])
+    assert find_options('text_classification', rows, 'number').names == names
+
+
+def test_a_dry_run_loads_no_model(reviews, tmp_path):
+    estimate = label(reviews, '/nowhere', tmp_path / 'out', dry_run=True)
+    assert estimate['prompts'] == estimate['calls'] == 56 and not (tmp_path / 'out').exists()
+
+
+def test_an_option_that_only_a_service_uses_is_refused(reviews, tmp_path, capsys):
+    words = ['label', str(reviews), '--model', '/nowhere', '--out', str(tmp_path / 'out'), '--dry-run']
+    assert main(words) == 0
+    options = dict(samples=2, concurrency=2, max_tokens=9, timeout_s=9, retries=1, price='1,2')
+    for name, value in options.items():
+        assert main([*words, f'--{name.replace("_", "-")}', str(value)]) == 2
+        assert f'{name} can only be used with a service' in capsys.readouterr().err
+
+
 def test_retries_count_as_calls(reviews, tmp_path):
     "`max_calls` bounds what is sent; what was answered until then is stored."
     with serving(lambda number, request: (500, {}) if number % 2 else right(number, request)) as server:
@@ -550,7 +693,7 @@ def test_the_key_is_sent_and_stored_nowhere(reviews, tmp_path, monkeypatch):
         return 200, completion([f'{truth(request["messages"][0]["content"])}. Your key is a-secret-key'])
 
     with serving(repeats) as server:
-        address = server.url.replace('//', '//someone:a-password@')
+        address = server.url.replace('//', '//someone:a-p@ssword@')
         label(reviews, 'repeats', tmp_path / 'out', endpoint=address, splits=('dev',))
     with serving(lambda *_: (500, dict(error=dict(message='a-secret-key is odd')))) as server:
         with pytest.raises(LabelError) as error:
@@ -558,7 +701,7 @@ def test_the_key_is_sent_and_stored_nowhere(reviews, tmp_path, monkeypatch):
     assert 'a-secret-key' not in str(error.value) and '*** is odd' in str(error.value)
     written = [path for path in tmp_path.rglob('*') if path.is_file()]
     assert {'answers.jsonl', 'label.json', 'dev.jsonl'} <= {path.name for path in written}
-    for secret in (b'a-secret-key', b'a-password'):
+    for secret in (b'a-secret-key', b'a-p', b'ssword'):
         assert [path for path in written if secret in path.read_bytes()] == []
     assert b'Your key is ***' in (tmp_path / 'out' / ANSWERS).read_bytes()
 
@@ -613,7 +756,6 @@ def test_a_local_model_labels_a_corpus_that_a_student_is_trained_on(reviews, tmp
     facts = json.loads(capsys.readouterr().out)
     assert facts['used']['answers'] == 56 and facts['splits']['train']['written'] == 24
     assert main(words) == 0 and json.loads(capsys.readouterr().out)['used']['answers'] == 0
-    assert main([*words, '--dry-run']) == 0 and json.loads(capsys.readouterr().out)['prompts'] == 0
     tokenizer = PreTrainedTokenizerFast.from_pretrained(model)
     network = GPT2LMHeadModel.from_pretrained(model).eval()
     options = find_options(
@@ -678,6 +820,11 @@ def test_bad_input_is_one_sentence(reviews, tmp_path):
         (dict(endpoint='localhost:9/v1'), 'begins with http'),
         (dict(classes=['good', 'bad']), 'has labels; leave it out'),
         (dict(prompt=tmp_path / 'constant.jinja'), 'uses no text of a row'),
+        (
+            dict(endpoint=None, samples=3, price=(1, 1)),
+            'samples, price can only be used with a service; .*them',
+        ),
+        (dict(endpoint=None, max_cost=1), 'max_cost can only be used with a service; .* leave it out'),
     ]:
         given = (
             dict(corpus=reviews, model='m', out=tmp_path / 'out', endpoint='http://127.0.0.1:9/v1') | given

@@ -55,14 +55,18 @@ def label(
     # of texts without labels: comma-separated names; of numbers the ends of the scale
     classes: str = '',
     splits: str = '',  # comma-separated, of train, dev, test, unlabelled. Default: all
-    # answers per prompt, if the service gives no log-probabilities
-    samples: Annotated[int, Option(min=1)] = 8,
-    concurrency: Annotated[int, Option(min=1)] = 8,  # calls at the same time
-    max_tokens: Annotated[int, Option(min=1)] = 16,  # of an answer; reasoning models need more
-    timeout_s: Annotated[float, Option(min=0.1)] = 60,  # seconds that a call may take
-    retries: Annotated[int, Option(min=0)] = 5,  # how often a call that fails is repeated
-    max_calls: Annotated[int | None, Option(min=0)] = None,  # make no more calls, retries included
-    max_cost: Annotated[float | None, Option(min=0)] = None,  # refuse a higher cost; needs --price
+    # answers per prompt, if the service gives no log-probabilities. Default: 8
+    samples: Annotated[int | None, Option(min=1)] = None,
+    concurrency: Annotated[int | None, Option(min=1)] = None,  # calls at the same time. Default: 8
+    # of an answer; reasoning models need more. Default: 16
+    max_tokens: Annotated[int | None, Option(min=1)] = None,
+    timeout_s: Annotated[float | None, Option(min=0.1)] = None,  # seconds that a call may take. Default: 60
+    # how often a call that fails is repeated. Default: 5
+    retries: Annotated[int | None, Option(min=0)] = None,
+    # make no more calls by this command, retries included
+    max_calls: Annotated[int | None, Option(min=0)] = None,
+    # refuse a higher cost of all answers, those of earlier commands included; needs --price
+    max_cost: Annotated[float | None, Option(min=0)] = None,
     # price of a million tokens of prompts, and of answers
     price: Annotated[str | None, Option(metavar='IN,OUT')] = None,
     dry_run: bool = False,  # estimate calls, tokens and cost; send nothing
@@ -94,7 +98,7 @@ def label(
         price=parse_price(price),
         on_estimate=lambda estimate: show(phrase('label.jinja', 'estimate', estimate)),
         dry_run=dry_run,
-        **of_service if endpoint else {},
+        **{name: value for name, value in of_service.items() if value is not None},
     )
     if as_json:
         print_json(facts)

@@ -543,7 +543,7 @@ def sha256_big_file(
 
 # %% ../../nbs/core/07_files.ipynb #7d5a1f01
 def without_password(
-    address: str,  # say 'http://user:password@host:9'
+    address: str,  # say 'http://user:password@host:9'; a password may contain '@'
 ) -> str:  # 'http://host:9'
     "An address as it may be shown and stored."
-    return re.sub('//[^/@]*@', '//', address)
+    return re.sub('//[^/]*@', '//', address)

@@ -29,7 +29,14 @@ from kdnotes.labelling.prompts import (
     read_log_probabilities,
     read_samples,
 )
-from .services import Answer, Failure, LabelError, LocalModel, Service
+from kdnotes.labelling.services import (
+    Answer,
+    Failure,
+    LabelError,
+    LocalModel,
+    Service,
+    estimate_tokens,
+)
 from .texts import class_rows, open_corpus
 from ..results.runs import append_row, json_lines
 from ..stats.calibration import reliability
@@ -39,16 +46,21 @@ from ..tasks.sources import SPLITS, UNLABELLED, Corpus
 
 # %% auto #0
 __all__ = ['ANSWERS', 'TEACHER', 'Reading', 'answer_key', 'stored_answers', 'read_probabilities', 'Limits', 'Session',
-           'calibration_error', 'agreement', 'gold_labels', 'chosen_label', 'write_split', 'chosen_options', 'restrict',
-           'label_split', 'label']
+           'count_tokens', 'calibration_error', 'agreement', 'gold_labels', 'chosen_label', 'write_split',
+           'chosen_options', 'restrict', 'label_split', 'label']
 
 # %% ../../nbs/labelling/04_label.ipynb #0e8d9ea4
 ANSWERS = 'answers.jsonl'
 
 
-def answer_key(model: str, method: str, prompt: str) -> str:
+def answer_key(
+    model: str,
+    source: str,  # address of a service, or hash of the weights
+    method: str,
+    prompt: str,
+) -> str:
     "What an answer is stored under."
-    return sha256_text(model, method, prompt)[:32]
+    return sha256_text(model + source, method, prompt)[:32]
 
 
 def stored_answers(folder: Path) -> dict[str, Answer]:
@@ -69,25 +81,21 @@ def read_probabilities(
     "What an answer says about a row."
     if answer is None:
         return None, 'failed'
-    if answer['refused']:
-        return None, 'refused'
-    p = (
-        read_samples(answer['texts'], options)
-        if answer['top'] is None
-        else read_log_probabilities(answer['top'], options)
-    )
-    return p, 'unparsable' if p is None else 'labelled'
+    if answer['top'] is None:
+        p = read_samples(answer['texts'], options)
+    else:
+        p = None if answer['refused'] else read_log_probabilities(answer['top'], options)
+    if p is not None:
+        return p, 'labelled'
+    return None, 'refused' if answer['refused'] else 'unparsable'
 
 # %% ../../nbs/labelling/04_label.ipynb #b6609025
-_BYTES = 4  # per token, of English text; texts in other scripts have more bytes and more tokens
-
-
 @dataclass(frozen=True)
 class Limits:
     "What labelling may use."
 
-    calls: int | None = None  # None: any number
-    cost: float | None = None  # in the currency of `price`
+    calls: int | None = None  # of one command; None: any number
+    cost: float | None = None  # in the currency of `price`; of all answers that are stored for the prompts
     price: tuple[float, float] | None = None  # of a million tokens: of prompts, and of answers
 
     def cost_of(self, tokens: Sequence[float]) -> float | None:  # None: the price is not known
@@ -101,13 +109,13 @@ def estimate(
     prompts: Sequence[str],  # that are to be asked
     calls_each: int,
     max_tokens: int,  # of an answer
-) -> dict[str, Any]:  # prompts, calls, tokens_in, tokens_out, cost; stored, samples: of `Session`
+) -> dict[str, Any]:  # prompts, calls, tokens_in, tokens_out, cost; stored, spent, samples: of `Session`
     "What asking may take."
     calls = len(prompts) * calls_each
-    tokens_in = calls_each * sum(len(prompt.encode()) for prompt in prompts) // _BYTES
+    tokens_in = calls_each * sum(map(estimate_tokens, prompts))
     tokens = dict(tokens_in=tokens_in, tokens_out=calls * max_tokens)
     cost = self.cost_of((*tokens.values(),))
-    return dict(prompts=len(prompts), calls=calls, **tokens, cost=cost, stored=0, samples=1)
+    return dict(prompts=len(prompts), calls=calls, **tokens, cost=cost, stored=0, spent=None, samples=1)
 
 # %% ../../nbs/labelling/04_label.ipynb #da49a52f
 @patch
@@ -119,11 +127,11 @@ def check(
     sentence = phrase('label.jinja', 'estimate', {**estimate, 'samples': 1})
     if self.calls is not None and estimate['calls'] > self.calls:
         raise LabelError(f'{sentence}, and max_calls={self.calls}; raise it, or name fewer splits')
-    if self.cost is None:
+    if self.cost is None or not estimate['prompts']:
         return
     if self.price is None:
         raise LabelError('max_cost needs price=<of a million tokens in>,<out>; the service does not tell')
-    if estimate['cost'] > self.cost:
+    if estimate['cost'] + (estimate['spent'] or 0) > self.cost:
         raise LabelError(f'{sentence}, and max_cost={self.cost:g}; raise it, or name fewer splits')
 
 # %% ../../nbs/labelling/04_label.ipynb #fd3bc412
@@ -145,10 +153,17 @@ class Session:
     on_estimate: Callable[[dict[str, Any]], None] = lambda estimate: None
     # by this call: answers, tokens in, tokens out, failures, answers that could be read
     used: Counter = field(default_factory=Counter)
+    # tokens in and out of the answers that were stored before this call
+    before: Sequence[int] = (0, 0)
 
-    def key(self, prompt: str) -> str:
+    def key(self, prompt: str, method: str | None = None) -> str:
         "What the answer to a prompt is stored under."
-        return answer_key(self.name + getattr(self.model, 'weights', ''), self.model.method, prompt)
+        return answer_key(self.name, self.model.source, method or self.model.method, prompt)
+
+    def answers_to(self, prompts: Sequence[str]) -> list[Answer]:
+        "The answers that are stored, one for each different prompt."
+        keys = (self.key(prompt) for prompt in dict.fromkeys(prompts))
+        return [self.stored[key] for key in keys if key in self.stored]
 
     def missing(self, prompts: Sequence[str]) -> list[str]:
         "The prompts without an answer, each once."
@@ -161,19 +176,24 @@ class Session:
         return read_probabilities(answer, self.options)[0] is not None
 
 # %% ../../nbs/labelling/04_label.ipynb #8a1f0ad5
+def count_tokens(answers: Sequence[Answer]) -> list[int]:  # in and out
+    "The tokens that answers took."
+    return [sum(answer['tokens'][k] for answer in answers) for k in (0, 1)]
+
+
 @patch
 def estimate(self: Session, prompts: Sequence[str]) -> dict[str, Any]:  # as of `Limits.estimate`, and more
     "What the prompts without an answer may take."
     if getattr(self.model, 'log_probabilities', False):
         samples = f'{self.model.samples} samples'
-        keys = (answer_key(self.name, samples, prompt) for prompt in prompts)
+        keys = (self.key(prompt, samples) for prompt in prompts)
         self.model.log_probabilities = all(key not in self.stored for key in keys)
     calls_each = 1 if self.model.method == 'log-probabilities' else self.model.samples
     missing = self.missing(prompts)
     stored = len({*prompts}) - len(missing)
-    return self.limits.estimate(missing, calls_each, self.model.max_tokens) | dict(
-        stored=stored, samples=1 if stored else self.model.samples // calls_each
-    )
+    estimate = self.limits.estimate(missing, calls_each, self.model.max_tokens)
+    estimate |= dict(stored=stored, spent=self.limits.cost_of(count_tokens(self.answers_to(prompts))))
+    return estimate | dict(samples=1 if stored else self.model.samples // calls_each)
 
 
 @patch
@@ -197,12 +217,12 @@ def add(self: Session, prompt: str, answer: Answer | Failure) -> None:
     self.used['readable'] += read_probabilities(answer, self.options)[0] is not None
     for name, n in zip(('tokens_in', 'tokens_out'), answer['tokens']):
         self.used[name] += n
-    cost = self.limits.cost_of((self.used['tokens_in'], self.used['tokens_out']))
+    tokens = (self.before[0] + self.used['tokens_in'], self.before[1] + self.used['tokens_out'])
+    cost = self.limits.cost_of(tokens)
     if cost and self.limits.cost is not None and cost >= self.limits.cost:
         raise LabelError(
-            f'{pluralize(self.used["answers"], "answer")} cost {cost:.3g}, and '
-            f'max_cost={self.limits.cost:g} is reached; they are stored: raise it and start the same '
-            'command again'
+            f'the answers so far cost {cost:.3g}, and max_cost={self.limits.cost:g} is reached; '
+            'they are stored: raise it and start the same command again'
         )
     if self.used['answers'] == _FIRST and not self.used['readable']:
         raise LabelError(
@@ -219,6 +239,7 @@ def ask(self: Session, prompts: Sequence[str]) -> None:
     if not (missing := self.missing(prompts)):
         return
     method = self.model.method
+    self.before = count_tokens(self.answers_to(prompts))
     first = self.model.probe(missing[0])
     if isinstance(first, Failure):
         raise LabelError(
@@ -232,18 +253,26 @@ def ask(self: Session, prompts: Sequence[str]) -> None:
 
 @patch
 def _ask_all(self: Session, missing: Sequence[str]) -> None:
-    "Ask until all is answered, or nothing is answered any more."
+    "Ask until all is answered, or nothing is answered any more; what is in flight then is still stored."
     in_a_row = 0
+    errors: list[LabelError] = []
     with stage('asking the language model', len(missing), 'prompts') as advance:
-        for i, answer in self.model.answers(missing):
-            self.add(missing[i], answer)
+        for i, answer in self.model.answers(missing, lambda: bool(errors)):
+            try:
+                self.add(missing[i], answer)
+            except LabelError as e:
+                errors.append(e)
             advance(1)
             in_a_row = in_a_row + 1 if isinstance(answer, Failure) else 0
             if in_a_row >= max(_GIVE_UP, self.model.concurrency):
-                raise LabelError(
-                    f'the last {in_a_row} calls failed ({answer.why}); what was answered is stored: start '
-                    'the same command again when the service is back'
+                errors.append(
+                    LabelError(
+                        f'the last {in_a_row} calls failed ({answer.why}); what was answered is stored: '
+                        'start the same command again when the service is back'
+                    )
                 )
+    if errors:
+        raise errors[-1]
 
 # %% ../../nbs/labelling/04_label.ipynb #7aacc813
 def calibration_error(
@@ -456,6 +485,15 @@ def _write_splits(
     return dict(options=list(options.names), values=values, unused=unused, splits=splits)
 
 # %% ../../nbs/labelling/04_label.ipynb #f5afcc0c
+def _refuse_unused(**given: Any) -> None:
+    "Refuse what only a service uses: whoever gives it expects that it does something."
+    if unused := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(
+            f'{", ".join(unused)} can only be used with a service; give its address (endpoint), or leave '
+            f'{"it" if len(unused) == 1 else "them"} out'
+        )
+
+# %% ../../nbs/labelling/04_label.ipynb #90fdc1ff
 def label(
     # a file; or as for a run: embedded, a published name, a folder or a hub id
     corpus: str | Path,
@@ -469,8 +507,9 @@ def label(
     # names of the classes of texts without labels; where numbers are learned, the ends of the scale
     classes: Sequence[str] = (),
     splits: Sequence[str] = (),  # of train, dev, test, unlabelled; others are copied; (): all there are
-    max_calls: int | None = None,
-    max_cost: float | None = None,  # in the currency of `price`
+    max_calls: int | None = None,  # of this call, retries included
+    # in the currency of `price`; of all answers to these prompts, those of earlier calls included
+    max_cost: float | None = None,
     price: tuple[float, float] | None = None,  # of a million tokens of prompts, and of answers
     on_estimate: Callable[[dict[str, Any]], None] | None = None,  # called before anything is sent
     dry_run: bool = False,  # estimate only; send and write nothing
@@ -479,16 +518,20 @@ def label(
     "Label texts with a language model, so that a student can learn from it."
     begin = time.perf_counter()
     check_task(task)
+    if not endpoint:
+        _refuse_unused(**service, max_cost=max_cost, price=price)
     loaded = open_corpus(corpus, task, columns)
     options = find_options(task, _labelled_rows(loaded, task, target, classes), target)
     to_ask = _prompts_of(loaded, task, load_prompt(task, prompt), options, splits)
     every = [one for of_split in to_ask.values() for one in of_split]
     folder = _output_folder(out)
+    limits = Limits(max_calls, max_cost, price)
+    if dry_run and not endpoint:
+        return limits.estimate([*dict.fromkeys(every)], 1, LocalModel.max_tokens)
     if endpoint:
         teacher = Service(endpoint, model, options, max_calls=max_calls, **service)
     else:
         teacher = LocalModel(model, options, device=machine().device)
-    limits = Limits(max_calls, max_cost, price)
     session = Session(teacher, model, folder, limits, options, stored_answers(folder))
     if dry_run:
         return session.estimate(every)
@@ -518,8 +561,8 @@ def _write_facts(
     used = {name: session.used[name] for name in ('answers', 'failures', 'tokens_in', 'tokens_out')}
     cost = session.limits.cost_of((used['tokens_in'], used['tokens_out']))
     used |= dict(calls=session.model.calls, cost=cost, seconds=round(seconds, 1))
-    answers = [session.stored[session.key(one)] for one in {*prompts} if session.key(one) in session.stored]
-    tokens = [sum(answer['tokens'][k] for answer in answers) for k in (0, 1)]
+    answers = session.answers_to(prompts)
+    tokens = count_tokens(answers)
     total = dict(answers=len(answers), tokens_in=tokens[0], tokens_out=tokens[1])
     total |= dict(cost=session.limits.cost_of(tokens))
     facts = about | dict(method=session.model.method, used=used, total=total)

@@ -18,8 +18,8 @@ from ..tasks.labelled_texts import class_names, label_numbers
 from ..tasks.schema import Rows
 
 # %% auto #0
-__all__ = ['STEPS', 'RELEVANCE', 'Options', 'check_task', 'find_options', 'load_prompt', 'prompts', 'find_code', 'read_answer',
-           'read_log_probabilities', 'read_samples']
+__all__ = ['STEPS', 'RELEVANCE', 'Options', 'check_task', 'step_names', 'find_options', 'load_prompt', 'prompts', 'find_code',
+           'read_answer', 'read_log_probabilities', 'read_samples']
 
 # %% ../../nbs/labelling/01_prompts.ipynb #938bf62c
 STEPS = 6  # of a scale of numbers
@@ -51,6 +51,16 @@ def check_task(task: str) -> None:
         )
 
 
+def step_names(
+    values: np.ndarray,  # (steps,) at equal distances, ascending
+) -> tuple[str, ...]:
+    "The steps of a scale without exponents, each rounded by less than 1% of the distance between two."
+    distance = values[1] - values[0]
+    exact = (digits for digits in range(17) if abs(values.round(digits) - values).max() <= distance / 100)
+    rounded = values.round(next(exact, 17)) + 0.0  # -0.0 becomes 0.0
+    return tuple(np.format_float_positional(value, trim='-') for value in rounded)
+
+
 def find_options(
     task: str,  # answer_selection | text_classification | sentence_pairs
     train: Rows,  # checked rows with labels
@@ -64,7 +74,7 @@ def find_options(
         return Options(tuple(class_names(train)))
     numbers = label_numbers(train)
     values = np.linspace(numbers.min(), numbers.max(), STEPS)
-    return Options(tuple(f'{value:.3g}' for value in values), tuple(map(float, values)))
+    return Options(step_names(values), tuple(map(float, values)))
 
 # %% ../../nbs/labelling/01_prompts.ipynb #de059921
 def load_prompt(
@@ -125,6 +135,18 @@ def find_code(
         return code, word.start(1)
     return None
 
+# %% ../../nbs/labelling/01_prompts.ipynb #f45e8e62
+_MARKS = re.compile(r'[*_`"\'“”‘’()\[\]]+')  # quotes and emphasis
+_SENTENCE_END = re.compile(r'(?<=[.!?])\s+|(?<=[^:\s])[^\S\n]*\n\s*')  # after "Answer:", a new line is none
+_LAST = re.compile(
+    r'(?:(?:so|thus|hence|therefore),? )?(?:the |my )?(?:final |correct )?'
+    r'(?:answer|label|class|classification|category)(?: is:? | ?: ?)(.+)'
+)
+
+
+def _plain(text: str) -> str:
+    return ' '.join(_MARKS.sub(' ', text).casefold().split()).strip(' .!')
+
 
 def read_answer(
     text: str,  # what the model wrote
@@ -133,12 +155,11 @@ def read_answer(
     "The option that an answer names."
     if code := find_code(text, options):
         return options.codes.index(code[0])
-    text = _THOUGHTS.sub('', text)
-    named = [
-        i
-        for i, name in enumerate(options.names)
-        if re.search(rf'(?<!\w){re.escape(name)}(?!\w)', text, re.IGNORECASE)
-    ]
+    text = _MARKS.sub(' ', _THOUGHTS.sub('', text)).strip()
+    answers = {_plain(text), _plain(text).removeprefix('the sentence ')}
+    if last := _LAST.fullmatch(_plain(_SENTENCE_END.split(text)[-1])):
+        answers.add(last[1])
+    named = [i for i, name in enumerate(options.names) if _plain(name) in answers - {''}]
     return named[0] if len(named) == 1 else None
 
 # %% ../../nbs/labelling/01_prompts.ipynb #18b500f6

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from fastcore.basics import patch
@@ -16,7 +16,7 @@ from ..core.files import without_password
 from .prompts import Options, find_code, read_samples
 
 # %% auto #0
-__all__ = ['Answer', 'KEY', 'LabelError', 'Failure', 'Service', 'LocalModel']
+__all__ = ['Answer', 'KEY', 'LabelError', 'Failure', 'Service', 'estimate_tokens', 'LocalModel']
 
 # %% ../../nbs/labelling/02_services.ipynb #ff6fcbfd
 Answer = dict[str, Any]  # texts, top, tokens, refused, cut
@@ -35,6 +35,7 @@ class Failure:
 
 # %% ../../nbs/labelling/02_services.ipynb #a4c96271
 KEY = 'OPENAI_API_KEY'  # environment variable
+_SECRET = 8  # characters of a key; local services are often given a word such as EMPTY
 _FATAL = (401, 403, 404)  # statuses that every call would get
 
 
@@ -70,6 +71,11 @@ class Service:
         self._counting = threading.Lock()
         self._key = os.environ.get(KEY) or 'none'
         self._client = self._make_client(timeout_s, retries)
+
+    @property
+    def source(self) -> str:  # of stored answers: two services may call different models by the same name
+        "The address without a password."
+        return without_password(self.url)
 
     @property
     def method(self) -> str:  # of stored answers: answers got in another way are not reused
@@ -134,6 +140,25 @@ def _top(self: Service, logprobs: Any) -> dict[str, float] | None:
     return {}
 
 # %% ../../nbs/labelling/02_services.ipynb #ee61c5bc
+_BYTES = 4  # per token, of English text; texts in other scripts have more bytes and more tokens
+
+
+def estimate_tokens(prompt: str) -> int:
+    "About how many tokens a prompt has."
+    return -(-len(prompt.encode()) // _BYTES)
+
+
+@patch
+def _tokens(self: Service, prompt: str, completion: Any) -> tuple[int, int]:
+    "The tokens of a call in and out, as the service counts them, or estimated."
+    into = getattr(completion.usage, 'prompt_tokens', None)
+    out = getattr(completion.usage, 'completion_tokens', None)
+    return (
+        estimate_tokens(prompt) if into is None else into,
+        self.max_tokens * len(completion.choices) if out is None else out,
+    )
+
+# %% ../../nbs/labelling/02_services.ipynb #48884ccf
 @patch
 def ask(self: Service, prompt: str) -> Answer:
     "The answer to a prompt, by as many calls as it takes."
@@ -147,12 +172,10 @@ def ask(self: Service, prompt: str) -> Answer:
             raise ValueError(
                 f'the service answered {truncate_repr(str(completion))}, which is no chat completion'
             )
-        if usage := completion.usage:
-            answer['tokens'][0] += usage.prompt_tokens
-            answer['tokens'][1] += usage.completion_tokens
+        answer['tokens'] = [n + more for n, more in zip(answer['tokens'], self._tokens(prompt, completion))]
         for choice in completion.choices:
-            answer['texts'].append(self._masked(choice.message.content or ''))
             refused = choice.finish_reason == 'content_filter' or getattr(choice.message, 'refusal', None)
+            answer['texts'].append('' if refused else self._masked(choice.message.content or ''))
             answer['refused'] |= bool(refused)
             answer['cut'] = self.max_tokens if choice.finish_reason == 'length' else answer['cut']
         if self.log_probabilities:
@@ -181,8 +204,7 @@ def _try(self: Service, prompt: str) -> Answer | Failure:
             f'set {KEY}' if failure.status in (401, 403) else 'correct the address or the name of the model'
         )
         raise LabelError(
-            f'{without_password(self.url)} refuses model {truncate_repr(self.model)} with '
-            f'{failure.why}; {advice}'
+            f'{self.source} refuses model {truncate_repr(self.model)} with {failure.why}; {advice}'
         )
     return failure
 
@@ -190,7 +212,7 @@ def _try(self: Service, prompt: str) -> Answer | Failure:
 @patch
 def _masked(self: Service, text: str) -> str:
     "A text without the key."
-    return text if self._key == 'none' else text.replace(self._key, '***')
+    return text.replace(self._key, '***') if len(self._key) >= _SECRET else text
 
 
 @patch
@@ -236,7 +258,11 @@ def probe(self: Service, prompt: str) -> Answer | Failure:
 
 # %% ../../nbs/labelling/02_services.ipynb #e26c9363
 @patch
-def answers(self: Service, prompts: Sequence[str]) -> Iterator[tuple[int, Answer | Failure]]:
+def answers(
+    self: Service,
+    prompts: Sequence[str],
+    stopped: Callable[[], bool] = lambda: False,  # true: send no more
+) -> Iterator[tuple[int, Answer | Failure]]:
     "The number of each prompt and its answer, in the order in which they come."
     to_ask, answered = queue.SimpleQueue(), queue.SimpleQueue()
     waiting = iter(enumerate(prompts))
@@ -262,7 +288,7 @@ def answers(self: Service, prompts: Sequence[str]) -> Iterator[tuple[int, Answer
                 error = answer  # what is in flight is still stored
                 continue
             yield i, answer
-            if not error and (following := next(waiting, None)):
+            if not (error or stopped()) and (following := next(waiting, None)):
                 to_ask.put(following)
                 in_flight += 1
     finally:
@@ -300,7 +326,7 @@ class LocalModel:
                 f'loaded ({why}); give the folder or hub id of one, or the address of a service (endpoint)'
             ) from None
         self.batch_tokens = batch_tokens
-        self.weights = weights_sha256(self.network)
+        self.source = weights_sha256(self.network)  # of stored answers
         self.tokenizer.padding_side = 'left'
         self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
         self._codes = {code: self._token(code) for code in options.codes}
@@ -349,14 +375,18 @@ def _encode(self: LocalModel, prompts: Sequence[str]) -> list[list[int]]:
 
 # %% ../../nbs/labelling/02_services.ipynb #f0d4949e
 @patch
-def answers(self: LocalModel, prompts: Sequence[str]) -> Iterator[tuple[int, Answer]]:
+def answers(
+    self: LocalModel,
+    prompts: Sequence[str],
+    stopped: Callable[[], bool] = lambda: False,  # true: compute no other batch
+) -> Iterator[tuple[int, Answer]]:
     "The number of each prompt and the log-probabilities of the codes after it, by length."
     import torch
 
     ids = self._encode(prompts)
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     codes = list(self._codes)
-    while order:
+    while order and not stopped():
         size = max(1, self.batch_tokens // len(ids[order[min(len(order), 64) - 1]]))
         batch, order = order[: min(size, 64)], order[min(size, 64) :]
         inputs = self.tokenizer.pad(dict(input_ids=[ids[i] for i in batch]), return_tensors='pt')
