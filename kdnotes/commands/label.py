@@ -34,7 +34,7 @@ def parse_names(names: str) -> list[str]:
 # %% ../../nbs/commands/09_label.ipynb #d6660465
 @command(
     'use a model',
-    'label tickets.csv --classes bug,other --out made --model <name> --endpoint <URL> --dry-run',
+    'label new.csv --classes bug,other --out made --model <name> --endpoint <URL> --dry-run',
     'label reviews/ --out labelled --model Qwen/Qwen2.5-0.5B-Instruct',
 )
 def label(
