@@ -127,7 +127,7 @@ def test_rows_that_a_model_or_a_threshold_was_chosen_by_are_counted(run, task, p
     run_id = run(task, **parameters)
     rows = load_corpus(task, 'embedded').splits['dev']
     [warning] = evaluate(run_id, 'embedded', split='dev').warnings
-    assert str(warning).startswith(f'{len(rows)} of {len(rows)} rows have the texts of a row that')
+    assert str(warning).startswith(f'{len(rows):,} of {len(rows):,} rows have the texts of a row that')
     assert 'was trained on or chosen by, so scores on them are optimistic' in str(warning)
 
 
