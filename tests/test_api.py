@@ -294,7 +294,7 @@ def test_data_show_how_much_there_is_and_their_first_rows():
     with pytest.raises(KdnotesError, match='sentence.*columns='):
         kd.load_data(wrong)
     with pytest.raises(KdnotesError, match='line 1.*label'):
-        kd.load_data(table.assign(label=2))
+        kd.load_data(table.assign(label=11))
 
 
 # ---- the same rows, whatever they come in ----

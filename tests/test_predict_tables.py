@@ -215,7 +215,7 @@ def test_columns_are_named_as_where_the_run_read_them(small_run, tmp_path):
         run.predict(own, columns='label=stars')
     with pytest.raises(ConfigError, match='a table is asked about alone'):
         run.predict(own, beside='none')
-    with pytest.raises(ConfigError, match='columns is for the columns of a DataFrame'):
+    with pytest.raises(ConfigError, match='columns is for the rows of a table'):
         run.predict(texts, columns='text=review')
     several = run.predict(texts)
     assert several.table['probability'].tolist() == pytest.approx(expected.tolist(), abs=1e-6)

@@ -89,7 +89,7 @@ def wandb(folder: Path) -> Entry:
     for record in wandb_records(next(files.glob('run-*.wandb'))):
         kind = record.WhichOneof('record_type')
         if kind == 'run':
-            entry.name = record.run.display_name or entry.name
+            entry.name = record.run.display_name or entry.name or record.run.run_id
             entry.settings |= tree(record.run.config.update)
         elif kind == 'summary':
             entry.summary |= tree(record.summary.update)

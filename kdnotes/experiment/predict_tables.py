@@ -446,6 +446,8 @@ def _check_files(path: Path, target: Path, overwrite: bool) -> None:
     "Refuse files that cannot be read or written."
     if words := no_table(path):
         raise ConfigError(f'file {words}')
+    if not os.path.exists(path):
+        raise ConfigError(f'there is no file {truncate_repr(str(path))}; correct the path')
     check_regular(path)
     if words := no_table(target):
         raise ConfigError(f'out {words}')
