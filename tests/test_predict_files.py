@@ -19,6 +19,7 @@ import pytest
 from kinds import one_of_each
 from processes import wait_for
 from test_predict import classifier
+from test_predict_tables import refused
 from test_predict_tables import TABLES
 from kdnotes.api import load_run
 from kdnotes.cli import main
@@ -360,13 +361,6 @@ def test_tables_that_are_refused_in_python(small_run, tmp_path):
 
 
 # ---- what is refused ----
-
-
-def refused(capsys, *typed: str) -> str:
-    assert main(['predict', *typed]) == 2
-    said = capsys.readouterr()
-    assert said.out == '' and said.err.count('\n') == 1, said.err
-    return said.err
 
 
 def test_a_repeated_option_is_refused(model, tmp_path, capsys):
