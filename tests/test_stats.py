@@ -291,6 +291,22 @@ def test_digits_are_added_only_where_they_are_needed():
     assert number_texts([0.0, float('nan'), float('inf'), None], '+.2f') == ['0.00', '+nan', '+inf', None]
 
 
+@pytest.mark.parametrize(
+    'low, high, null, excludes',
+    [
+        (0.1, 0.3, 0, True),
+        (-0.3, -0.1, 0, True),
+        (0, 0.3, 0, False),
+        (-0.1, 0.3, 0, False),
+        (0.7, 0.9, 1, True),
+    ],
+)
+def test_an_interval_excludes_what_is_on_neither_limit_nor_between(low, high, null, excludes):
+    interval = Interval((low + high) / 2, low, high, 5, 0.95, 't', null=null)
+    assert interval.excludes_null is excludes
+    assert not mean_interval([0.2]).excludes_null
+
+
 def test_what_every_interval_says_of_itself():
     assert mean_interval([5]) == Interval(5.0, None, None, 1, 0.95, 'one value', reason=reason('one_value'))
     mean = mean_interval([1, 2, 3])

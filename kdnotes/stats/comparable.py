@@ -451,7 +451,7 @@ def is_above(
     gained: Interval | None,  # of `gain_interval`
 ) -> bool:
     "Is a model significantly better than a trivial baseline?"
-    return gained is not None and gained.low is not None and gained.low > 0
+    return gained is not None and gained.estimate > 0 and gained.excludes_null
 
 # %% ../../nbs/stats/04_comparable.ipynb #c4963e4a
 def cells_of_modes(

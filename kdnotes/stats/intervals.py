@@ -54,6 +54,11 @@ class Interval:
         low, high = (None if x is None else 1 / x for x in (self.high, self.low))
         return replace(self, estimate=1 / self.estimate, low=low, high=high)
 
+    @property
+    def excludes_null(self) -> bool:
+        "Are both limits on one side of `null`? The p-value of a family may still not be small."
+        return self.low is not None and not self.low <= self.null <= self.high
+
     def within(self, least: float, most: float) -> Interval:
         "The same with limits that do not leave a scale; an unknown limit stays unknown."
         low = None if self.low is None else max(self.low, least)
