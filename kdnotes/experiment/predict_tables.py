@@ -68,8 +68,8 @@ from ..tasks.own_tables import frame_of_dicts
 from ..tasks.schema import Rows, Schema, check_layout, checked, column_names
 
 # %% auto #0
-__all__ = ['Parts', 'TableTexts', 'table_texts', 'row_chunks', 'requests_in', 'chunk_answers', 'answer_table', 'predict_table',
-           'StoredAnswers', 'stored_answers', 'FilePrediction', 'predict_file']
+__all__ = ['Parts', 'TableTexts', 'table_texts', 'without_text', 'row_chunks', 'requests_in', 'chunk_answers', 'answer_table',
+           'predict_table', 'StoredAnswers', 'stored_answers', 'FilePrediction', 'predict_file']
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #e4ec1d13
 def _input_schema(info: TaskInfo) -> Schema:
@@ -81,7 +81,7 @@ def _input_schema(info: TaskInfo) -> Schema:
         optional.add(info.rows_of[1])  # what questions are called apart by
     schema = info.corpora.schema
     columns = {
-        key: replace(column, optional=key in optional, blank=False, instead='')
+        key: replace(column, optional=key in optional, blank=column.kind == 'text', instead='')
         for key, column in schema.columns.items()
         if key in needed | optional
     }
@@ -111,13 +111,22 @@ class TableTexts:
         if (first := next(parts, None)) is None:
             raise CorpusError(f'{self.table.where} has no row; give one at least')
         schema = _input_schema(self.info)
-        return checked(_chained(first, parts), self.table, 'rows', schema, self.names, into, n)
+        rows = checked(_chained(first, parts), self.table, 'rows', schema, self.names, into, n)
+        if without_text(rows, self.info).all():
+            names = ' and '.join(self.names[key] for key in _text_keys(rows, self.info))
+            raise CorpusError(f'{self.table.where}: no row has a text in {names}; give one at least')
+        return rows
+
+    def numbers(self, index: Sequence[int]) -> list:  # ascending
+        "What the table calls some rows."
+        name = next(iter(self.names.values()))
+        numbers = (number for part in self.parts({name}) for number in part.numbers)
+        steps = np.diff(index, prepend=-1).tolist()
+        return [next(islice(numbers, step - 1, None)) for step in steps]
 
     def place(self, i: int) -> str:
         "Where a row is, for messages."
-        name = next(iter(self.names.values()))
-        numbers = (number for part in self.parts({name}) for number in part.numbers)
-        return replace(self.table, numbers=[next(islice(numbers, i, None))]).place(0)
+        return replace(self.table, numbers=self.numbers([i])).place(0)
 
 
 def _chained(first: Table, others: Iterable[Table]) -> Iterator[Table]:
@@ -175,14 +184,30 @@ def _first_rows(rows: Rows, info: TaskInfo) -> np.ndarray:  # (n,) int64
     return earliest(hashes(*(rows[key] for key in keys)))
 
 
+def _text_keys(rows: Rows, info: TaskInfo) -> list[str]:
+    "The keys of the texts that a model reads."
+    return [key for key in info.use.keys.values() if key in rows.columns]
+
+
+def without_text(rows: Rows, info: TaskInfo) -> np.ndarray:  # (n,) bool
+    "Which rows lack one of the texts that a model reads."
+    lacking = np.zeros(len(rows), dtype=bool)
+    for start in range(0, len(rows), PART):
+        for key in _text_keys(rows, info):
+            texts = rows[key][start : start + PART].tolist()
+            lacking[start : start + PART] |= [not text.strip() for text in texts]
+    return lacking
+
+
 def row_chunks(
     rows: Rows,  # of `TableTexts.rows`
     info: TaskInfo,
     size: int,  # rows of a chunk, unless one request has more
 ) -> list[np.ndarray]:  # which rows each holds, request by request
-    "The rows that are answered together."
+    "The rows that are answered together; a row without a text is in none."
     first = _first_rows(rows, info)
     order = np.argsort(first, kind='stable')
+    order = order[~without_text(rows, info)[order]]
     ends = np.append(np.flatnonzero(np.diff(first[order])) + 1, len(order))
     begins = np.append(0, ends)
     return [order[begins[part.start] : begins[part.stop]] for part in groups_of(np.diff(begins), size)]
@@ -233,7 +258,7 @@ def answer_table(
     texts: TableTexts,
     rows: Rows,  # of `texts.rows`
 ) -> dict[str, list]:  # column -> a cell for each row of the table
-    "The answers of a model to each row."
+    "The answers of a model to each row; a row without a text has None everywhere."
     columns: dict[str, list] = {}
     with stage('predicting', len(rows), 'rows') as advance:
         for index in row_chunks(rows, texts.info, CHUNK):
@@ -364,11 +389,12 @@ class StoredAnswers:
     "The answers to the rows of a file, on disk."
 
     names: list[str]  # of the columns that are added, the note last
-    n: int  # rows
+    n: int  # rows with an answer
     computed: int  # of them by this process; the others were there
     seconds: float  # that took, tokenising included
     noted: int  # rows with a note
-    rows: Callable[[], Iterator[dict[str, Any]]]  # the columns that are added to each row
+    # the columns that are added to each row; nothing to one without a text
+    rows: Callable[[], Iterator[dict[str, Any]]]
 
 
 def _store_answers(
@@ -409,19 +435,25 @@ def stored_answers(
     stored = cached(folder, make)
     seconds = time.perf_counter() - begin
     answers = Columns.stored(stored, 'answers')
-    place = np.argsort(answers['row'])
+    place = np.full(len(rows), -1)
+    place[answers['row']] = np.arange(len(answers))
     names = stored.state['names']
     last = [name for name in names if name != 'note'] + ['note']
 
     def added() -> Iterator[dict[str, Any]]:
         for start in range(0, len(rows), PART):
-            for cells in answers['cells'][place[start : start + PART]].tolist():
-                row = dict(zip(names, cells))
+            part = place[start : start + PART]
+            cells = iter(answers['cells'][part[part >= 0]].tolist())
+            for is_answered in part >= 0:
+                row = dict(zip(names, next(cells))) if is_answered else {}
                 yield {name: row.get(name) for name in last}
 
-    return StoredAnswers(last, len(rows), computed, seconds, stored.state['noted'], added)
+    return StoredAnswers(last, len(answers), computed, seconds, stored.state['noted'], added)
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #1df064fb
+_MOST_NAMED = 5  # rows without a text
+
+
 @dataclass(frozen=True)
 class FilePrediction:
     "What became of a file."
@@ -432,6 +464,8 @@ class FilePrediction:
     file: str
     out: str
     rows: int
+    empty: int  # rows without a text, whose new cells are empty
+    first_empty: list[str]  # of them, some of the first: 'row 2', or 'line 2' where lines are numbered
     computed: int  # rows that were answered now; the others were stored by an earlier call
     columns: list[str]  # that were added
     noted: int  # rows with a note, say on a text that was cut
@@ -481,6 +515,7 @@ def predict_file(
     def filled() -> Iterator[list[dict[str, Any]]]:
         return _in_parts(row | more for row, more in zip(file_rows(path), answers.rows(), strict=True))
 
+    empty = np.flatnonzero(without_text(rows, texts.info))
     with atomic_file(target) as to:
         write_rows(to, filled, [*texts.table.names, *answers.names], target, path)
         if file_state(path) != before:
@@ -491,7 +526,9 @@ def predict_file(
         task=texts.info.name,
         file=str(path),
         out=str(target),
-        rows=answers.n,
+        rows=len(rows),
+        empty=len(empty),
+        first_empty=[f'{texts.table.unit} {number}' for number in texts.numbers(empty[:_MOST_NAMED])],
         computed=answers.computed,
         columns=answers.names,
         noted=answers.noted,
