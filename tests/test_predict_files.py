@@ -189,7 +189,8 @@ def test_chunks_of_questions_are_whole_questions_wherever_their_rows_are(tmp_pat
 def test_memory_does_not_grow_with_the_rows(model, tmp_path, monkeypatch):
     for module in (predict_tables, write_tables):
         monkeypatch.setattr(module, 'PART', 500)
-    monkeypatch.setattr('kdnotes.tasks.schema.PART', 500)
+    for module in ('schema', 'own_tables'):
+        monkeypatch.setattr(f'kdnotes.tasks.{module}.PART', 500)
 
     def peak(n: int) -> int:
         path = tmp_path / f'{n}.csv'
@@ -344,7 +345,7 @@ def test_tables_that_are_refused_in_python(small_run, tmp_path):
         'overwrite is for the file that out names': lambda: run.predict(table, overwrite=True),
         'backend is for the rows of a table': lambda: run.predict('iron', backend='onnx'),
         'out is for the rows of a table': lambda: run.predict('iron', out='out.csv'),
-        'nowhere.csv cannot be read': lambda: run.predict(tmp_path / 'nowhere.csv'),
+        "there is no file": lambda: run.predict(tmp_path / 'nowhere.csv'),
         'a.txt is no table': lambda: run.predict(tmp_path / 'a.txt'),
         'has no row': lambda: run.predict(table[:0]),
         'the table, row b: text holds a list': lambda: run.predict(

@@ -26,9 +26,10 @@ from ..core.files import cache_path, read_json
 from ..core.parse import make_config, stored_config
 from ..core.render import Reason, reason, render
 from ..core.spec import RunConfig, with_values
-from ..core.tables import CorpusError, Table, format_of, no_table, read_table
+from ..core.tables import Table, format_of, no_table
+from ..core.write_tables import EVERY
 from .card import unit_interval
-from .predict import tasks_of, trained_columns
+from .predict import task_of_columns, tasks_of, trained_columns
 from .saved_models import LoadedModel, Source, find_source, load_model
 from ..results.runs import RunFolder
 from ..stats.comparable import SEED, TrivialBaseline, bound_of, gain_interval, trivial_baselines
@@ -38,15 +39,15 @@ from ..stats.intervals import Interval, difference_interval
 from ..stats.tables import judged_by
 from ..tasks.base import Evaluation, Task, TaskInfo, TaskView, floor_table
 from ..tasks.labelled_texts import number_of
-from ..tasks.own_tables import named_columns, table_file, typed_columns
-from ..tasks.schema import SPLITS, Corpus, Rows, check_layout, column_names, read_split
+from ..tasks.own_tables import named_columns, table_parts, table_rows, typed_columns
+from ..tasks.schema import SPLITS, Corpus, Rows
 from ..tasks.sources import PLAIN_NAMES, corpus_of, load_corpus
 
 # %% auto #0
-__all__ = ['EvaluationError', 'LabelledRows', 'labelled_rows', 'class_names', 'numbered_classes', 'with_class_names', 'Subject',
-           'load_subject', 'task_of_rows', 'set_scale', 'task_on', 'on_scale_of', 'Measurement', 'measure',
+__all__ = ['EvaluationError', 'LabelledRows', 'labelled_rows', 'as_frame', 'class_names', 'numbered_classes', 'with_class_names',
+           'Subject', 'load_subject', 'task_of_rows', 'set_scale', 'task_on', 'on_scale_of', 'Measurement', 'measure',
            'shared_rows', 'ScoreRow', 'metric_rows', 'difference_rows', 'baseline_rows', 'EvaluationResult',
-           'unit_rows', 'evaluate']
+           'unit_rows', 'with_rows', 'evaluate']
 
 # %% ../../nbs/experiment/17_evaluate.ipynb #36a245a3
 class EvaluationError(KdnotesError):
@@ -59,44 +60,36 @@ class LabelledRows(NamedTuple):
     corpus: str  # a file, or the name of a corpus
     split: str  # of the corpus; '': the rows are those of a file or a table
     rows: Rows
+    given: pd.DataFrame  # all columns of the source, a row for each
 
     @property
     def name(self) -> str:
         "What texts call them."
         return f'{self.corpus} {self.split}'.rstrip()
 
-
-def _file_of(source: Any) -> Path | None:
-    "The file that is meant; None: a corpus, or a table in memory."
-    path = Path(os.path.expanduser(source)) if isinstance(source, (str, Path)) else None
-    if path is None or not (os.path.isfile(path) or format_of(path)):
+# %% ../../nbs/experiment/17_evaluate.ipynb #3173fde5
+def _table_of(source: Any, split: str) -> Any:
+    "A table in memory, or the path of a file; None: a corpus."
+    if split not in SPLITS:
+        raise ConfigError(f'set={truncate_repr(split)} is refused: the sets are {", ".join(SPLITS)}')
+    if isinstance(source, Mapping):
+        there = [name for name in PLAIN_NAMES[split] if name in source]
+        if len(there) != 1:
+            raise ConfigError(
+                f'the tables are called {", ".join(map(str, source))}, and {split} is to be evaluated; name '
+                f'one of them {" or ".join(PLAIN_NAMES[split])}'
+            )
+        return source[there[0]]
+    if not isinstance(source, (str, Path)):
+        return source
+    path = Path(os.path.expanduser(source))
+    if not (os.path.isfile(path) or format_of(path)):
         return None
     if words := no_table(path):
         raise ConfigError(f'{words}; `kdnotes score` measures a language model on a text')
-    if not os.path.isfile(path):
-        raise ConfigError(f'there is no file {truncate_repr(str(path))}; correct the path')
+    if split != 'test':
+        raise ConfigError(f'{path} is one table, and set={truncate_repr(split)} is of a corpus; leave it out')
     return path
-
-
-def _columns_of(source: Any) -> list[str]:
-    "The columns of a file or a table; []: it is neither."
-    if (path := _file_of(source)) is not None:
-        return next(read_table(path, ())).names
-    first = source[0] if isinstance(source, (list, tuple)) and source else ()
-    return list(map(str, getattr(source, 'column_names', None) or getattr(source, 'columns', first)))
-
-# %% ../../nbs/experiment/17_evaluate.ipynb #3173fde5
-def _one_table(source: Any, split: str) -> Any:
-    "The table of a split, where a source holds several."
-    if not isinstance(source, Mapping):
-        return source
-    there = [name for name in PLAIN_NAMES[split] if name in source]
-    if len(there) != 1:
-        raise ConfigError(
-            f'the tables are called {", ".join(map(str, source))}, and {split} is to be evaluated; name one '
-            f'of them {" or ".join(PLAIN_NAMES[split])}'
-        )
-    return source[there[0]]
 
 # %% ../../nbs/experiment/17_evaluate.ipynb #7497d58d
 def labelled_rows(
@@ -109,28 +102,26 @@ def labelled_rows(
     split: str = 'test',  # of a corpus: train, dev or test
     model: Source | None = None,  # columns of None may have the names that its run was trained with
 ) -> LabelledRows:
-    "Read rows with labels; a row that cannot be used is refused with its place."
-    if split not in SPLITS:
-        raise ConfigError(f'set={truncate_repr(split)} is refused: the sets are {", ".join(SPLITS)}')
-    path = _file_of(source)
-    if path is not None and split != 'test':
-        raise ConfigError(f'{path} is one table, and set={truncate_repr(split)} is of a corpus; leave it out')
+    "Read rows with labels; a row that cannot be used, as one with an empty text, is refused with its place."
     schema = info.corpora.schema
-    table = _one_table(source, split)
+    table = _table_of(source, split)
     named = named_columns(columns, schema)
+    if table is None:
+        corpus = load_corpus(info.name, str(source), typed_columns(named, ()))
+        rows = corpus.splits[split]
+        return LabelledRows(corpus.name, split, rows, as_frame(rows))
+    parts = table_parts(table)
+    head = next(parts(()))
     if columns is None and model is not None:
-        named = trained_columns(model, info, _columns_of(table))
-    if path is not None:
-        return LabelledRows(str(path), '', read_split(path, 'test', schema, named))
-    if not isinstance(source, (str, Path)):
-        file = table_file(table, info.name, named)
-        try:
-            rows = read_split(file, 'test', schema)
-        except CorpusError as e:
-            raise CorpusError(f'{e} (of the table, a row a line)') from None
-        return LabelledRows('the table', '', rows)
-    corpus = load_corpus(info.name, str(source), typed_columns(named, ()))
-    return LabelledRows(corpus.name, split, corpus.splits[split])
+        named = trained_columns(model, info, head.names)
+    rows = table_rows(table, schema, named)
+    given = [pd.DataFrame(part.cells, dtype=object) for part in parts(EVERY)]
+    return LabelledRows(head.where, '', rows, pd.concat(given[1:], ignore_index=True))
+
+
+def as_frame(rows: Rows) -> pd.DataFrame:
+    "Rows of a corpus under the task's own keys."
+    return pd.DataFrame({key: column.tolist() for key, column in rows.columns.items()})
 
 # %% ../../nbs/experiment/17_evaluate.ipynb #c86bc2cf
 def class_names(
@@ -251,26 +242,21 @@ def load_subject(source: Source, info: TaskInfo) -> Subject:
 # %% ../../nbs/experiment/17_evaluate.ipynb #188dc903
 def task_of_rows(
     source: Source,
-    rows_from: Any,  # as for `labelled_rows`
+    table: Any,  # of `table_parts`; None: a corpus
     columns: Mapping[str, str] | str | None,
     task: str | None,  # that was named; None: none was
 ) -> TaskInfo:
     "The task by which a model is evaluated."
-    possible = [info for info in tasks_of(source) if task in (None, info.name)]
-    if not possible:
-        there = ', '.join(info.name for info in tasks_of(source))
+    possible = tasks_of(source)
+    named = [info for info in possible if task in (None, info.name)]
+    if not named:
+        there = ', '.join(info.name for info in possible)
         raise ConfigError(f'task={truncate_repr(task)} is none that {source.name} answers: {there}')
-    if len(possible) == 1:
-        return possible[0]
-    table = Table('the rows', _columns_of(rows_from))
-    for info in possible:
-        schema = info.corpora.schema
-        with contextlib.suppress(ConfigError, CorpusError):  # it lacks a column, or the map is another task's
-            names = column_names(columns, schema.names, schema.scored)
-            check_layout(table, schema, names, set(named_columns(columns, schema)))
-            return info
+    head = Table('the rows', []) if table is None else next(table_parts(table)(()))
+    if info := task_of_columns(named, head, lambda info: info.corpora.schema, columns):
+        return info
     raise ConfigError(
-        f'{source.name} may be a model of {", ".join(info.name for info in possible)}, and the columns of '
+        f'{source.name} may be a model of {", ".join(info.name for info in named)}, and the columns of '
         'the rows do not decide it; say which with task=, and name the columns if they have other names'
     )
 
@@ -477,12 +463,14 @@ class EvaluationResult:
     task: str
     source: str  # the file, or the corpus and its split
     n_rows: int
+    # rows of which the model read only the beginning; None: its tokenizer does not say, or it reads all
+    truncated: int | None
     unit_name: str  # what intervals are over, in the plural: 'questions'
     primary: dict[str, Any]  # metric, higher_is_better
     beside: str | None  # the second model; None: none
     scores: tuple[ScoreRow, ...]
     warnings: tuple[Reason, ...]
-    units: pd.DataFrame  # of `unit_rows`
+    units: pd.DataFrame  # the columns of the rows, and those of `unit_rows`
 
     @property
     def table(self) -> pd.DataFrame:
@@ -515,6 +503,22 @@ def unit_rows(measured: Measurement) -> pd.DataFrame:  # unit, cluster, a column
     prediction = best['item'].astype(object).where(~numbers, best['score'])
     return table.assign(prediction=prediction.to_numpy(), score=best['score'].to_numpy())
 
+
+def with_rows(
+    units: pd.DataFrame,  # of `unit_rows`
+    labelled: LabelledRows,
+    unique: Sequence[str],  # of a `Schema`
+) -> pd.DataFrame:
+    "The same with the columns of the rows in front; those that are called alike end in _input."
+    keys = pd.MultiIndex.from_arrays([labelled.rows[key].tolist() for key in unique])
+    of_unit = [units[name] for name in ('unit', 'prediction')[: len(unique)]]
+    place = keys.get_indexer(pd.MultiIndex.from_arrays(of_unit))
+    if (place < 0).all():  # units are blocks, and a document is a row
+        place = keys.get_indexer(pd.MultiIndex.from_arrays([units['cluster']]))
+    given = labelled.given.reindex(place).reset_index(drop=True)
+    given = given.rename(columns={name: f'{name}_input' for name in given if name in units})
+    return pd.concat([given, units], axis=1)
+
 # %% ../../nbs/experiment/17_evaluate.ipynb #cd37e0a5
 def _class_notes(subject: Subject, labelled: LabelledRows) -> Iterator[Reason]:
     "Which classes the numbers of a file were taken for."
@@ -525,9 +529,18 @@ def _class_notes(subject: Subject, labelled: LabelledRows) -> Iterator[Reason]:
             yield reason('numbered_classes', model=subject.name, classes=tuple(numbers.items())[:10])
 
 
+def _cut_notes(subject: Subject, task: Task) -> Iterator[Reason]:
+    "How many rows a model read only the beginning of."
+    counts = task.token_counts()['test']
+    if counts.cut:
+        most = subject.loaded.max_length
+        yield reason('rows_cut', n=counts.cut, rows=counts.rows, max_length=most, model=subject.name)
+
+
 def _warnings(subject: Subject, task: Task, labelled: LabelledRows) -> Iterator[Reason]:
     "What to keep in mind about an evaluation."
     yield from _class_notes(subject, labelled)
+    yield from _cut_notes(subject, task)
     if subject.corpus is not None:
         chosen = task.tunes_on_dev or subject.config.train.keep == 'best'
         n = shared_rows(labelled.rows, subject.corpus, subject.info, chosen)
@@ -599,9 +612,10 @@ def _beside(
         raise ConfigError(f'beside={truncate_repr(name)} is no model of task={info.name!r}; name another one')
     second = load_subject(source, info)
     _check_beside(subject, second, task)
-    other, _, _ = _measured(second, labelled, task)
+    other, other_task, _ = _measured(second, labelled, task)
+    notes = [*_class_notes(second, labelled), *_cut_notes(second, other_task)]
     scores = [*metric_rows('beside', name, other), *difference_rows(measured, other)]
-    return scores, unit_rows(other), [*_class_notes(second, labelled)]
+    return scores, unit_rows(other), notes
 
 # %% ../../nbs/experiment/17_evaluate.ipynb #ed01d373
 def evaluate(
@@ -615,7 +629,7 @@ def evaluate(
     "Evaluate a model on labelled rows."
     main_source = find_source(model)
     record = main_source.record or {}
-    info = task_of_rows(main_source, source, columns, task)
+    info = task_of_rows(main_source, _table_of(source, split), columns, task)
     labelled = labelled_rows(source, info, columns, split, main_source)
     subject = load_subject(main_source, info)
     measured, its_task, floors = _measured(subject, labelled)
@@ -637,10 +651,11 @@ def evaluate(
         task=info.name,
         source=labelled.name,
         n_rows=len(labelled.rows),
+        truncated=its_task.token_counts()['test'].cut,
         unit_name=independent_name([measured.record], measured.units),
         primary={key: measured.record['primary'][key] for key in ('metric', 'higher_is_better')},
         beside=beside,
         scores=tuple(scores),
         warnings=tuple(warnings),
-        units=units,
+        units=with_rows(units, labelled, info.corpora.schema.unique),
     )

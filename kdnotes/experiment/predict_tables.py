@@ -57,6 +57,7 @@ from kdnotes.experiment.predict import (
     answers_of,
     check_backend,
     load_reader,
+    task_of_columns,
     tasks_of,
     trained_columns,
 )
@@ -64,11 +65,11 @@ from .saved_models import Source, find_source
 from ..tasks.base import TaskInfo
 from ..tasks.inference import Reader
 from ..tasks.batching import groups_of, tokenizer_rules
-from ..tasks.own_tables import frame_of_dicts
+from ..tasks.own_tables import Parts, frame_of, table_parts
 from ..tasks.schema import Rows, Schema, check_layout, checked, column_names
 
 # %% auto #0
-__all__ = ['Parts', 'TableTexts', 'table_texts', 'without_text', 'row_chunks', 'requests_in', 'chunk_answers', 'answer_table',
+__all__ = ['TableTexts', 'table_texts', 'without_text', 'row_chunks', 'requests_in', 'chunk_answers', 'answer_table',
            'predict_table', 'StoredAnswers', 'stored_answers', 'FilePrediction', 'predict_file']
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #e4ec1d13
@@ -86,9 +87,6 @@ def _input_schema(info: TaskInfo) -> Schema:
         if key in needed | optional
     }
     return Schema(columns, content=(), unique=(), longest=schema.longest)
-
-
-Parts = Callable[[Container[str]], Iterator[Table]]  # (names of columns): a table, part by part
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #9173bb64
 @dataclass(frozen=True)
@@ -137,13 +135,8 @@ def _chained(first: Table, others: Iterable[Table]) -> Iterator[Table]:
 def _table_task(source: Source, table: Table, columns: Mapping[str, str] | str | None) -> TaskInfo:
     "The task that a model answers: of those that its head is for, the first whose columns are there."
     possible = tasks_of(source)
-    if len(possible) == 1:
-        return possible[0]
-    for info in possible:
-        schema = _input_schema(info)
-        with contextlib.suppress(ConfigError, CorpusError):  # it lacks a column, or the map is another task's
-            check_layout(table, schema, column_names(columns, schema.names), set())
-            return info
+    if info := task_of_columns(possible, table, _input_schema, columns):
+        return info
     keys = '; or '.join(
         f'{" and ".join(info.use.keys[name] for name in info.use.takes)} for {info.name}' for info in possible
     )
@@ -269,40 +262,6 @@ def answer_table(
     columns['note'] = columns.pop('note')  # the last one
     return columns
 
-# %% ../../nbs/experiment/19_predict_tables.ipynb #28173cdc
-def _parts_of(table: Any) -> Parts:
-    "A table in memory, or a file, as what reads it."
-    if isinstance(table, (str, os.PathLike)):
-        path = Path(os.path.expanduser(table))
-        if words := no_table(path):
-            raise ConfigError(f'file {words}')
-        return lambda possible: read_table(path, possible, PART)
-    if isinstance(table, pd.DataFrame):
-        names = list(map(str, table.columns))
-        numbers = list(table.index)
-        columns = [table.iloc[:, i] for i in range(len(names))]
-    elif hasattr(table, 'column_names') and hasattr(table, 'to_dict'):  # of datasets
-        plain = table.with_format(None)
-        names = list(table.column_names)
-        numbers = range(len(table))
-        columns = [plain[name] for name in names]
-    else:
-        raise ConfigError(
-            f'a {type(table).__name__} is no table; give a DataFrame, a list of dicts, one Dataset of '
-            'datasets, or the path of a file'
-        )
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f'two columns of the table are called {truncate_repr(twice)}; rename one of them')
-    head = Table('the table', names)
-
-    def parts(possible: Container[str]) -> Iterator[Table]:
-        yield head
-        cells = {name: list(column) for name, column in zip(names, columns) if name in possible}
-        if len(numbers):
-            yield replace(head, cells=cells, numbers=numbers)
-
-    return parts
-
 # %% ../../nbs/experiment/19_predict_tables.ipynb #1531dfbd
 def predict_table(
     model: str,  # as for `find_source`
@@ -319,8 +278,8 @@ def predict_table(
 ) -> Any:  # a DataFrame or a Dataset: the same rows, with the answers of the model
     "Ask a model about each row of a table."
     check_backend(backend)
-    table = frame_of_dicts(table)
-    parts = _parts_of(table)
+    table = frame_of(table)
+    parts = table_parts(table)
     source = find_source(model)
     files = [Path(os.path.expanduser(table))] if isinstance(table, (str, os.PathLike)) else []
     with unchanged(*files):
@@ -477,15 +436,10 @@ class FilePrediction:
 
 
 def _check_files(path: Path, target: Path, overwrite: bool) -> None:
-    "Refuse files that cannot be read or written."
-    if words := no_table(path):
-        raise ConfigError(f'file {words}')
-    if not os.path.exists(path):
-        raise ConfigError(f'there is no file {truncate_repr(str(path))}; correct the path')
-    check_regular(path)
+    "Refuse a file that cannot be written, or is the one that is read."
     if words := no_table(target):
         raise ConfigError(f'out {words}')
-    if os.path.exists(target) and os.path.exists(path) and os.path.samefile(path, target):
+    if os.path.exists(target) and os.path.samefile(path, target):
         raise ConfigError(f'out {truncate_repr(str(target))} is the file that is read; name another one')
     check_output(target, overwrite)
 
@@ -502,10 +456,11 @@ def predict_file(
     "Ask a model about each row of a file; a call that was killed is resumed, and `out` appears in one step."
     path, target = (Path(os.path.expanduser(name)) for name in (file, out))
     check_backend(backend)
+    parts = table_parts(path)
     _check_files(path, target, overwrite)
     source = find_source(model)
     before = file_state(path)
-    texts = table_texts(source, lambda possible: read_table(path, possible, PART), columns)
+    texts = table_texts(source, parts, columns)
     _try_to_write(path, target, texts.table.names)
     rows, rows_key = _stored_rows(texts, path, before)
     reader, loaded = load_reader(source, texts.info, backend)
