@@ -437,7 +437,8 @@ def test_the_command_prints_and_writes_what_python_gives(home, capsys):
     result = evaluate(folder, str(home / 'new.csv'), 'text=review')
     assert printed == json.loads(json.dumps(result.data()))
     assert list(printed) == sorted(
-        'model run_id model_sha256 task source n_rows truncated unit_name primary beside warnings scores'.split()
+        'model run_id model_sha256 task source n_rows truncated unit_name primary beside warnings '
+        'scores'.split()
     )
     keys = 'about name metric estimate low high p n_units n_clusters reason'
     assert {tuple(sorted(row)) for row in printed['scores']} == {tuple(sorted(keys.split()))}

@@ -4,13 +4,12 @@
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #c3c475f8
 from __future__ import annotations
-import contextlib
 import importlib.metadata
 import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -42,7 +41,6 @@ from kdnotes.core.tables import (
     Table,
     as_text,
     changed,
-    check_regular,
     check_rows_fit,
     format_of,
     n_rows,
