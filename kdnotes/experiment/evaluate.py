@@ -572,15 +572,15 @@ def _check_labels(subject: Subject, labelled: LabelledRows) -> LabelledRows:
 # %% ../../nbs/experiment/17_evaluate.ipynb #e965317a
 def _measured(
     subject: Subject, labelled: LabelledRows, other: Task | None = None
-) -> tuple[Measurement, Task, dict[str, Evaluation]]:  # and the baselines; {}: of a second model
+) -> tuple[Measurement, Task, pd.DataFrame | None]:  # and the `floor_table`; None: of a second model
     "One model on the rows; numbers in the unit of another task."
     task = task_on(subject, _check_labels(subject, labelled))
-    wanted = other is None
-    floors = task.floors() if wanted and not task.evaluates_itself else {}
-    measured = measure(subject, task if wanted else on_scale_of(task, other))
-    if wanted and task.evaluates_itself:
-        floors = task.floors()
-    return measured, task, floors
+    if other is not None:
+        return measure(subject, on_scale_of(task, other)), task, None
+    # a table of them alone: of a million rows their predictions would fill the memory meanwhile
+    floors = None if task.evaluates_itself else floor_table(task.floors())
+    measured = measure(subject, task)
+    return measured, task, floor_table(task.floors()) if floors is None else floors
 
 
 def _check_beside(first: Subject, second: Subject, task: Task) -> None:
@@ -636,7 +636,7 @@ def evaluate(
     scores = [*metric_rows('model', model, measured)]
     if run := _own_test_set(main_source):
         scores += metric_rows('run', run.record['primary']['set'], run)
-    scores += baseline_rows(measured, trivial_baselines([measured.record], floor_table(floors)))
+    scores += baseline_rows(measured, trivial_baselines([measured.record], floors))
     units = unit_rows(measured)
     warnings = [*_warnings(subject, its_task, labelled)]
     if beside is not None:
