@@ -75,7 +75,8 @@ def predict(
     Ranks candidates, classifies a text, fills a [MASK], or finds the answer in a passage, depending on the
     task of the model. The predictions of a student are shown next to those of its teacher if the weights of
     both are available. With --file, every row of a table is predicted; candidates are ranked per question,
-    and a row without a text gets empty cells. To continue a stopped command, run it again: rows that are finished are not predicted again."""
+    and a row without a text gets empty cells. To continue a stopped command, run it again: rows that are
+    finished are not predicted again."""
     from kdnotes.experiment.predict import predict as predict_texts
     from kdnotes.experiment.predict_tables import predict_file
     from kdnotes.tasks.documents import read_document
