@@ -98,6 +98,46 @@ def test_a_difference_is_that_of_a_comparison(run):
     assert result.table['p'].notna().sum() == 1  # of the primary metric alone
 
 
+def test_each_unit_stands_beside_the_row_that_it_is_about(run):
+    words = ['iron', 'gold', 'rusts', 'air', 'city']
+    rows = [
+        dict(
+            q=f'what is {word}', sentence=f'{word} {other}', label=int(word == other), mine=f'{word}-{other}'
+        )
+        for word in words
+        for other in words
+    ]
+    ranked = evaluate(run('answer_selection'), rows, columns=dict(question='q')).units
+    assert ranked['q'].tolist() == [f'what is {word}' for word in words]
+    # of a question the candidate that the model puts first, with the label that it has
+    assert (
+        ranked['label'] == (ranked['mine'].str.split('-').str[0] == ranked['mine'].str.split('-').str[1])
+    ).all()
+    assert (ranked['mrr'] == 1).tolist() == (ranked['label'] == 1).tolist()
+    texts = sentences(6)
+    frame = pd.DataFrame(dict(text=texts, label='chemistry', score=range(6)), index=[5, 5, 1, 0, 2, 3])
+    label = load_corpus('text_classification', 'embedded').splits['train']['label'][0]
+    classified = evaluate(run('text_classification'), frame.assign(label=label)).units
+    assert classified['text'].tolist() == texts and classified['score_input'].tolist() == list(range(6))
+    books = pd.DataFrame(dict(text=[' '.join(sentences(60, i)) for i in range(3)], title=[*'abc']))
+    blocks = evaluate(run('masked_lm'), books).units
+    assert set(blocks['title']) == {*'abc'} and blocks.groupby('title')['cluster'].nunique().eq(1).all()
+    of_corpus = evaluate(run('text_classification'), 'embedded').units
+    rows = load_corpus('text_classification', 'embedded').splits['test']
+    assert of_corpus['text'].tolist() == rows['text'].tolist()
+
+
+def test_rows_that_a_model_cuts_are_counted(home):
+    names = dict(enumerate(['fact', 'opinion']))
+    folder = str(classifier(home / 'm', id2label=names))
+    rows = ROWS.assign(text=['iron', 'gold ' * 90, 'air'])
+    result = evaluate(folder, rows, beside=str(classifier(home / 'n', id2label=names)))
+    assert result.truncated == 1 and [w.code for w in result.warnings].count('rows_cut') == 2
+    assert f'1 of 3 rows has more tokens than the 24 that {folder} takes' in str(result)
+    whole = evaluate(folder, ROWS)
+    assert whole.truncated == 0 and 'more tokens' not in str(whole)
+
+
 def test_rows_that_were_trained_on_are_counted(run, tmp_path):
     run_id = run('text_classification')
     splits = load_corpus('text_classification', 'embedded').splits
@@ -334,7 +374,7 @@ ROWS = pd.DataFrame(dict(text=['iron rusts', 'gold', 'air'], label=['fact', 'opi
         'another class': (ROWS.assign(label=['fact', 'news', 'news']), {}, "label 'news' is no class of"),
         'numbers from 1': (ROWS.assign(label=[1, 2, 1]), {}, "label '1' is no class of"),
         'no label in a row': (ROWS.assign(label=['fact', None, 'fact']), {}, 'label is empty'),
-        'empty': (ROWS[:0], {}, 'the table has no row'),
+        'empty': (ROWS[:0], {}, 'the table: there is no row'),
         'no such file': ('new.csv', {}, "there is no file 'new.csv'"),
         'no such task': (ROWS, dict(task='masked_lm'), "task='masked_lm' is none that"),
         'no such set': (ROWS, dict(split='val'), "set='val' is refused"),
@@ -397,12 +437,16 @@ def test_the_command_prints_and_writes_what_python_gives(home, capsys):
     result = evaluate(folder, str(home / 'new.csv'), 'text=review')
     assert printed == json.loads(json.dumps(result.data()))
     assert list(printed) == sorted(
-        'model run_id model_sha256 task source n_rows unit_name primary beside warnings scores'.split()
+        'model run_id model_sha256 task source n_rows truncated unit_name primary beside warnings '
+        'scores'.split()
     )
     keys = 'about name metric estimate low high p n_units n_clusters reason'
     assert {tuple(sorted(row)) for row in printed['scores']} == {tuple(sorted(keys.split()))}
     units = pd.read_csv(home / 'units.csv')
-    assert list(units) == ['unit', 'cluster', 'accuracy', 'nll', 'prediction', 'score'] and len(units) == 3
+    new = ['unit', 'cluster', 'accuracy', 'nll', 'prediction', 'score']
+    assert list(units) == ['review', 'label', *new] and len(units) == 3
+    assert units['review'].tolist() == ROWS['text'].tolist()
+    assert (units['accuracy'] == (units['prediction'] == units['label'])).all()
     assert main([*typed, '--out', str(home / 'units.csv')]) == 2  # it is there
     assert 'is there already' in capsys.readouterr().err
     assert main(typed) == 0 and capsys.readouterr().out == f'{result}\n'

@@ -2,13 +2,16 @@
 columns are separated by other characters than commas.
 """
 
+import gzip
+import re
+import subprocess
 import pandas as pd
 import pytest
 import transformers as hf
 import kdnotes as kd
 from architectures import SIZE, TOKENS, write_teacher
 from kdnotes.core.parse import make_config
-from kdnotes.core.tables import CorpusError
+from kdnotes.core.tables import CorpusError, read_table
 from kdnotes.distill.weights import ModelError
 from kdnotes.experiment.plan import plan
 from kdnotes.tasks.sources import load_corpus
@@ -83,3 +86,17 @@ def test_a_csv_file_may_have_another_separator(separator, tmp_path):
     (tmp_path / 'others/dev.csv').write_text(f'text{separator}label\na{separator}b{separator}c\n')
     with pytest.raises(CorpusError, match='3 fields where the header has 2; separate columns by'):
         load_corpus(TASK, str(tmp_path / 'others'))
+
+
+@pytest.mark.parametrize('end', ['csv', 'jsonl.gz'])
+def test_a_file_in_another_encoding_is_refused_with_the_command_that_converts_it(tmp_path, end):
+    content = '{"text": "café"}\n' if 'jsonl' in end else 'text,label\ncafé,1\n'
+    encoded = content.encode('cp1252')
+    path = tmp_path / f'my films.{end}'
+    path.write_bytes(gzip.compress(encoded) if 'gz' in end else encoded)
+    with pytest.raises(CorpusError, match='byte 0xe9 is not UTF-8; save the file as UTF-8, or convert') as e:
+        list(read_table(path, {'text'}))
+    [command] = re.findall('`(.+)`', str(e.value))
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    _, part = read_table(tmp_path / f'utf8-my films.{end}', {'text'})
+    assert part.cells == dict(text=['café'])

@@ -2,12 +2,15 @@
 the option or parameter; nothing is done.
 """
 
+import json
 import sys
 import pytest
 import typer
 from kdnotes import cli
+from kdnotes.api import load_data
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
+from kdnotes.experiment.plan import plan
 from bench import gpu_check
 
 COMMANDS = typer.main.get_command(cli.make_app()).commands
@@ -133,6 +136,34 @@ def test_variables_of_make_are_options(home, capsys, monkeypatch):
     monkeypatch.setenv('KDNOTES_MAKE_EPOCHS', '3')
     assert cli.main(['study', '--dry-run']) == 2
     assert '`make study` has no variable EPOCHS; use P=epochs=...' in capsys.readouterr().err
+
+
+def test_a_corpus_of_one_file_is_split_as_in_python(home, capsys):
+    rows = [f'a film of kind {i},{i % 2}' for i in range(40)]
+    (home / 'films.csv').write_text('\n'.join(['review,stars', *rows]) + '\n')
+    typed = ['--task', 'text_classification', '--corpus', str(home / 'films.csv'), '--dry-run', '--json']
+    assert cli.main(['run', *typed, '--columns', 'text=review,label=stars']) == 0
+    printed = capsys.readouterr()
+    assert '32 for train, 4 for dev, 4 for test' in printed.err
+    data = load_data(
+        home / 'films.csv', 'text_classification', dict(text='review', label='stars'), say=lambda line: None
+    )
+    config = make_config(mode='mixed_kd', task=data.task, corpus=data.corpus)
+    assert json.loads(printed.out)['runs'][-1]['run_id'] == plan(config, check=False).run_id
+    # a table that says which row is of which split
+    splits = ['train'] * 20 + ['dev'] * 10 + ['test'] * 5 + ['unlabelled'] * 5
+    lines = [
+        f'{row.rpartition(",")[0]},{"" if split == "unlabelled" else i % 2},{split}'
+        for i, (row, split) in enumerate(zip(rows, splits))
+    ]
+    (home / 'films.csv').write_text('\n'.join(['text,label,split', *lines]) + '\n')
+    assert cli.main(['run', *typed]) == 0
+    split = load_data(home / 'films.csv', 'text_classification')
+    config = make_config(mode='mixed_kd', task=data.task, corpus=split.corpus, unlabelled=split.unlabelled)
+    assert json.loads(capsys.readouterr().out)['runs'][-1]['run_id'] == plan(config, check=False).run_id
+    (home / 'book.txt').write_text('a text')
+    assert cli.main(['run', '--corpus', str(home / 'book.txt'), '--dry-run']) == 2
+    assert 'book.txt is no table; give a file that ends in .tsv, .csv' in capsys.readouterr().err
 
 
 def test_text_from_make_means_itself(home, capsys, monkeypatch):

@@ -189,7 +189,8 @@ def test_chunks_of_questions_are_whole_questions_wherever_their_rows_are(tmp_pat
 def test_memory_does_not_grow_with_the_rows(model, tmp_path, monkeypatch):
     for module in (predict_tables, write_tables):
         monkeypatch.setattr(module, 'PART', 500)
-    monkeypatch.setattr('kdnotes.tasks.schema.PART', 500)
+    for module in ('schema', 'own_tables'):
+        monkeypatch.setattr(f'kdnotes.tasks.{module}.PART', 500)
 
     def peak(n: int) -> int:
         path = tmp_path / f'{n}.csv'
@@ -344,12 +345,13 @@ def test_tables_that_are_refused_in_python(small_run, tmp_path):
         'overwrite is for the file that out names': lambda: run.predict(table, overwrite=True),
         'backend is for the rows of a table': lambda: run.predict('iron', backend='onnx'),
         'out is for the rows of a table': lambda: run.predict('iron', out='out.csv'),
-        'nowhere.csv cannot be read': lambda: run.predict(tmp_path / 'nowhere.csv'),
+        "there is no file": lambda: run.predict(tmp_path / 'nowhere.csv'),
         'a.txt is no table': lambda: run.predict(tmp_path / 'a.txt'),
         'has no row': lambda: run.predict(table[:0]),
-        'the table, row b: text is empty': lambda: run.predict(
-            pd.DataFrame(dict(text=['a', '']), index=[*'ab'])
+        'the table, row b: text holds a list': lambda: run.predict(
+            pd.DataFrame(dict(text=['a', ['b']]), index=[*'ab'])
         ),
+        'the table: no row has a text in text': lambda: run.predict(pd.DataFrame(dict(text=['', None]))),
         "the table: there is no column 'text'": lambda: run.predict(
             datasets.Dataset.from_dict(dict(a=['b']))
         ),
@@ -381,17 +383,13 @@ def test_rows_that_cannot_be_answered_are_named(model, tmp_path, capsys, monkeyp
     out = str(tmp_path / 'out.csv')
     question = str(classifier(tmp_path / 'two'))
     cases = {  # file -> its content, the model, and what the refusal names
-        'empty.csv': ('text,n\na,1\nb,2\nc,3\n" ",4\n', model, 'empty.csv, row 4: text is empty'),
-        'gap.jsonl': (
-            '{"text": "a"}\n\n{"text": "b"}\n{"text": null}\n',
-            model,
-            'gap.jsonl, line 4: text is',
-        ),
+        'empty.csv': ('text,n\n,1\n" ",2\n', model, 'empty.csv: no row has a text in text'),
+        'gap.jsonl': ('{"text": null}\n\n', model, 'gap.jsonl: no row has a text in text'),
         'list.jsonl': ('{"text": "a"}\n{"text": ["b"]}\n', model, 'list.jsonl, line 2: text holds a list'),
         'none.csv': ('text\n', model, 'none.csv has no row; give one at least'),
         'other.csv': ('review\na\n', model, "other.csv has the columns 'review'"),
         'three.csv': ('question,sentence\na,b\n', model, 'the model has 3 outputs'),
-        'half.csv': ('question,sentence\na,b\nc,\n', question, 'half.csv, row 2: sentence is empty'),
+        'half.csv': ('question,sentence\n,b\nc,\n', question, 'no row has a text in question and sentence'),
         'name.csv': ('text,probability\na,b\n', model, "name.csv has a column 'probability' already"),
     }
     for name, (content, folder, words) in cases.items():

@@ -246,6 +246,59 @@ def test_candidates_of_two_questions_of_the_same_words_are_ranked_apart(tmp_path
     assert sorted(predict_table(folder, table.drop(columns='question_id'))['rank']) == [1, 2, 3]
 
 
+# ---- rows without a text ----
+
+
+def test_a_row_without_a_text_gets_empty_cells_and_the_others_what_they_get_alone(model, tmp_path, capsys):
+    texts = ['iron', '', 'gold', ' ', None, 'iron rusts']
+    there = [0, 2, 5]
+    table = pd.DataFrame(dict(text=texts, n=range(6)), index=[*'abcdef'])
+    found = predict_table(model, table)
+    new = list(found.columns[2:])
+    expected = predict_table(model, table.iloc[there])
+    assert found[new].iloc[[1, 3, 4]].isna().all(axis=None) and 'note' in new
+    pd.testing.assert_frame_equal(found.iloc[there], expected, check_dtype=False)
+    for end in FORMATS:
+        file, out = tmp_path / f'in.{end}', tmp_path / f'out.{end}'
+        file.write_bytes(as_file([dict(text=text, n=0) for text in texts], ['text', 'n'], file))
+        done = predict_file(model, file, out)
+        rows = list(file_rows(out))
+        nothing = '' if 'sv' in end else None
+        empty = [i for i, row in enumerate(rows) if all(row[name] == nothing for name in new)]
+        assert empty == [1, 3, 4]
+        assert [float(rows[i]['probability']) for i in there] == pytest.approx(
+            list(expected['probability']), abs=1e-6
+        )
+        first = [3, 5, 6] if 'tsv' in end else [2, 4, 5]
+        assert done.first_empty == [
+            f'{"row" if end in ("csv", "csv.gz", "parquet") else "line"} {i}' for i in first
+        ]
+        assert (done.rows, done.empty) == (6, 3)
+    typed = ['predict', model, '--file', str(tmp_path / 'in.jsonl'), '--out', str(tmp_path / 'out.jsonl')]
+    assert main([*typed, '--overwrite', '--json']) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed['rows'], printed['empty'], printed['computed']) == (6, 3, 0)
+    assert main([*typed, '--overwrite']) == 0
+    said = capsys.readouterr().out
+    assert '3 rows without a text (line 2, line 4, line 5)' in said
+    assert '3 of them from an earlier call' in said
+
+
+def test_ranks_leave_out_what_is_empty(tmp_path, home):
+    folder = str(classifier(tmp_path / 'm'))
+    table = pd.DataFrame(
+        dict(question=['Why?', 'Who?', 'Why?', '', 'Why?', 'Who?'], sentence=['a', '', 'b', 'c', ' ', 'd'])
+    )
+    found = predict_table(folder, table)
+    alone = predict_table(folder, table.iloc[[0, 2, 5]])
+    assert found['rank'].isna().tolist() == [False, True, False, True, True, False]
+    assert found['rank'].iloc[[0, 2, 5]].tolist() == alone['rank'].tolist() and alone['rank'].max() == 2
+    (tmp_path / 'in.csv').write_text(table.to_csv(index=False))
+    assert predict_file(folder, tmp_path / 'in.csv', tmp_path / 'out.csv').empty == 3
+    cells = [row['rank'] for row in file_rows(tmp_path / 'out.csv')]
+    assert cells == ['' if math.isnan(rank) else str(int(rank)) for rank in found['rank']]
+
+
 # ---- files that are refused ----
 
 
@@ -267,7 +320,11 @@ def test_files_that_cannot_be_read_or_written_are_refused(model, tmp_path, capsy
     there = written('there.csv', 'precious')
     out = str(tmp_path / 'out.csv')
     cases = [  # what is typed, and what the refusal must name
-        (['--file', written('gap.csv', 'text,n\niron,1\n"",2\n'), '--out', out], 'gap.csv, row 2', 'text'),
+        (
+            ['--file', written('gap.csv', 'text,n\n"",1\n" ",2\n'), '--out', out],
+            'gap.csv',
+            'no row has a text',
+        ),
         (['--file', written('torn.csv.gz', 'text'), '--out', out], 'torn.csv.gz'),
         (['--file', written('other.csv', 'review\na\n'), '--out', out], 'other.csv', 'text', 'question'),
         (['--file', written('two.csv', 'text,predicted\na,b\n'), '--out', out], 'two.csv', 'predicted'),

@@ -74,8 +74,9 @@ def predict(
 
     Ranks candidates, classifies a text, fills a [MASK], or finds the answer in a passage, depending on the
     task of the model. The predictions of a student are shown next to those of its teacher if the weights of
-    both are available. With --file, every row of a table is predicted; candidates are ranked per question.
-    To continue a stopped command, run it again: rows that are finished are not predicted again."""
+    both are available. With --file, every row of a table is predicted; candidates are ranked per question,
+    and a row without a text gets empty cells. To continue a stopped command, run it again: rows that are
+    finished are not predicted again."""
     from kdnotes.experiment.predict import predict as predict_texts
     from kdnotes.experiment.predict_tables import predict_file
     from kdnotes.tasks.documents import read_document
@@ -160,14 +161,16 @@ def evaluate(
     split: Annotated[str, Option('--set', metavar='SET')] = 'test',
     beside: str | None = None,  # second model, evaluated on the same rows
     task: str | None = None,  # task of a model without a run. Default: found from its head and the columns
-    out: str | None = None,  # also write one row per unit to this CSV file
+    # also write one row per unit to this CSV file: the columns of its row in FILE, metrics and prediction
+    out: str | None = None,
     overwrite: bool = False,  # replace the file --out if it exists
     as_json: Json = False,
 ) -> None:
     """Evaluate a model on a labelled file.
 
     Reports the metrics of the task with confidence intervals, next to those of the run's test set and of
-    trivial baselines. With --beside, the paired differences to a second model on the same rows."""
+    trivial baselines. With --beside, the paired differences to a second model on the same rows. A row with an
+    empty text or label is an error."""
     from kdnotes.experiment.evaluate import evaluate as evaluate_model
     from kdnotes.core.write_tables import check_output
 

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 from typer import Argument, Option
@@ -23,7 +24,7 @@ from ..core.parse import flat_name, make_config, no_parameter, of_arm, read_spec
 __all__ = ['HEADINGS', 'Json', 'DryRun', 'Notebook', 'Arms', 'Grid', 'StudyName', 'RunName', 'STUDY_FIELDS', 'app',
            'parse_parameters', 'configurations', 'comments', 'as_typed', 'Described', 'of_all_tasks', 'usual_of',
            'describe_parameters', 'offer', 'offer_studies', 'offer_runs', 'offer_studies_and_runs', 'offer_parameters',
-           'of_field', 'gather', 'epilog', 'command']
+           'from_one_file', 'of_field', 'gather', 'epilog', 'command']
 
 # %% ../../nbs/commands/03_options.ipynb #034a0dc7
 def parse_parameters(
@@ -255,6 +256,22 @@ StudyName = Annotated[
 ]
 RunName = Annotated[str, Argument(metavar='RUN', help='run_id or folder of a run', autocompletion=offer_runs)]
 
+# %% ../../nbs/commands/03_options.ipynb #fb63b3a5
+def from_one_file(
+    given: dict[str, Any],  # parameters of a run
+) -> dict[str, Any]:
+    "The same, where the corpus is one file with a table: split and stored as `kdnotes.load_data` does."
+    file = Path(given.get('corpus') or '').expanduser()
+    if not file.is_file():
+        return given
+    from kdnotes.api import load_data
+
+    say = functools.partial(print, file=sys.stderr)
+    unlabelled = given.get('unlabelled') if given.get('unlabelled') != 'none' else None
+    data = load_data(file, given.get('task'), given.get('columns'), say=say, unlabelled=unlabelled)
+    of_data = dict(corpus=data.corpus, columns=data.columns, unlabelled=data.unlabelled)
+    return given | {name: value for name, value in of_data.items() if value or name in given}
+
 # %% ../../nbs/commands/03_options.ipynb #4c016055
 _COMPLETIONS = dict(
     mode=offer(MODES),
@@ -320,7 +337,7 @@ def gather(
             raise ConfigError(
                 f'{name} has two values: --{name} {as_typed(value)} and -p {name}={values[name]}'
             )
-    return with_plugin(file | values)
+    return from_one_file(with_plugin(file | values))
 
 # %% ../../nbs/commands/03_options.ipynb #70a61358
 STUDY_FIELDS = ('task', 'corpus', 'columns', 'teacher', 'student', 'transfer', 'profile', 'study', 'smoke')

@@ -74,6 +74,7 @@ def run(given: dict, dry_run: DryRun = False, as_json: Json = False) -> None:
         _show_forecast([planned], planned.explain(), 1, as_json)
         return
     from kdnotes.experiment.cluster import make_run
+    from kdnotes.experiment.display import same_note
 
     speak = speaker(as_json)
     speak(planned.explain())
@@ -84,7 +85,7 @@ def run(given: dict, dry_run: DryRun = False, as_json: Json = False) -> None:
         print_json(record)
         return
     folder = runs_path() / record['study'] / record['run_id']
-    say(*sentences('run.txt.jinja', 'finished', record, score_name(record), folder))
+    say(*sentences('run.txt.jinja', 'finished', record, score_name(record), folder), *same_note(record))
 
 # %% ../../nbs/commands/05_training.ipynb #794860d5
 _CORPUS = dict(corpus='embedded')  # of a study, by default

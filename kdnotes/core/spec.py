@@ -108,7 +108,7 @@ class Data(Group):
     "Which texts a run reads."
 
     # auto (the published corpus if it is available, otherwise embedded) | embedded | the name of a published
-    # corpus | a folder | a hub id
+    # corpus | a folder | a hub id. On the command line also one file with a table, which is split
     corpus: str = parameter('auto', by_content=True)
     # column names, for a folder or a hub dataset: 'text=review,label=stars' reads text from the column review
     # and label from stars; None: the task's own names. With teacher_mode=scores, 'teacher=score' names the

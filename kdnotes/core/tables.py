@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import re
+import shlex
 import zlib
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -92,6 +93,16 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         ) from None
 
 # %% ../../nbs/core/13_tables.ipynb #39b9b071
+def _converted(path: Path) -> str:
+    "A command that writes a file as UTF-8 which is in the usual encoding of Windows."
+    to_utf8 = 'iconv -f cp1252 -t UTF-8'
+    file = shlex.quote(str(path))
+    new = f'utf8-{path.name}'
+    if path.suffix == '.gz':
+        return f'`gunzip -c {file} | {to_utf8} | gzip > {shlex.quote(new)}`'
+    return f'`{to_utf8} {file} > {shlex.quote(new)}`'
+
+
 def _not_utf8(path: Path) -> CorpusError:
     "Where a file's first byte is that is not UTF-8."
     with opened(path) as file:
@@ -100,7 +111,8 @@ def _not_utf8(path: Path) -> CorpusError:
                 line.decode()
             except UnicodeDecodeError as e:
                 byte = f'{path}, line {number}: byte 0x{line[e.start]:02x}'
-                return CorpusError(f'{byte} is not UTF-8; save the file as UTF-8')
+                convert = f'or convert it from the cp1252 of Windows: {_converted(path)}'
+                return CorpusError(f'{byte} is not UTF-8; save the file as UTF-8, {convert}')
     return changed(path)
 
 # %% ../../nbs/core/13_tables.ipynb #c9d286bc

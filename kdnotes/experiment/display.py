@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from ..stats.comparable import differences
 from ..stats.deployment import deployment, summary
 from ..core.config import task_info, escape_control_chars
 from ..stats.evidence import run_evidence
+from ..stats.tables import same_prediction_of
 from ..core.render import metric_on, phrase, render, sentences, unit_of
 from ..core.files import private_folder, root
 from ..report.tables import corpus_of, use_table
@@ -29,8 +30,8 @@ from ..results.runs import RunFolder
 from ..results.store import records
 
 # %% auto #0
-__all__ = ['MOST_NAMED', 'NOTEBOOKS', 'OUTPUT', 'Box', 'run_box', 'make_here', 'example_of', 'notebook_link', 'show_table',
-           'show_figure', 'Kernels']
+__all__ = ['MOST_NAMED', 'NOTEBOOKS', 'OUTPUT', 'Box', 'same_note', 'run_box', 'make_here', 'example_of', 'notebook_link',
+           'show_table', 'show_figure', 'Kernels']
 
 # %% ../../nbs/experiment/15_display.ipynb #b7b1cec2
 @dataclass(frozen=True)
@@ -80,6 +81,14 @@ def _nearest(
     return min(others, key=distance, default=None)
 
 # %% ../../nbs/experiment/15_display.ipynb #e3573ab9
+def same_note(
+    record: dict,  # of a finished run
+) -> Sequence[str]:  # sentences; none: predictions differ
+    "The warning of a model that predicts the same for all of its test set."
+    unit_name = task_info(record['task']).unit_name
+    return sentences('headline.jinja', 'same_prediction', record, same_prediction_of(record), unit_name)
+
+
 def run_box(
     record: dict,  # of a finished run
 ) -> Box:
@@ -103,7 +112,7 @@ def run_box(
         lines['warning'] = phrase('headline.jinja', 'unconverged', s.unconverged)
     lines['model'] = str(RunFolder(record['study'], record['run_id']).path / 'model')
     smoke = [phrase('box.jinja', 'smoke')] if use.is_smoke else []
-    warnings = [*smoke, *sentences('headline.jinja', 'cautions', use)]
+    warnings = [*smoke, *sentences('headline.jinja', 'cautions', use), *same_note(record)]
     # what each model scores, what it is for its user, and how long it was trained
     names = {arm: arm} | {other: f'{other} (teacher)' for other in e.arms if other != arm}
     unit = unit_of(record['task'], record['primary']['metric'])

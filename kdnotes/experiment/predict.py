@@ -4,6 +4,7 @@
 
 # %% ../../nbs/experiment/13_predict.ipynb #28d4d6dc
 from __future__ import annotations
+import contextlib
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,11 +27,13 @@ from .saved_models import LoadedModel, Source, find_source, load_model
 from ..results.store import find_run_model
 from ..tasks.base import TaskInfo
 from ..tasks.inference import INPUTS, Answer, InferenceError, Reader
+from ..core.tables import CorpusError, Table
 from ..tasks.own_tables import named_columns
+from ..tasks.schema import Schema, check_layout, column_names
 
 # %% auto #0
 __all__ = ['BACKENDS', 'CHUNK', 'PredictError', 'listed', 'requests_of', 'tasks_of', 'task_of', 'trained_columns',
-           'check_backend', 'load_reader', 'answers_of', 'Prediction', 'Predictions', 'predict']
+           'task_of_columns', 'check_backend', 'load_reader', 'answers_of', 'Prediction', 'Predictions', 'predict']
 
 # %% ../../nbs/experiment/13_predict.ipynb #95c2ab46
 class PredictError(KdnotesError):
@@ -148,6 +151,22 @@ def trained_columns(
     "Which columns of a table have the names that the run of a model was trained with."
     named = named_columns((source.record or {}).get('columns'), info.corpora.schema)
     return {key: name for key, name in named.items() if name in there}
+
+
+def task_of_columns(
+    possible: Sequence[TaskInfo],  # of `tasks_of`
+    table: Table,
+    schema_of: Callable[[TaskInfo], Schema],  # what the rows of a task hold
+    columns: Any,  # of `column_names`
+) -> TaskInfo | None:  # None: they decide nothing
+    "The only task, or the first whose columns a table has."
+    for info in possible if len(possible) > 1 else ():
+        schema = schema_of(info)
+        with contextlib.suppress(ConfigError, CorpusError):  # it lacks a column, or the map is another task's
+            names = column_names(columns, schema.names, schema.scored)
+            check_layout(table, schema, names, set(named_columns(columns, schema)))
+            return info
+    return possible[0] if len(possible) == 1 else None
 
 # %% ../../nbs/experiment/13_predict.ipynb #2b12df3c
 BACKENDS = ('torch', 'onnx', 'int8')

@@ -4,13 +4,12 @@
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #c3c475f8
 from __future__ import annotations
-import contextlib
 import importlib.metadata
 import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -42,7 +41,6 @@ from kdnotes.core.tables import (
     Table,
     as_text,
     changed,
-    check_regular,
     check_rows_fit,
     format_of,
     n_rows,
@@ -57,6 +55,7 @@ from kdnotes.experiment.predict import (
     answers_of,
     check_backend,
     load_reader,
+    task_of_columns,
     tasks_of,
     trained_columns,
 )
@@ -64,12 +63,12 @@ from .saved_models import Source, find_source
 from ..tasks.base import TaskInfo
 from ..tasks.inference import Reader
 from ..tasks.batching import groups_of, tokenizer_rules
-from ..tasks.own_tables import frame_of_dicts
+from ..tasks.own_tables import Parts, frame_of, table_parts
 from ..tasks.schema import Rows, Schema, check_layout, checked, column_names
 
 # %% auto #0
-__all__ = ['Parts', 'TableTexts', 'table_texts', 'row_chunks', 'requests_in', 'chunk_answers', 'answer_table', 'predict_table',
-           'StoredAnswers', 'stored_answers', 'FilePrediction', 'predict_file']
+__all__ = ['TableTexts', 'table_texts', 'without_text', 'row_chunks', 'requests_in', 'chunk_answers', 'answer_table',
+           'predict_table', 'StoredAnswers', 'stored_answers', 'FilePrediction', 'predict_file']
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #e4ec1d13
 def _input_schema(info: TaskInfo) -> Schema:
@@ -81,14 +80,11 @@ def _input_schema(info: TaskInfo) -> Schema:
         optional.add(info.rows_of[1])  # what questions are called apart by
     schema = info.corpora.schema
     columns = {
-        key: replace(column, optional=key in optional, blank=False, instead='')
+        key: replace(column, optional=key in optional, blank=column.kind == 'text', instead='')
         for key, column in schema.columns.items()
         if key in needed | optional
     }
     return Schema(columns, content=(), unique=(), longest=schema.longest)
-
-
-Parts = Callable[[Container[str]], Iterator[Table]]  # (names of columns): a table, part by part
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #9173bb64
 @dataclass(frozen=True)
@@ -111,13 +107,22 @@ class TableTexts:
         if (first := next(parts, None)) is None:
             raise CorpusError(f'{self.table.where} has no row; give one at least')
         schema = _input_schema(self.info)
-        return checked(_chained(first, parts), self.table, 'rows', schema, self.names, into, n)
+        rows = checked(_chained(first, parts), self.table, 'rows', schema, self.names, into, n)
+        if without_text(rows, self.info).all():
+            names = ' and '.join(self.names[key] for key in _text_keys(rows, self.info))
+            raise CorpusError(f'{self.table.where}: no row has a text in {names}; give one at least')
+        return rows
+
+    def numbers(self, index: Sequence[int]) -> list:  # ascending
+        "What the table calls some rows."
+        name = next(iter(self.names.values()))
+        numbers = (number for part in self.parts({name}) for number in part.numbers)
+        steps = np.diff(index, prepend=-1).tolist()
+        return [next(islice(numbers, step - 1, None)) for step in steps]
 
     def place(self, i: int) -> str:
         "Where a row is, for messages."
-        name = next(iter(self.names.values()))
-        numbers = (number for part in self.parts({name}) for number in part.numbers)
-        return replace(self.table, numbers=[next(islice(numbers, i, None))]).place(0)
+        return replace(self.table, numbers=self.numbers([i])).place(0)
 
 
 def _chained(first: Table, others: Iterable[Table]) -> Iterator[Table]:
@@ -128,13 +133,8 @@ def _chained(first: Table, others: Iterable[Table]) -> Iterator[Table]:
 def _table_task(source: Source, table: Table, columns: Mapping[str, str] | str | None) -> TaskInfo:
     "The task that a model answers: of those that its head is for, the first whose columns are there."
     possible = tasks_of(source)
-    if len(possible) == 1:
-        return possible[0]
-    for info in possible:
-        schema = _input_schema(info)
-        with contextlib.suppress(ConfigError, CorpusError):  # it lacks a column, or the map is another task's
-            check_layout(table, schema, column_names(columns, schema.names), set())
-            return info
+    if info := task_of_columns(possible, table, _input_schema, columns):
+        return info
     keys = '; or '.join(
         f'{" and ".join(info.use.keys[name] for name in info.use.takes)} for {info.name}' for info in possible
     )
@@ -175,14 +175,30 @@ def _first_rows(rows: Rows, info: TaskInfo) -> np.ndarray:  # (n,) int64
     return earliest(hashes(*(rows[key] for key in keys)))
 
 
+def _text_keys(rows: Rows, info: TaskInfo) -> list[str]:
+    "The keys of the texts that a model reads."
+    return [key for key in info.use.keys.values() if key in rows.columns]
+
+
+def without_text(rows: Rows, info: TaskInfo) -> np.ndarray:  # (n,) bool
+    "Which rows lack one of the texts that a model reads."
+    lacking = np.zeros(len(rows), dtype=bool)
+    for start in range(0, len(rows), PART):
+        for key in _text_keys(rows, info):
+            texts = rows[key][start : start + PART].tolist()
+            lacking[start : start + PART] |= [not text.strip() for text in texts]
+    return lacking
+
+
 def row_chunks(
     rows: Rows,  # of `TableTexts.rows`
     info: TaskInfo,
     size: int,  # rows of a chunk, unless one request has more
 ) -> list[np.ndarray]:  # which rows each holds, request by request
-    "The rows that are answered together."
+    "The rows that are answered together; a row without a text is in none."
     first = _first_rows(rows, info)
     order = np.argsort(first, kind='stable')
+    order = order[~without_text(rows, info)[order]]
     ends = np.append(np.flatnonzero(np.diff(first[order])) + 1, len(order))
     begins = np.append(0, ends)
     return [order[begins[part.start] : begins[part.stop]] for part in groups_of(np.diff(begins), size)]
@@ -233,7 +249,7 @@ def answer_table(
     texts: TableTexts,
     rows: Rows,  # of `texts.rows`
 ) -> dict[str, list]:  # column -> a cell for each row of the table
-    "The answers of a model to each row."
+    "The answers of a model to each row; a row without a text has None everywhere."
     columns: dict[str, list] = {}
     with stage('predicting', len(rows), 'rows') as advance:
         for index in row_chunks(rows, texts.info, CHUNK):
@@ -243,40 +259,6 @@ def answer_table(
             advance(len(index))
     columns['note'] = columns.pop('note')  # the last one
     return columns
-
-# %% ../../nbs/experiment/19_predict_tables.ipynb #28173cdc
-def _parts_of(table: Any) -> Parts:
-    "A table in memory, or a file, as what reads it."
-    if isinstance(table, (str, os.PathLike)):
-        path = Path(os.path.expanduser(table))
-        if words := no_table(path):
-            raise ConfigError(f'file {words}')
-        return lambda possible: read_table(path, possible, PART)
-    if isinstance(table, pd.DataFrame):
-        names = list(map(str, table.columns))
-        numbers = list(table.index)
-        columns = [table.iloc[:, i] for i in range(len(names))]
-    elif hasattr(table, 'column_names') and hasattr(table, 'to_dict'):  # of datasets
-        plain = table.with_format(None)
-        names = list(table.column_names)
-        numbers = range(len(table))
-        columns = [plain[name] for name in names]
-    else:
-        raise ConfigError(
-            f'a {type(table).__name__} is no table; give a DataFrame, a list of dicts, one Dataset of '
-            'datasets, or the path of a file'
-        )
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f'two columns of the table are called {truncate_repr(twice)}; rename one of them')
-    head = Table('the table', names)
-
-    def parts(possible: Container[str]) -> Iterator[Table]:
-        yield head
-        cells = {name: list(column) for name, column in zip(names, columns) if name in possible}
-        if len(numbers):
-            yield replace(head, cells=cells, numbers=numbers)
-
-    return parts
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #1531dfbd
 def predict_table(
@@ -294,8 +276,8 @@ def predict_table(
 ) -> Any:  # a DataFrame or a Dataset: the same rows, with the answers of the model
     "Ask a model about each row of a table."
     check_backend(backend)
-    table = frame_of_dicts(table)
-    parts = _parts_of(table)
+    table = frame_of(table)
+    parts = table_parts(table)
     source = find_source(model)
     files = [Path(os.path.expanduser(table))] if isinstance(table, (str, os.PathLike)) else []
     with unchanged(*files):
@@ -364,11 +346,12 @@ class StoredAnswers:
     "The answers to the rows of a file, on disk."
 
     names: list[str]  # of the columns that are added, the note last
-    n: int  # rows
+    n: int  # rows with an answer
     computed: int  # of them by this process; the others were there
     seconds: float  # that took, tokenising included
     noted: int  # rows with a note
-    rows: Callable[[], Iterator[dict[str, Any]]]  # the columns that are added to each row
+    # the columns that are added to each row; nothing to one without a text
+    rows: Callable[[], Iterator[dict[str, Any]]]
 
 
 def _store_answers(
@@ -409,19 +392,25 @@ def stored_answers(
     stored = cached(folder, make)
     seconds = time.perf_counter() - begin
     answers = Columns.stored(stored, 'answers')
-    place = np.argsort(answers['row'])
+    place = np.full(len(rows), -1)
+    place[answers['row']] = np.arange(len(answers))
     names = stored.state['names']
     last = [name for name in names if name != 'note'] + ['note']
 
     def added() -> Iterator[dict[str, Any]]:
         for start in range(0, len(rows), PART):
-            for cells in answers['cells'][place[start : start + PART]].tolist():
-                row = dict(zip(names, cells))
+            part = place[start : start + PART]
+            cells = iter(answers['cells'][part[part >= 0]].tolist())
+            for is_answered in part >= 0:
+                row = dict(zip(names, next(cells))) if is_answered else {}
                 yield {name: row.get(name) for name in last}
 
-    return StoredAnswers(last, len(rows), computed, seconds, stored.state['noted'], added)
+    return StoredAnswers(last, len(answers), computed, seconds, stored.state['noted'], added)
 
 # %% ../../nbs/experiment/19_predict_tables.ipynb #1df064fb
+_MOST_NAMED = 5  # rows without a text
+
+
 @dataclass(frozen=True)
 class FilePrediction:
     "What became of a file."
@@ -432,6 +421,8 @@ class FilePrediction:
     file: str
     out: str
     rows: int
+    empty: int  # rows without a text, whose new cells are empty
+    first_empty: list[str]  # of them, some of the first: 'row 2', or 'line 2' where lines are numbered
     computed: int  # rows that were answered now; the others were stored by an earlier call
     columns: list[str]  # that were added
     noted: int  # rows with a note, say on a text that was cut
@@ -443,15 +434,10 @@ class FilePrediction:
 
 
 def _check_files(path: Path, target: Path, overwrite: bool) -> None:
-    "Refuse files that cannot be read or written."
-    if words := no_table(path):
-        raise ConfigError(f'file {words}')
-    if not os.path.exists(path):
-        raise ConfigError(f'there is no file {truncate_repr(str(path))}; correct the path')
-    check_regular(path)
+    "Refuse a file that cannot be written, or is the one that is read."
     if words := no_table(target):
         raise ConfigError(f'out {words}')
-    if os.path.exists(target) and os.path.exists(path) and os.path.samefile(path, target):
+    if os.path.exists(target) and os.path.samefile(path, target):
         raise ConfigError(f'out {truncate_repr(str(target))} is the file that is read; name another one')
     check_output(target, overwrite)
 
@@ -468,10 +454,11 @@ def predict_file(
     "Ask a model about each row of a file; a call that was killed is resumed, and `out` appears in one step."
     path, target = (Path(os.path.expanduser(name)) for name in (file, out))
     check_backend(backend)
+    parts = table_parts(path)
     _check_files(path, target, overwrite)
     source = find_source(model)
     before = file_state(path)
-    texts = table_texts(source, lambda possible: read_table(path, possible, PART), columns)
+    texts = table_texts(source, parts, columns)
     _try_to_write(path, target, texts.table.names)
     rows, rows_key = _stored_rows(texts, path, before)
     reader, loaded = load_reader(source, texts.info, backend)
@@ -481,6 +468,7 @@ def predict_file(
     def filled() -> Iterator[list[dict[str, Any]]]:
         return _in_parts(row | more for row, more in zip(file_rows(path), answers.rows(), strict=True))
 
+    empty = np.flatnonzero(without_text(rows, texts.info))
     with atomic_file(target) as to:
         write_rows(to, filled, [*texts.table.names, *answers.names], target, path)
         if file_state(path) != before:
@@ -491,7 +479,9 @@ def predict_file(
         task=texts.info.name,
         file=str(path),
         out=str(target),
-        rows=answers.n,
+        rows=len(rows),
+        empty=len(empty),
+        first_empty=[f'{texts.table.unit} {number}' for number in texts.numbers(empty[:_MOST_NAMED])],
         computed=answers.computed,
         columns=answers.names,
         noted=answers.noted,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from .calibration import NOT_CALIBRATED, TauGain, agreement, reliability, tau_gain
@@ -25,8 +25,8 @@ from ..results.store import RecordError, predictions
 # %% auto #0
 __all__ = ['COLUMNS', 'RATIOS', 'COSTS', 'MEASURES', 'tested_rows', 'untested_rows', 'share_rows', 'all_comparisons',
            'over_seeds', 'sets_of', 'judged_by', 'set_interval', 'why_none', 'energy_note', 'pareto_front',
-           'score_kind', 'distilled_pairs', 'agreement_table', 'reliability_table', 'TeacherAgreement',
-           'teacher_agreement']
+           'score_kind', 'SamePrediction', 'same_prediction', 'same_prediction_of', 'distilled_pairs',
+           'agreement_table', 'reliability_table', 'TeacherAgreement', 'teacher_agreement']
 
 # %% ../../nbs/stats/13_tables.ipynb #6b595186
 COLUMNS = (
@@ -265,6 +265,46 @@ def _scored(e: Evidence) -> dict[str, pd.DataFrame]:
     except RecordError:
         raise NotDrawn(reason('no_predictions')) from None
     return dict(list(table.assign(score=[float(f'{s:.5g}') for s in table['score']]).groupby('run_id')))
+
+# %% ../../nbs/stats/13_tables.ipynb #939b6218
+_NEARLY_EQUAL = 0.01  # standard deviation of predictions, in that of the labels
+
+
+class SamePrediction(NamedTuple):
+    "What a model predicts for every unit of a set."
+
+    item: str | float  # a class, or the mean of numbers that are nearly equal
+    n: int  # units
+    classes: int | None  # that these units have; None: they have numbers
+
+
+def same_prediction(
+    kind: str,  # of `score_kind`
+    predicted: pd.DataFrame,  # predictions of a run on a set
+) -> SamePrediction | None:  # None: they differ, as they should, or the units have one label
+    "Is one class, or nearly one number, predicted for all units?"
+    if kind == 'numbers':
+        if not predicted['score'].std() < _NEARLY_EQUAL * predicted['label'].std():
+            return None
+        return SamePrediction(float(predicted['score'].mean()), len(predicted), None)
+    likeliest = predicted.sort_values('score').drop_duplicates('unit', keep='last')['item']
+    classes = predicted.loc[predicted['label'] > 0, 'item'].nunique()
+    if kind != 'logits' or classes < 2 or likeliest.nunique() > 1:
+        return None
+    return SamePrediction(likeliest.iloc[0], len(likeliest), classes)
+
+# %% ../../nbs/stats/13_tables.ipynb #3e19c357
+def same_prediction_of(
+    record: dict,  # of a finished run
+) -> SamePrediction | None:
+    "What a run predicts for every unit of its primary set; None: predictions differ or are not stored."
+    if record['settings'].get('smoke'):
+        return None
+    try:
+        predicted = predictions(record['study'], [record['run_id']])
+    except RecordError:
+        return None
+    return same_prediction(score_kind([record]), predicted[predicted['split'] == record['primary']['set']])
 
 # %% ../../nbs/stats/13_tables.ipynb #e5416778
 def distilled_pairs(

@@ -7,7 +7,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 import numpy as np
@@ -16,8 +18,8 @@ from ..core.config import ConfigError, truncate_repr, task_info
 from ..core.files import atomic_write, cache_path, file_errors, sha256_text
 from ..core.render import phrase, render
 from ..core.streams import stream
-from ..core.tables import Table, check_rows_fit, class_cells, no_table, read_table
-from .schema import TEACHER, Schema, check_layout, score_key
+from ..core.tables import PART, Table, check_regular, check_rows_fit, class_cells, no_table, read_table
+from .schema import TEACHER, Rows, Schema, check_layout, checked, mapped, score_key
 from .base import split_sizes
 from kdnotes.tasks.sources import (
     PLAIN_NAMES,
@@ -30,8 +32,8 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['named_columns', 'frame_of_dicts', 'table_of_file', 'typed_columns', 'write_corpus', 'unlabelled_file', 'table_file',
-           'describe_corpus']
+__all__ = ['Parts', 'named_columns', 'frame_of', 'table_of_file', 'typed_columns', 'write_corpus', 'unlabelled_file',
+           'table_parts', 'table_rows', 'describe_corpus']
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #1dd6ee4d
 def named_columns(
@@ -51,27 +53,27 @@ def named_columns(
     return {key: names[key] for key in schema.columns if key in given}
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #865a4f62
-def frame_of_dicts(
+def frame_of(
     table: Any,
-) -> Any:  # a DataFrame, where rows were given as dicts; anything else as it is
-    "A list of dicts as a table."
+) -> Any:  # a DataFrame, where rows were given as dicts or by another library; anything else as it is
+    "A table in memory as one of pandas; one of datasets stays."
     if isinstance(table, (list, tuple)) and table and all(isinstance(row, Mapping) for row in table):
         return pd.DataFrame(list(table), dtype=object)  # a gap makes no float of a whole number
+    if hasattr(table, 'to_pandas') and not hasattr(table, 'features'):
+        return table.to_pandas()
     return table
 
 
 def _frame(table: Any, columns: Mapping[str, str], schema: Schema, labelled: bool = True) -> pd.DataFrame:
     "A table of pandas or of datasets, or rows as dicts, under the task's own names; it may lack labels."
     key_of = {column: key for key, column in columns.items()}
-    table = frame_of_dicts(table)
+    table = frame_of(table)
     if hasattr(table, 'features') and hasattr(table, 'to_dict'):  # of datasets
         cells = table.to_dict()
         for name, class_names in dataset_classes(table).items():
             if key_of.get(name, name) in schema.keys('class'):
                 cells[name] = class_cells(cells[name], class_names)
         table = pd.DataFrame(cells, dtype=object)
-    elif hasattr(table, 'to_pandas'):
-        table = table.to_pandas()
     if not isinstance(table, pd.DataFrame):
         raise ConfigError(
             f'data of type {type(table).__name__} are no table; give a DataFrame, a list of dicts or a '
@@ -311,19 +313,57 @@ def _stored(text: str, task: str, split: str) -> Path:
     return path
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #b0f880c3
-@file_errors()
-def table_file(
-    source: Any,  # a table, as of `write_corpus`, with labels
-    task: str,  # of `config.TASKS`
+Parts = Callable[[Container[str]], Iterator[Table]]  # (names of columns): a table, part by part
+
+
+def table_parts(
+    table: Any,  # a DataFrame, a list of dicts, a Dataset, or the path of a file
+) -> Parts:
+    "One table, in memory or in a file, as what reads it."
+    if isinstance(table, (str, os.PathLike)):
+        path = Path(os.path.expanduser(table))
+        if words := no_table(path):
+            raise ConfigError(f'file {words}')
+        if not os.path.exists(path):
+            raise ConfigError(f'there is no file {truncate_repr(str(path))}; correct the path')
+        check_regular(path)
+        return lambda possible: read_table(path, possible, PART)
+    table = frame_of(table)
+    is_dataset = hasattr(table, 'column_names') and hasattr(table, 'features')
+    if not (is_dataset or isinstance(table, pd.DataFrame)):
+        raise ConfigError(
+            f'a {type(table).__name__} is no table; give a DataFrame, a list of dicts, one Dataset of '
+            'datasets, or the path of a file'
+        )
+    columns = table.with_format(None) if is_dataset else table.set_axis(map(str, table.columns), axis=1)
+    names = list(table.column_names if is_dataset else columns)
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f'two columns of the table are called {truncate_repr(twice)}; rename one of them')
+    head = Table('the table', names, classes=dataset_classes(table) if is_dataset else {})
+    numbers = range(len(table)) if is_dataset else list(table.index)
+
+    def parts(possible: Container[str]) -> Iterator[Table]:
+        yield head
+        if len(numbers):
+            cells = {name: list(map(_plain, columns[name])) for name in names if name in possible}
+            yield replace(head, cells=cells, numbers=numbers)
+
+    return parts
+
+# %% ../../nbs/tasks/22_own_tables.ipynb #1dc08af3
+def table_rows(
+    table: Any,  # as for `table_parts`
+    schema: Schema,
     columns: Mapping[str, str],  # of `named_columns`
-) -> Path:
-    "One table as a file under the task's own names, for `schema.read_split`."
-    schema = task_info(task).corpora.schema
-    table = _frame(source, columns, schema)
-    check_layout(Table('the table', list(map(str, table))), schema, schema.names, set())
-    if not len(table):
-        raise ConfigError('the table has no row; give one at least')
-    return _stored(_json_lines(table, 'the table', schema, ()), task, 'table')
+) -> Rows:
+    "The rows of one table, completed and checked as a test set."
+    if isinstance(table, (str, os.PathLike)):
+        return read_split(Path(os.path.expanduser(table)), 'test', schema, columns)
+    parts = table_parts(table)
+    head = next(parts(()))
+    names = column_names(columns, schema.names, schema.scored)
+    there = check_layout(head, schema, names, mapped(columns, 'test'))
+    return checked(islice(parts({*there.values()}), 1, None), head, 'test', schema, there)
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #370b89ff
 def describe_corpus(
