@@ -340,7 +340,7 @@ def _token(self: LocalModel, code: str) -> int:
     before = self.tokenizer.encode(prompt, add_special_tokens=False)
     blank = '' if self.tokenizer.chat_template else ' '
     after = self.tokenizer.encode(prompt + blank + code, add_special_tokens=False)
-    if after[:-1] != before or self.tokenizer.decode(after[-1:]).strip() != code:
+    if after[:-1] != before or self.tokenizer.decode(after[-1:]).strip().upper() != code:
         raise LabelError(
             f'the tokenizer of this model does not read {code!r} as one token; use a service '
             '(endpoint), or fewer classes'
