@@ -504,7 +504,9 @@ def label(
     out: str | Path,  # folder of the labelled corpus; a folder of an earlier call continues it
     task: str = 'text_classification',  # answer_selection | text_classification | sentence_pairs
     endpoint: str | None = None,  # base address of a service that speaks OpenAI's chat protocol
-    prompt: str | Path | None = None,  # jinja template; None: the one of the task
+    # jinja template; None: the one of the task. A local model without a chat template reads an empty line and
+    # `Answer:` after it
+    prompt: str | Path | None = None,
     columns: str | None = None,  # names of the columns in the corpus, as for a run
     target: str = 'classes',  # of text_classification: classes | number
     # names of the classes of texts without labels; where numbers are learned, the ends of the scale
