@@ -18,6 +18,7 @@ from kdnotes.core.files import cache_path
 from kdnotes.core.grid import read_grid
 from kdnotes.core.machine import Machine
 from kdnotes.core.parse import make_config
+from kdnotes.core.render import sentences
 from kdnotes.core.spec import with_values
 from kdnotes.distill.intermediate import online_teacher
 from kdnotes.distill.models import load_model
@@ -181,12 +182,18 @@ def assert_same_training(smaller: dict, whole: dict) -> None:
 def test_a_student_with_the_tokens_of_its_corpus_is_trained_as_one_with_all(home, small_teacher, rank_here):
     whole, smaller = (run(asked(small_teacher, vocabulary=value)) for value in (None, 'corpus'))
     assert whole['run_id'] != smaller['run_id'] and whole['teacher_run_id'] == smaller['teacher_run_id']
-    assert 'vocabulary' not in whole and smaller['settings']['vocabulary'] == 'corpus'
+    assert whole['vocabulary'] is None and smaller['settings']['vocabulary'] == 'corpus'
     assert_same_training(smaller, whole)
     n, before = smaller['vocabulary']['tokens'], smaller['vocabulary']['before']
     assert 2000 < n < 3000 and before == 30522
     assert whole['params_total'] - smaller['params_total'] == 32 * (before - n)
     assert 0 < smaller['vocabulary']['split_words']['test'] < 0.5
+    arms = {'smaller': [smaller], 'whole': [whole]}
+    facts = dict(changed=dict.fromkeys(arms, {}), trained_rows={}, units=({}, {}), unit='text')
+    share = f'{smaller["vocabulary"]["split_words"]["test"]:.1%} of test'
+    [line] = [s for s in sentences('setting.jinja', 'setting', arms, **facts) if s.startswith('Vocabulary: ')]
+    assert line.startswith(f'Vocabulary: {n:,} of 30,522 tokens; words in other pieces: ')
+    assert share in line and line.endswith(' (smaller).')
     # what is saved reads and answers by itself, and starts another run
     folder = find_run_model(smaller['run_id'])
     assert len(load_tokenizer(folder)) == n
