@@ -149,7 +149,12 @@ def test_weights_are_read_as_they_are_typed(text, value):
 @pytest.mark.parametrize(
     'given, words',
     [
-        (dict(class_weights='heavy'), ["class_weights=['heavy'] is refused: input should be 'balanced'"]),
+        (dict(class_weights='heavy'), ["class_weights=['heavy'] is refused: write balanced, or one number"]),
+        (
+            dict(class_weights='good=2,bad=1'),
+            ["class_weights=['good=2', 'bad=1']", 'names of classes are not'],
+        ),
+        (dict(class_weights={'good': 2}), ["class_weights={'good': 2} is refused: write balanced"]),
         (dict(class_weights='1,-1'), ['class_weights=(1.0, -1.0)', 'numbers >= 0']),
         (dict(class_weights='0,0'), ['one of them above 0']),
         (dict(class_weights='1,2'), ['has 2 numbers', '12 classes', 'one for each']),
@@ -172,6 +177,20 @@ def test_what_cannot_be_meant_is_refused(given, words, tmp_path, monkeypatch):
     with pytest.raises(KdnotesError) as e:
         plan(make_config(**dict(task='text_classification', corpus='embedded', mode='baseline') | given))
     assert all(word in str(e.value) for word in words) and '\n' not in str(e.value), e.value
+
+
+def test_a_plan_shows_balanced_weights_of_the_rows_that_are_trained_on(tmp_path, monkeypatch):
+    monkeypatch.setenv('KDNOTES_HOME', str(tmp_path))
+    given = dict(task='text_classification', corpus='embedded', mode='baseline', labels=100)
+    counts, texts = {}, {}
+    for weights in (None, 'balanced'):
+        planned = plan(make_config(**given, class_weights=weights), check=False)
+        texts[weights] = planned.explain()
+        counts[weights] = planned.labels['weights']
+    assert counts[None] is None and 'class weights' not in texts[None].replace('class_weights', '')
+    values = counts['balanced']
+    assert len(values) == 12 and sum(100 / (12 * w) for w in values) == pytest.approx(100)
+    assert f'balanced class weights {values[0]:.3g}, {values[1]:.3g}, ' in texts['balanced']
 
 
 def test_a_new_head_starts_at_the_weighted_shares_of_the_classes():

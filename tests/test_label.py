@@ -17,19 +17,21 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertLMHeadModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from architectures import WORDS, small_bert, write_teacher
 from kdnotes.cli import main
 from kdnotes.core.config import ConfigError
 from kdnotes.core.parse import make_config
 from kdnotes.core.processes import EXIT_STOPPED
 from kdnotes.distill.scores import read_scores
+from kdnotes.distill.tokenizers import load_tokenizer
+from kdnotes.distill.weights import MINILM
 from kdnotes.experiment.launch import run
 from kdnotes.experiment.plan import plan
 from kdnotes.labelling.label import ANSWERS, label, stored_answers
 from kdnotes.core.columns import Columns
 from kdnotes.labelling.prompts import Options, find_options, load_prompt, prompts, read_answer
-from kdnotes.labelling.services import KEY, LabelError
+from kdnotes.labelling.services import KEY, LabelError, LocalModel
 from kdnotes.experiment.compatibility import make_task
 from kdnotes.tasks.sources import load_corpus
 
@@ -517,6 +519,28 @@ def test_what_services_differ_in_is_learned_from_their_refusals(reviews, tmp_pat
     assert facts['splits']['dev']['agreement']['accuracy'] == 1.0
 
 
+@pytest.mark.parametrize('at_once', [8, 3, 1])
+def test_samples_of_one_call_share_its_prompt_in_the_estimate(at_once, reviews, tmp_path):
+    "A service that gives up to so many answers per call; the limits are compared with what it takes."
+
+    def behaviour(number, request):
+        if 'logprobs' in request:
+            return 400, dict(error=dict(message='logprobs is not supported'))
+        return 200, completion([truth(request['messages'][0]['content'])] * min(request['n'], at_once))
+
+    estimates = []
+    calls = -(-8 // at_once)
+    given = dict(splits=('dev',), on_estimate=estimates.append, concurrency=1)
+    with serving(behaviour) as server:
+        label(reviews, 'm', tmp_path / 'out', endpoint=server.url, **given)
+        assert len(server.calls) == 1 + 8 * calls
+    first, second = estimates
+    assert first['calls'] == 8 and first['samples'] == 8  # at most 8 times as much
+    assert second['calls'] == 7 * calls and second['samples'] == 1
+    assert second['tokens_in'] == pytest.approx(first['tokens_in'] * 7 / 8 * calls, rel=0.1)
+    assert second['tokens_out'] == 7 * 8 * 16
+
+
 def test_one_answer_per_call_where_a_service_refuses_more(reviews, tmp_path):
     def behaviour(number, request):
         if 'logprobs' in request:
@@ -727,7 +751,7 @@ def test_kills_lose_at_most_the_calls_in_flight(reviews, tmp_path):
     assert facts['used']['answers'] < 56
 
 
-def tiny_causal(folder):
+def tiny_causal(folder, bias=0.25):
     "A GPT-2 with random weights that reads bytes, and the codes A and B with a blank as one token each."
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate(['<end>', *alphabet, 'ĠA', 'ĠB'])}
@@ -741,7 +765,7 @@ def tiny_causal(folder):
     network = GPT2LMHeadModel(config)
     with torch.no_grad():  # it answers with a code, as a model does that follows the prompt
         network.transformer.ln_f.bias.fill_(1)
-        network.lm_head.weight[-2:] += 0.25
+        network.lm_head.weight[-2:] += bias
     network.save_pretrained(folder)
     return folder
 
@@ -779,6 +803,27 @@ def test_a_local_model_labels_a_corpus_that_a_student_is_trained_on(reviews, tmp
     assert (
         record['teachers']['metrics'].keys() == {'dev', 'test'} and record['metrics']['test']['accuracy'] >= 0
     )
+
+
+def test_a_local_model_that_answers_no_code_is_refused_by_their_probability(reviews, tmp_path):
+    model = tiny_causal(tmp_path / 'model', bias=-0.25)
+    expected = (
+        'the codes A, B have less than 1% of the probability together, for each of the first 20 prompts'
+    )
+    with pytest.raises(LabelError, match=expected) as refused:
+        label(reviews, str(model), tmp_path / 'out')
+    assert 'names one of the options' not in str(refused.value)
+
+
+def test_codes_of_a_tokenizer_without_capitals(reviews, tmp_path):
+    "BERT's tokenizer reads A as a; a causal model with random weights."
+    tokenizer = load_tokenizer(MINILM)
+    tokenizer.save_pretrained(tmp_path / 'model')
+    size = dict(vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    network = BertLMHeadModel(BertConfig(**size, intermediate_size=8, is_decoder=True))
+    network.save_pretrained(tmp_path / 'model')
+    codes = LocalModel(str(tmp_path / 'model'), Options(('bad', 'good')))._codes
+    assert codes == dict(zip('AB', tokenizer.convert_tokens_to_ids(['a', 'b'])))
 
 
 def test_ranking_and_numbers(tmp_path):

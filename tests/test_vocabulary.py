@@ -1,11 +1,13 @@
 "A smaller vocabulary: any text can still be read, what stays is equal, and a student is trained with it."
 
+import json
 from pathlib import Path
 import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoModel
 import architectures
 from architectures import WORDS, small_bert, write_teacher
@@ -16,6 +18,7 @@ from kdnotes.core.files import cache_path
 from kdnotes.core.grid import read_grid
 from kdnotes.core.machine import Machine
 from kdnotes.core.parse import make_config
+from kdnotes.core.render import sentences
 from kdnotes.core.spec import with_values
 from kdnotes.distill.intermediate import online_teacher
 from kdnotes.distill.models import load_model
@@ -68,6 +71,32 @@ def test_texts_whose_tokens_stay_are_read_alike_and_others_in_smaller_pieces(tex
     required = len(tokens_to_keep(tokenizer, np.zeros_like(counts)))
     left_out = np.setdiff1d(np.arange(len(counts)), keep)
     assert counts[left_out].max() <= np.sort(counts[keep])[::-1][len(keep) - required]
+
+
+def test_a_bpe_token_that_has_several_merges_stays_with_what_it_is_merged_from():
+    texts = [*load_corpus('text_classification', 'embedded').splits['train']['text']]
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    backend.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=3000, initial_alphabet=alphabet, show_progress=False)
+    )
+    # as a file that was converted from tiktoken: every way to make a token, by its number and its left part
+    rules = json.loads(backend.to_str())
+    ids = rules['model']['vocab']
+    splits = [(i, piece[:k], piece[k:]) for piece, i in ids.items() for k in range(1, len(piece))]
+    pairs = sorted((i, ids[left], left, right) for i, left, right in splits if {left, right} <= ids.keys())
+    assert len(pairs) > 1.2 * len(rules['model']['merges'])
+    rules['model']['merges'] = [pair[2:] for pair in pairs]
+    of_all, tokenizer = (
+        transformers.PreTrainedTokenizerFast(tokenizer_object=one)
+        for one in (backend, Tokenizer.from_str(json.dumps(rules)))
+    )
+    keep = tokens_to_keep(tokenizer, count_tokens(tokenizer, texts[:100]))
+    assert keep.tolist() == tokens_to_keep(of_all, count_tokens(of_all, texts[:100])).tolist()
+    smaller = smaller_tokenizer(tokenizer, keep)
+    for text in texts[:100]:
+        assert keep[smaller(text)['input_ids']].tolist() == tokenizer(text)['input_ids']
 
 
 def test_hidden_states_of_such_texts_are_equal(texts, tmp_path):
@@ -153,12 +182,18 @@ def assert_same_training(smaller: dict, whole: dict) -> None:
 def test_a_student_with_the_tokens_of_its_corpus_is_trained_as_one_with_all(home, small_teacher, rank_here):
     whole, smaller = (run(asked(small_teacher, vocabulary=value)) for value in (None, 'corpus'))
     assert whole['run_id'] != smaller['run_id'] and whole['teacher_run_id'] == smaller['teacher_run_id']
-    assert 'vocabulary' not in whole and smaller['settings']['vocabulary'] == 'corpus'
+    assert whole['vocabulary'] is None and smaller['settings']['vocabulary'] == 'corpus'
     assert_same_training(smaller, whole)
     n, before = smaller['vocabulary']['tokens'], smaller['vocabulary']['before']
     assert 2000 < n < 3000 and before == 30522
     assert whole['params_total'] - smaller['params_total'] == 32 * (before - n)
     assert 0 < smaller['vocabulary']['split_words']['test'] < 0.5
+    arms = {'smaller': [smaller], 'whole': [whole]}
+    facts = dict(changed=dict.fromkeys(arms, {}), trained_rows={}, units=({}, {}), unit='text')
+    share = f'{smaller["vocabulary"]["split_words"]["test"]:.1%} of test'
+    [line] = [s for s in sentences('setting.jinja', 'setting', arms, **facts) if s.startswith('Vocabulary: ')]
+    assert line.startswith(f'Vocabulary: {n:,} of 30,522 tokens; words in other pieces: ')
+    assert share in line and line.endswith(' (smaller).')
     # what is saved reads and answers by itself, and starts another run
     folder = find_run_model(smaller['run_id'])
     assert len(load_tokenizer(folder)) == n
@@ -236,6 +271,8 @@ def test_two_ranks_choose_the_same_tokens_and_are_trained_as_one(home, small_tea
     [
         (dict(vocabulary=30522), 'vocabulary=30522 leaves nothing out'),
         (dict(vocabulary=500), 'vocabulary=500 is less than the'),
+        (dict(vocabulary=0), 'vocabulary=0 is less than the'),
+        (dict(vocabulary=-5), 'vocabulary=-5 is less than the'),
         (dict(vocabulary='few'), "vocabulary='few' is refused"),
         (dict(vocabulary=4000, mode='baseline', student_layers=None), 'vocabulary=4000 is about a student'),
         (dict(vocabulary=4000, task='masked_lm', signal='online'), 'vocabulary=4000 is not read by task='),
@@ -247,8 +284,9 @@ def test_two_ranks_choose_the_same_tokens_and_are_trained_as_one(home, small_tea
     ],
 )
 def test_a_vocabulary_that_cannot_be_is_refused_in_the_plan(given, words, home, small_teacher):
-    with pytest.raises(KdnotesError, match=words):
-        plan(asked(small_teacher, **given), Machine('cpu', 2))
+    for check in (True, False):  # a dry run builds no models
+        with pytest.raises(KdnotesError, match=words):
+            plan(asked(small_teacher, **given), Machine('cpu', 2), check=check)
 
 
 def test_a_search_samples_it():

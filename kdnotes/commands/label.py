@@ -48,7 +48,9 @@ def label(
     task: Literal['answer_selection', 'text_classification', 'sentence_pairs'] = 'text_classification',
     # address of a service that speaks OpenAI's chat protocol; key in OPENAI_API_KEY
     endpoint: Annotated[str | None, Option(metavar='URL')] = None,
-    prompt: Annotated[str | None, Option(metavar='FILE')] = None,  # jinja template of the prompt
+    # jinja template of the prompt. A local model without a chat template reads an empty line and 'Answer:'
+    # after it
+    prompt: Annotated[str | None, Option(metavar='FILE')] = None,
     columns: str | None = None,  # column names of the corpus: 'text=review,label=stars'
     target: Literal['classes', 'number'] = 'classes',  # of text_classification: type of the labels
     # of texts without labels: comma-separated names; of numbers the ends of the scale

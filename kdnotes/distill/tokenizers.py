@@ -21,8 +21,8 @@ from kdnotes.distill.weights import (
 from ..tasks.batching import tells_two_texts, tokenizer_rules, unknown_id
 
 # %% auto #0
-__all__ = ['load_tokenizer', 'tokenizer_sha256', 'same_vocabulary', 'same_tokenizer', 'reads_as', 'check_model', 'longest_text',
-           'count_tokens', 'check_batches']
+__all__ = ['load_tokenizer', 'tokenizer_from_file', 'tokenizer_sha256', 'same_vocabulary', 'same_tokenizer', 'reads_as',
+           'check_model', 'longest_text', 'count_tokens', 'check_batches']
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #c997db07
 _VOCABULARIES = (
@@ -58,6 +58,21 @@ def load_tokenizer(
         tokenizer.backend_tokenizer.no_truncation()
         tokenizer.backend_tokenizer.no_padding()
     return tokenizer
+
+# %% ../../nbs/distill/04_tokenizers.ipynb #75778e2d
+def tokenizer_from_file(
+    source: str | Path,  # as for `find_model`
+):  # a `tokenizers.Tokenizer`; None: there is no tokenizer.json, or it cannot be read
+    "A model's fast tokenizer, without transformers and torch."
+    from tokenizers import Tokenizer
+
+    path = find_model(source) / 'tokenizer.json'
+    if not path.is_file():
+        return None
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception:  # no class of its own; `load_tokenizer` reports what is wrong
+        return None
 
 # %% ../../nbs/distill/04_tokenizers.ipynb #b07582ae
 def tokenizer_sha256(
@@ -178,16 +193,8 @@ def count_tokens(
     # text; (): there is no such file
 ) -> tuple[tuple[float | None, tuple[int, ...]], ...]:
     "What a tokenizer makes of several sets of texts."
-    from tokenizers import Tokenizer
-
-    path = find_model(source) / 'tokenizer.json'
-    if from_file and not path.is_file():
-        return ()
-    try:
-        tokenizer = Tokenizer.from_file(str(path)) if from_file else load_tokenizer(source)
-    except ModelError:
-        raise
-    except Exception:  # of `Tokenizer`, no class of its own; loading the tokenizer reports what is wrong
+    tokenizer = tokenizer_from_file(source) if from_file else load_tokenizer(source)
+    if tokenizer is None:
         return ()
     if from_file or tokenizer.is_fast:
         backend = tokenizer if from_file else tokenizer.backend_tokenizer

@@ -6,13 +6,10 @@
 from __future__ import annotations
 import json
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 import numpy as np
-import torch
-import transformers
-from torch import nn
 from .tokenizers import load_tokenizer
 from .weights import ModelError, find_model
 
@@ -51,12 +48,13 @@ def count_tokens(
 # %% ../../nbs/distill/12_vocabulary.ipynb #f959f0d4
 def _rules(tokenizer) -> dict:
     "A fast tokenizer as JSON."
-    if not tokenizer.is_fast:
+    backend = getattr(tokenizer, 'backend_tokenizer', tokenizer)
+    if not hasattr(backend, 'to_str'):
         raise ModelError(
             f'{type(tokenizer).__name__} has no tokenizer.json, and vocabulary= needs one; use a fast '
             'tokenizer'
         )
-    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    rules = json.loads(backend.to_str())
     if rules['model']['type'] not in ('WordPiece', 'BPE', 'Unigram'):
         raise ModelError(
             f'a tokenizer of kind {rules["model"]["type"]} has no vocabulary that can be made smaller; '
@@ -77,27 +75,13 @@ def _required(rules: dict) -> set[int]:
     "The ids that no text can be read without."
     model = rules['model']
     prefix = model.get('continuing_subword_prefix') or ''
+    suffix = model.get('end_of_word_suffix') or ''
     ids = {token['id'] for token in rules['added_tokens']}
     for piece, i in _pieces(rules).items():
-        bare = piece.removeprefix(prefix) if prefix else piece
-        if len(bare.removeprefix('▁')) <= 1 or bare.startswith('<0x') or piece == model.get('unk_token'):
+        bare = piece.removeprefix(prefix).removesuffix(suffix).removeprefix('▁')
+        if len(bare) <= 1 or bare.startswith('<0x') or piece == model.get('unk_token'):
             ids.add(i)
     return ids
-
-
-def _parents(rules: dict) -> dict[int, tuple[int, int]]:
-    "The two ids that a BPE token is merged from; of several merges the first, which is the one that is used."
-    if rules['model']['type'] != 'BPE':
-        return {}
-    ids = _pieces(rules)
-    prefix = rules['model'].get('continuing_subword_prefix') or ''
-    parents: dict[int, tuple[int, int]] = {}
-    for merge in rules['model']['merges']:
-        left, right = merge if isinstance(merge, list) else merge.split(' ')
-        parents.setdefault(
-            ids[left + (right.removeprefix(prefix) if prefix else right)], (ids[left], ids[right])
-        )
-    return parents
 
 
 def _check_room(size: int | None, required: int) -> None:
@@ -107,6 +91,43 @@ def _check_room(size: int | None, required: int) -> None:
             f'vocabulary={size} is less than the {required:,} special, single-character and byte tokens of '
             'this tokenizer, without which not every text can be read; choose more'
         )
+
+# %% ../../nbs/distill/12_vocabulary.ipynb #7870852d
+def _last_merge(piece: str, model: dict, ranks: dict[tuple[str, str], int]) -> tuple[str, ...]:
+    "The two pieces that a BPE token is merged from; others where no merges lead to it."
+    prefix = model.get('continuing_subword_prefix') or ''
+    suffix = model.get('end_of_word_suffix') or ''
+    word = piece.removeprefix(prefix).removesuffix(suffix)
+    symbols = [prefix + character for character in word] or [piece]
+    if not piece.startswith(prefix):
+        symbols[0] = symbols[0].removeprefix(prefix)
+    if piece.endswith(suffix):
+        symbols[-1] += suffix
+    while len(symbols) > 2:
+        i = min(range(len(symbols) - 1), key=lambda i: ranks.get((symbols[i], symbols[i + 1]), len(ranks)))
+        symbols[i : i + 2] = [symbols[i] + symbols[i + 1].removeprefix(prefix)]
+    return tuple(symbols)
+
+
+def _parents(rules: dict) -> Callable[[int], tuple[int, ...]]:  # of an id; (): it is not merged from others
+    "Which two ids a BPE token is merged from."
+    model = rules['model']
+    if model['type'] != 'BPE':
+        return lambda token: ()
+    ids = model['vocab']
+    pieces = {i: piece for piece, i in ids.items()}
+    ranks = {tuple(merge): rank for rank, merge in enumerate(_merges(model))}
+
+    def parents(token: int) -> tuple[int, ...]:
+        pair = _last_merge(pieces[token], model, ranks) if token in pieces else ()
+        return tuple(ids[piece] for piece in pair) if pair in ranks else ()
+
+    return parents
+
+
+def _merges(model: dict) -> list[list[str]]:
+    "The pairs of a BPE model, the lowest rank first; older files have them as text."
+    return [merge if isinstance(merge, list) else merge.split(' ') for merge in model['merges']]
 
 # %% ../../nbs/distill/12_vocabulary.ipynb #486c51db
 def tokens_to_keep(
@@ -126,14 +147,14 @@ def tokens_to_keep(
         while waiting:
             if (token := waiting.pop()) not in chosen | new:
                 new.add(token)
-                waiting += parents.get(token, ())
+                waiting += parents(token)
         if size is None or len(chosen) + len(new) <= size:
             chosen |= new
     return np.array(sorted(chosen))
 
 # %% ../../nbs/distill/12_vocabulary.ipynb #5c9588c3
 def check_size(
-    tokenizer,  # as for `count_tokens`
+    tokenizer,  # as for `count_tokens`, or one of the package tokenizers
     size: int | str,  # tokens that stay at most; 'corpus': all that the training texts use
 ) -> None:
     "Refuse a vocabulary that cannot be made of a tokenizer, or that would leave nothing out."
@@ -141,9 +162,9 @@ def check_size(
     if size == 'corpus':
         return
     _check_room(size, required)
-    if size >= len(tokenizer):
+    if size >= (n := len(tokenizer.get_vocab())):
         raise ModelError(
-            f'vocabulary={size} leaves nothing out, since the tokenizer has {len(tokenizer):,} tokens; '
+            f'vocabulary={size} leaves nothing out, since the tokenizer has {n:,} tokens; '
             'choose fewer, or leave it out'
         )
 
@@ -153,6 +174,8 @@ def smaller_tokenizer(
     keep: Sequence[int],  # ids, rising
 ):  # of the same class
     "A tokenizer with some of its tokens."
+    import transformers
+
     rules = _rules(tokenizer)
     new = {int(old): i for i, old in enumerate(keep)}
     model = rules['model']
@@ -164,7 +187,7 @@ def smaller_tokenizer(
     if model['type'] == 'BPE':
         known = model['vocab']
         prefix = model.get('continuing_subword_prefix') or ''
-        pairs = [merge if isinstance(merge, list) else merge.split(' ') for merge in model['merges']]
+        pairs = _merges(model)
         merged = [left + (right.removeprefix(prefix) if prefix else right) for left, right in pairs]
         model['merges'] = [pair for pair, piece in zip(pairs, merged) if {*pair, piece} <= known.keys()]
     for token in rules['added_tokens']:
@@ -212,10 +235,13 @@ def split_words(
 
 # %% ../../nbs/distill/12_vocabulary.ipynb #b5fa8aea
 def keep_embeddings(
-    model: nn.Module,  # of transformers; changed in place
+    model,  # of transformers; changed in place
     keep: Sequence[int],  # ids, rising
-) -> nn.Module:  # the same model
+):  # the same model
     "A model whose table of embeddings has some of its rows."
+    import torch
+    from torch import nn
+
     rows = torch.as_tensor(np.asarray(keep), dtype=torch.long)
     before = model.get_input_embeddings()
     size = before.num_embeddings
@@ -256,6 +282,8 @@ def write_smaller(
     size: int | None = None,  # tokens that stay at most; None: all that occur
 ) -> dict[str, int]:  # tokens and parameters, before and after
     "Write a pretrained model with a smaller vocabulary; its head, if it has one, is left out."
+    import transformers
+
     tokenizer = load_tokenizer(source)
     keep = tokens_to_keep(tokenizer, count_tokens(tokenizer, texts), size)
     model = transformers.AutoModel.from_pretrained(find_model(source), local_files_only=True)

@@ -30,6 +30,7 @@ from kdnotes.distill.tokenizers import (
     reads_as,
     same_tokenizer,
     same_vocabulary,
+    tokenizer_from_file,
 )
 from ..distill.weights import ModelError, content_of, stated_depth
 from ..results.store import find_run_model
@@ -151,9 +152,19 @@ def compared_by_token(config: RunConfig) -> list[str]:  # 'hidden_loss', 'task=e
     return [*losses, *[f'task={config.task}'] * (task_info(config.task).auto_class != SEQUENCE_HEAD)]
 
 
-def check_vocabulary(config: RunConfig) -> None:
-    "Refuse a smaller vocabulary whose tokens cannot be compared with the teacher's."
+def check_vocabulary(
+    config: RunConfig,
+    from_file: bool = False,  # as of `count_tokens`; where there is no such file, the size is not checked
+) -> None:
+    "Refuse a smaller vocabulary that cannot be made, or whose tokens cannot be compared with the teacher's."
+    from kdnotes.distill.vocabulary import check_size
+
     size = value_of(config, 'vocabulary')
+    if size is None:
+        return
+    tokenizer = (tokenizer_from_file if from_file else load_tokenizer)(reads_as(config))
+    if tokenizer:
+        check_size(tokenizer, size)
     by_token = compared_by_token(config)
     if type(size) is int and config.loss is not None and by_token:
         raise ConfigError(
@@ -357,13 +368,10 @@ def checked_models(
     from kdnotes.distill.architectures import load_config
     from kdnotes.distill.models import check_given, new_head
     from kdnotes.distill.needed_positions import why_trained_whole
-    from kdnotes.distill.vocabulary import check_size
 
     info = task_info(config.task)
     student = is_student(config)
     info.check_tokens(corpus, config, lambda: load_tokenizer(reads_as(config)))
-    if (size := value_of(config, 'vocabulary')) is not None:
-        check_size(load_tokenizer(reads_as(config)), size)
     task = make_task(config, corpus)
     if is_given(config):
         check_given(config.model.pretrained, task.auto_class, task.head_labels, info.use.ranks_pairs)

@@ -387,9 +387,9 @@ def _plan(config: RunConfig, on: Machine, corpora: dict[str, Corpus], check: boo
     config, user_code = _with_code(requested, config, check)
     info = task_info(config.task)
     info.check_corpus(corpus, config)
-    check_vocabulary(config)
     if check:
         check_reading(config)
+    check_vocabulary(config, from_file=not check)
     teacher = plan(teacher_config(requested, config), on, corpora, check) if needs_teacher(config) else None
     first = None
     starts_pretrained = not is_student(config) or starts_from(config, 'teacher_pretrained', 'transferred')

@@ -291,9 +291,8 @@ def record_of(
         examples=result.examples,
         tokens=result.tokens,
         curve=result.curve,
+        vocabulary=None if task.token_subset is None else _vocabulary(rank, task),
     )
-    if task.token_subset is not None:
-        record['vocabulary'] = _vocabulary(rank, task)
     if is_pruned(model):
         record['kept_heads'] = model.config.kept_heads
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -24,6 +24,7 @@ from kdnotes.labelling.prompts import (
     Options,
     check_task,
     find_options,
+    LEAST_MASS,
     load_prompt,
     prompts,
     read_log_probabilities,
@@ -108,12 +109,13 @@ def estimate(
     self: Limits,
     prompts: Sequence[str],  # that are to be asked
     calls_each: int,
+    samples: int,  # answers to each prompt, which share the calls
     max_tokens: int,  # of an answer
 ) -> dict[str, Any]:  # prompts, calls, tokens_in, tokens_out, cost; stored, spent, samples: of `Session`
     "What asking may take."
     calls = len(prompts) * calls_each
     tokens_in = calls_each * sum(map(estimate_tokens, prompts))
-    tokens = dict(tokens_in=tokens_in, tokens_out=calls * max_tokens)
+    tokens = dict(tokens_in=tokens_in, tokens_out=len(prompts) * samples * max_tokens)
     cost = self.cost_of((*tokens.values(),))
     return dict(prompts=len(prompts), calls=calls, **tokens, cost=cost, stored=0, spent=None, samples=1)
 
@@ -188,12 +190,13 @@ def estimate(self: Session, prompts: Sequence[str]) -> dict[str, Any]:  # as of 
         samples = f'{self.model.samples} samples'
         keys = (self.key(prompt, samples) for prompt in prompts)
         self.model.log_probabilities = all(key not in self.stored for key in keys)
-    calls_each = 1 if self.model.method == 'log-probabilities' else self.model.samples
+    one = self.model.method == 'log-probabilities'
     missing = self.missing(prompts)
     stored = len({*prompts}) - len(missing)
-    estimate = self.limits.estimate(missing, calls_each, self.model.max_tokens)
+    samples = 1 if one else self.model.samples
+    estimate = self.limits.estimate(missing, self.model.calls_each, samples, self.model.max_tokens)
     estimate |= dict(stored=stored, spent=self.limits.cost_of(count_tokens(self.answers_to(prompts))))
-    return estimate | dict(samples=1 if stored else self.model.samples // calls_each)
+    return estimate | dict(samples=self.model.samples if one and not stored else 1)
 
 
 @patch
@@ -225,10 +228,10 @@ def add(self: Session, prompt: str, answer: Answer | Failure) -> None:
             'they are stored: raise it and start the same command again'
         )
     if self.used['answers'] == _FIRST and not self.used['readable']:
+        sentence = phrase('label.jinja', 'unreadable', _FIRST, answer, self.options.codes, LEAST_MASS)
         raise LabelError(
-            f'none of the first {_FIRST} answers names one of the options; the last one is '
-            f'{truncate_repr(answer["texts"][-1])}. All are in {self.folder / ANSWERS}: correct the prompt, '
-            'raise max_tokens, or start the same command again to go on'
+            f'{sentence}. All are in {self.folder / ANSWERS}: correct the prompt, take another model, or '
+            'start the same command again to go on'
         )
 
 # %% ../../nbs/labelling/04_label.ipynb #e280c151
@@ -238,7 +241,7 @@ def ask(self: Session, prompts: Sequence[str]) -> None:
     self.check(prompts)
     if not (missing := self.missing(prompts)):
         return
-    method = self.model.method
+    before = self.model.method, self.model.calls_each
     self.before = count_tokens(self.answers_to(prompts))
     first = self.model.probe(missing[0])
     if isinstance(first, Failure):
@@ -246,7 +249,7 @@ def ask(self: Session, prompts: Sequence[str]) -> None:
             f'model {truncate_repr(self.name)} does not answer ({first.why}); nothing was labelled'
         )
     self.add(missing[0], first)
-    if self.model.method != method:
+    if (self.model.method, self.model.calls_each) != before:
         self.check(prompts)
     self._ask_all(self.missing(prompts))
 
@@ -501,7 +504,9 @@ def label(
     out: str | Path,  # folder of the labelled corpus; a folder of an earlier call continues it
     task: str = 'text_classification',  # answer_selection | text_classification | sentence_pairs
     endpoint: str | None = None,  # base address of a service that speaks OpenAI's chat protocol
-    prompt: str | Path | None = None,  # jinja template; None: the one of the task
+    # jinja template; None: the one of the task. A local model without a chat template reads an empty line and
+    # `Answer:` after it
+    prompt: str | Path | None = None,
     columns: str | None = None,  # names of the columns in the corpus, as for a run
     target: str = 'classes',  # of text_classification: classes | number
     # names of the classes of texts without labels; where numbers are learned, the ends of the scale
@@ -527,7 +532,7 @@ def label(
     folder = _output_folder(out)
     limits = Limits(max_calls, max_cost, price)
     if dry_run and not endpoint:
-        return limits.estimate([*dict.fromkeys(every)], 1, LocalModel.max_tokens)
+        return limits.estimate([*dict.fromkeys(every)], 1, 1, LocalModel.max_tokens)
     if endpoint:
         teacher = Service(endpoint, model, options, max_calls=max_calls, **service)
     else:

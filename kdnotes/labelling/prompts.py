@@ -18,8 +18,8 @@ from ..tasks.labelled_texts import class_names, label_numbers
 from ..tasks.schema import Rows
 
 # %% auto #0
-__all__ = ['STEPS', 'RELEVANCE', 'Options', 'check_task', 'step_names', 'find_options', 'load_prompt', 'prompts', 'find_code',
-           'read_answer', 'read_log_probabilities', 'read_samples']
+__all__ = ['STEPS', 'RELEVANCE', 'LEAST_MASS', 'Options', 'check_task', 'step_names', 'find_options', 'load_prompt', 'prompts',
+           'find_code', 'read_answer', 'read_log_probabilities', 'read_samples']
 
 # %% ../../nbs/labelling/01_prompts.ipynb #938bf62c
 STEPS = 6  # of a scale of numbers
@@ -163,7 +163,7 @@ def read_answer(
     return named[0] if len(named) == 1 else None
 
 # %% ../../nbs/labelling/01_prompts.ipynb #18b500f6
-_LEAST_MASS = 0.01  # that the codes must have together
+LEAST_MASS = 0.01  # that the codes must have together
 _LEAST = 1e-6  # probability of an option
 
 
@@ -177,7 +177,7 @@ def read_log_probabilities(
         if (code := token.strip().upper()) in shares:
             shares[code] += float(np.exp(log_probability))
     p = np.array(list(shares.values()))
-    if p.sum() < _LEAST_MASS:
+    if p.sum() < LEAST_MASS:
         return None
     listed = np.exp(list(top.values()))
     missing = p == 0

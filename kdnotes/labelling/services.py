@@ -82,6 +82,11 @@ class Service:
         "How the model is asked."
         return 'log-probabilities' if self.log_probabilities else f'{self.samples} samples'
 
+    @property
+    def calls_each(self) -> int:
+        "How many calls a prompt takes, as far as the service is known."
+        return 1 if self.log_probabilities else -(-self.samples // self.at_once)
+
 # %% ../../nbs/labelling/02_services.ipynb #e8a1cb92
 def _checked_address(url: str) -> str:
     "The base address of a service, without the path that the client adds."
@@ -180,6 +185,8 @@ def ask(self: Service, prompt: str) -> Answer:
             answer['cut'] = self.max_tokens if choice.finish_reason == 'length' else answer['cut']
         if self.log_probabilities:
             answer['top'] = self._top(completion.choices[0].logprobs)
+        elif len(completion.choices) < min(missing, self.at_once):
+            self.at_once = len(completion.choices)  # the service gives fewer than it is asked for
     return answer
 
 # %% ../../nbs/labelling/02_services.ipynb #02356f1f
@@ -302,7 +309,7 @@ class LocalModel:
     "A text-generation model of transformers."
 
     concurrency = 1
-    samples = 1
+    samples = calls_each = 1
     max_tokens = 0  # it writes nothing
     method = 'log-probabilities'  # of stored answers
 
@@ -340,7 +347,7 @@ def _token(self: LocalModel, code: str) -> int:
     before = self.tokenizer.encode(prompt, add_special_tokens=False)
     blank = '' if self.tokenizer.chat_template else ' '
     after = self.tokenizer.encode(prompt + blank + code, add_special_tokens=False)
-    if after[:-1] != before or self.tokenizer.decode(after[-1:]).strip() != code:
+    if after[:-1] != before or self.tokenizer.decode(after[-1:]).strip().upper() != code:
         raise LabelError(
             f'the tokenizer of this model does not read {code!r} as one token; use a service '
             '(endpoint), or fewer classes'

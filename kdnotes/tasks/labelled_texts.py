@@ -6,7 +6,8 @@
 from __future__ import annotations
 import re
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 import numpy as np
 from ..core.config import pluralize, truncate_repr
@@ -29,7 +30,8 @@ from kdnotes.tasks.sources import (
 
 # %% auto #0
 __all__ = ['SCHEMA', 'CORPORA', 'complete', 'unusable', 'imdb_file', 'class_names', 'number_of', 'label_numbers', 'labels_of',
-           'check_labels', 'label_facts', 'class_metrics', 'number_metrics', 'group_scores', 'shared_tenths']
+           'check_labels', 'balanced_weights', 'label_facts', 'class_metrics', 'number_metrics', 'group_scores',
+           'shared_tenths']
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9dd1037e
 def complete(
@@ -231,15 +233,27 @@ def _are_fractions(names: list[str]) -> bool:
     return all(number_of(name) is not None for name in names) and any('.' in name for name in names)
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #1ad253bb
+def balanced_weights(
+    train: Rows,
+    names: Sequence[str],  # of the classes
+) -> list[float]:  # (classes,)
+    "Weights by which all classes count alike: n / (k * n_c), the inverse of a class' share of n labels."
+    counts = Counter(train['label'])
+    return [len(train) / (len(names) * counts[name]) for name in names]
+
+
 def label_facts(
     corpus: Corpus,
     config: RunConfig,  # resolved
 ) -> dict:  # as `classes` of corpus.jinja takes it; {} where labels are numbers
-    "The classes there are, and whether they are numbers."
+    "The classes there are, whether they are numbers, and balanced weights."
     if config.task_settings.target == 'number':
         return {}
-    names = class_names(corpus.splits['train'])
-    return dict(names=names, fractions=_are_fractions(names))
+    train = corpus.splits['train']
+    names = class_names(train)
+    balanced = config.task_settings.class_weights == 'balanced'
+    weights = balanced_weights(train, names) if balanced else None
+    return dict(names=names, fractions=_are_fractions(names), weights=weights)
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #18586333
 def _check_classes(corpus: Corpus, names: list[str], drawn: int | None) -> None:

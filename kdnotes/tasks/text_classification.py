@@ -5,12 +5,12 @@
 # %% ../../nbs/tasks/19_text_classification.ipynb #37b24f15
 from __future__ import annotations
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal, TYPE_CHECKING
 from fastcore.basics import patch
 import numpy as np
+from pydantic import field_validator
 from ..core.config import truncate_repr
 from ..core.spec import RunConfig, TaskSettings, parameter
 from . import base
@@ -20,12 +20,14 @@ from .batching import Batch, to_device
 from ..core.columns import Strings
 from kdnotes.tasks.labelled_texts import (
     CORPORA,
+    balanced_weights,
     check_labels,
     class_metrics,
     class_names,
     label_numbers,
     label_facts,
     number_metrics,
+    number_of,
     group_scores,
     shared_tenths,
 )
@@ -52,6 +54,17 @@ class TextClassificationSettings(TaskSettings):
     )
     # share of each hard target that is spread evenly over all classes, 0 to 1
     label_smoothing: float = parameter(0.0, ge=0, lt=1, group='train', of_task_loss=True)
+
+    @field_validator('class_weights', mode='before')
+    @classmethod
+    def _has_no_names(cls, value: Any) -> Any:
+        each = value if isinstance(value, (list, tuple)) else [value]
+        if value is None or value == 'balanced' or all(number_of(str(one)) is not None for one in each):
+            return value
+        raise ValueError(
+            f'class_weights={truncate_repr(value)} is refused: write balanced, or one number for each '
+            'class in the order of their sorted names, as in 1,5; the names of classes are not part of it'
+        )
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #c336c200
 # settings of soft targets, which a number has none of
@@ -227,8 +240,7 @@ class TextClassification(LabelledTexts):
         self.take_classes(names)
         weights = self.settings.class_weights
         if weights == 'balanced':
-            counts = Counter(train['label'])
-            weights = [len(train) / (len(names) * counts[name]) for name in names]
+            weights = balanced_weights(train, names)
         self.class_weights = None if weights is None else np.array(weights, dtype=np.float32)
         if weights is not None:  # a new head starts where the weighted loss of a constant is least
             weighted = self.label_prior * (self.class_weights + np.finfo(np.float32).eps)
