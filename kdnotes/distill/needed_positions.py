@@ -41,7 +41,7 @@ def _attend(
 
     name = module.config._attn_implementation
     # transformers knows eager attention by no name: its numbers are those of SDPA
-    attention = ALL_ATTENTION_FUNCTIONS.get_interface(name, sdpa_attention_forward)
+    attention = ALL_ATTENTION_FUNCTIONS.get(name, sdpa_attention_forward)
     attended, _ = attention(
         module,
         by_head(query),
