@@ -394,7 +394,7 @@ def _contradictions(splits: dict[str, Rows], texts: dict[str, np.ndarray]) -> di
     "How many rows of each split have the texts of another of its rows, and another label."
     counts = {}
     for split, rows in splits.items():
-        key = next((key for key in ('label', 'answers') if key in rows.columns), None)
+        key = next((key for key in ('label', 'answers', 'tags') if key in rows.columns), None)
         if split == UNLABELLED or key is None:
             continue
         labels = np.fromiter((hash(str(cell)) for cell in rows[key]), dtype=np.int64, count=len(rows))
