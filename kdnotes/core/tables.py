@@ -335,16 +335,16 @@ def _conll(path: Path, possible: Container[str]) -> Iterator:
 # of a format: its reader, and what is numbered
 _READERS = dict(tsv=(_separated, 'line'), csv=(_separated, 'row'), jsonl=(_jsonl, 'line'))
 _READERS |= dict(parquet=(_parquet, 'row')) | {f'{end}.gz': reader for end, reader in _READERS.items()}
-_READERS['conll'] = (_conll, 'line')  # of a sentence, that of its first word
 FORMATS = tuple(_READERS)  # as a file's name ends
+_READERS['conll'] = (_conll, 'line')  # of tasks whose rows are words; a sentence is where its first word is
 
 # %% ../../nbs/core/13_tables.ipynb #7f44afd5
 PART = 20_000  # rows of a large file that are in memory at a time
 
 
-def format_of(path: Path) -> str:  # of FORMATS; '': none
+def format_of(path: Path) -> str:  # of FORMATS, or 'conll'; '': none
     "What a file is by its name."
-    return next((end for end in FORMATS if path.name.endswith(f'.{end}')), '')
+    return next((end for end in _READERS if path.name.endswith(f'.{end}')), '')
 
 
 def no_table(path: Path) -> str:  # '': it is one
@@ -359,7 +359,7 @@ def read_table(
     path: Path,  # ends in one of FORMATS
     possible: Container[str],  # names of columns that may be needed
     at_once: int | None = None,  # rows of a part; None: all
-    kind: str = '',  # of FORMATS; '': what the file is by its name
+    kind: str = '',  # as of `format_of`; '': what the file is by its name
 ) -> Iterator[Table]:  # the first has no rows
     "A file, part by part."
     read, unit = _READERS[kind or format_of(path)]

@@ -15,7 +15,7 @@ import numpy as np
 from ..core.cached import Writer, cached
 from ..core.config import truncate_repr
 from ..core.files import sha256_texts
-from ..core.tables import CorpusError, read_table
+from ..core.tables import FORMATS, CorpusError, read_table
 from .batching import ROWS_AT_ONCE, Ragged, groups_of, tokenizer_rules
 from .embedded import embedded_token_classification
 from .schema import SPLITS, Cells, Column, NoLabel, Schema
@@ -230,6 +230,7 @@ CORPORA = Corpora(
     SCHEMA,
     embedded_token_classification,
     published=dict(conll2003=Published('eriktks/conll2003', _CONLL2003, conll_folder)),
+    formats=(*FORMATS, 'conll'),
     from_folder=conll_folder,
     from_folder_files='train, dev and test as .txt or .bio in the shape of CoNLL',
 )

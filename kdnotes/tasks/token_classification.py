@@ -322,6 +322,15 @@ def _answers(tags, shares, offsets, names, texts, split) -> list[list[dict[str, 
     return answers
 
 # %% ../../nbs/tasks/23_token_classification.ipynb #008e82be
+def _entity_columns(values: dict[str, Any]) -> list[dict[str, Any]]:
+    "All entities of a text as JSON, how many there are, and how likely the least likely one is."
+    entities = values['entities']
+    rounded = [entity | dict(probability=round(entity['probability'], 4)) for entity in entities]
+    least = min((entity['probability'] for entity in entities), default=None)
+    text = json.dumps(rounded, ensure_ascii=False)
+    return [dict(entities=text, n_entities=len(entities), least_probability=least)]
+
+
 _SNIPPET = """from transformers import pipeline
 
 find = pipeline('token-classification', model='{folder}', aggregation_strategy='first')
@@ -332,7 +341,7 @@ USE = Use(
     takes=('text',),
     answers=text_entities,
     keys=dict(text='text'),
-    cells=lambda values: [dict(entities=json.dumps(values['entities'], ensure_ascii=False))],
+    cells=_entity_columns,
     example=dict(text='Ada Marsh left Ashford in May.'),
     pipeline='token-classification',
     snippet=_SNIPPET,
