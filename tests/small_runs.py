@@ -118,6 +118,7 @@ def write_encoder(folder: Path) -> Path:
 def planned(task: str, mode: str, teacher: Path) -> Plan:
     "A smoke run on the task's embedded corpus."
     more = dict(stride=32) if task == 'extractive_qa' else {}
+    more |= dict(head_bias='zero') if task == 'token_classification' else {}  # else all words are O
     student = dict(student_layers=(1,)) if 'student' in mode or 'kd' in mode else {}
     config = make_config(
         task=task,

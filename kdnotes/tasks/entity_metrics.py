@@ -95,17 +95,17 @@ class TaggedSet:
 # %% ../../nbs/tasks/13_entity_metrics.ipynb #5e9739cf
 def _sums(tagged: TaggedSet, predicted: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     "What each text adds above and below, of each metric of entities."
-    right, found = (tagged.entities(tags) for tags in (tagged.tags, predicted))
-    common = found.same(right)
+    right, guessed = (tagged.entities(tags) for tags in (tagged.tags, predicted))
+    common = guessed.same(right)
     hits, guesses, entities = (
-        tagged.by_text(found, common),
-        tagged.by_text(found),
+        tagged.by_text(guessed, common),
+        tagged.by_text(guessed),
         tagged.by_text(right),
     )
     sums = dict(f1=(2 * hits, guesses + entities), precision=(hits, guesses), recall=(hits, entities))
     for i, kind in enumerate(kinds_of(tagged.names)):
-        of_kind = tagged.by_text(found, common & (found.kind == i))
-        both = tagged.by_text(found, found.kind == i) + tagged.by_text(right, right.kind == i)
+        of_kind = tagged.by_text(guessed, common & (guessed.kind == i))
+        both = tagged.by_text(guessed, guessed.kind == i) + tagged.by_text(right, right.kind == i)
         sums[f'f1_{kind}'] = (2 * of_kind, both)
     equal = np.append(0, np.cumsum(predicted == tagged.tags))[tagged.offsets]
     return sums | dict(accuracy=(np.diff(equal), np.diff(tagged.offsets)))

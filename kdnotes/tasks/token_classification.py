@@ -100,15 +100,15 @@ def take_classes(self: TokenClassification, names: Sequence[str]) -> None:
     self.tagged = {}
     for split, rows in self.rows.items():
         words = rows['tokens'].tolist()
-        tags = [of or [None] * len(words[i]) for i, of in enumerate(rows['tags'].tolist())]
+        tags = [given or [None] * len(words[i]) for i, given in enumerate(rows['tags'].tolist())]
         if unknown := sorted(
-            {str(tag) for of in tags for tag in of if tag is not None and tag not in number}
+            {str(tag) for row in tags for tag in row if tag is not None and tag not in number}
         ):
             raise CorpusError(
                 f'tag {truncate_repr(unknown[0])} is none of the model '
                 f'({", ".join(map(truncate_repr, names[:10]))}); correct it, or drop its texts'
             )
-        ragged = Ragged.from_rows([[number.get(tag, _UNKNOWN) for tag in of] for of in tags])
+        ragged = Ragged.from_rows([[number.get(tag, _UNKNOWN) for tag in row] for row in tags])
         self.tagged[split] = TaggedSet(ragged.values, ragged.offsets, names)
     train = self.tagged['train'].tags
     counts = np.bincount(train[train >= 0], minlength=len(names)) + 1
@@ -237,7 +237,7 @@ def floors(self: TokenClassification) -> dict[str, Evaluation]:
             counts.setdefault(word, Counter())[tag] += 1
     outside = self.head_labels.index('O')
     number = {name: i for i, name in enumerate(self.head_labels)}
-    usual = {word: number[of.most_common(1)[0][0]] for word, of in counts.items()}
+    usual = {word: number[tags.most_common(1)[0][0]] for word, tags in counts.items()}
 
     def by(tag_of: Callable[[str], int]) -> Evaluation:
         sets = {}
@@ -308,10 +308,12 @@ def text_entities(
 def _answers(tags, shares, offsets, names, texts, split) -> list[list[dict[str, Any]]]:
     "The entities of each text with their characters."
     kinds = kinds_of(names)
-    found = find_entities(tags, offsets, names)
-    of_text = np.searchsorted(offsets, found.begin, side='right') - 1
+    entities = find_entities(tags, offsets, names)
+    of_text = np.searchsorted(offsets, entities.begin, side='right') - 1
     answers: list[list[dict[str, Any]]] = [[] for _ in texts]
-    for i, begin, end, kind in zip(*(one.tolist() for one in (of_text, found.begin, found.end, found.kind))):
+    for i, begin, end, kind in zip(
+        *(one.tolist() for one in (of_text, entities.begin, entities.end, entities.kind))
+    ):
         places = split[i][1][begin - offsets[i] : end - offsets[i]]
         start, stop = places[0][0], places[-1][1]
         probability = float(shares[begin:end].mean())
