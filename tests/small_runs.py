@@ -23,6 +23,7 @@ from kdnotes.tasks.candidates import SCHEMA
 
 ON = Machine('cpu', 2)
 LENGTHS = dict(answer_selection=64, text_classification=32, masked_lm=32, extractive_qa=96, sentence_pairs=64)
+LENGTHS |= dict(token_classification=48)
 
 
 def small_model(folder: Path, seed: int = 0) -> Path:
@@ -117,6 +118,7 @@ def write_encoder(folder: Path) -> Path:
 def planned(task: str, mode: str, teacher: Path) -> Plan:
     "A smoke run on the task's embedded corpus."
     more = dict(stride=32) if task == 'extractive_qa' else {}
+    more |= dict(head_bias='zero') if task == 'token_classification' else {}  # else all words are O
     student = dict(student_layers=(1,)) if 'student' in mode or 'kd' in mode else {}
     config = make_config(
         task=task,

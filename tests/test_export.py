@@ -134,7 +134,7 @@ def test_onnx_and_int8_are_measured_as_one_counts(small_run, tmp_path):
 @pytest.mark.exhaustive
 @needs_onnx
 @pytest.mark.slow
-@pytest.mark.parametrize('task', ['masked_lm', 'extractive_qa'])
+@pytest.mark.parametrize('task', ['masked_lm', 'extractive_qa', 'token_classification'])
 def test_every_head_becomes_onnx(task, small_run, tmp_path):
     run_id = small_run(task)
     found = export_model(run_id, str(tmp_path / 'out'), int8=True)

@@ -140,6 +140,9 @@ TABLES = {
         question=['What is iron?', 'Where?'],
         context=['Iron is a metal. Paris is a city.', 'Paris is in France. ' * 30],
     ),
+    'token_classification': dict(
+        text=['Ada May left Ashford in April.', 'It rained.', 'Ada left Marlow. ' * 30]
+    ),
 }
 
 
@@ -163,6 +166,12 @@ def by_single_calls(name: str, task: str, table: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(rows, index=table.index)
     if task == 'sentence_pairs':
         return pd.DataFrame(dict(predicted=[v['value'] for v in said]), index=table.index)
+    if task == 'token_classification':
+        rows = [[entity['probability'] for entity in v['entities']] for v in said]
+        columns = dict(
+            n_entities=map(len, rows), least_probability=(min(of, default=math.nan) for of in rows)
+        )
+        return pd.DataFrame({name: list(of) for name, of in columns.items()}, index=table.index)
     names = ('begin', 'end', 'probability', 'log_odds')
     return pd.DataFrame([{name: v[name] for name in names} for v in said], index=table.index)
 

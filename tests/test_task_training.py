@@ -12,7 +12,7 @@ import torch
 from architectures import small_bert
 from ranks import launch
 from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_corpus, tiny_lm, tiny_lm_config, tiny_task, tiny_tokenizer
-from transformers import BertForQuestionAnswering
+from transformers import BertForQuestionAnswering, BertForTokenClassification
 from kdnotes.core.spec import RunConfig
 from kdnotes.core.parse import make_config
 from kdnotes.core.processes import Stopped
@@ -22,6 +22,7 @@ from kdnotes.distill import teacher_cache as te
 from kdnotes.distill.intermediate import online_teacher
 from kdnotes.tasks.extractive_qa import ExtractiveQA
 from kdnotes.tasks.sources import Corpus
+from kdnotes.tasks.token_classification import TokenClassification
 from kdnotes.train import distributed as runtime
 from kdnotes.train.failures import STOP
 from kdnotes.train.evaluation import evaluate
@@ -92,6 +93,58 @@ def qa_model(seed: int = 0, dropout: float = 0.0) -> BertForQuestionAnswering:
     )
 
 
+def tagged() -> Corpus:
+    "A word is an entity of the kind that the word before it says; some texts are cut."
+    rng = np.random.default_rng(0)
+
+    def rows(split: str, n: int) -> list[dict]:
+        made = []
+        for i in range(n):
+            numbers = rng.integers(0, WORDS, int(rng.integers(3, 26)))
+            tags = ['O', *(f'B-{"AB"[w % 2]}' if w % 3 else 'O' for w in numbers[:-1])]
+            words = [f'w{w}' for w in numbers]
+            made.append(
+                dict(
+                    id=f'{split}-{i}',
+                    text=' '.join(words),
+                    tokens=words,
+                    tags=tags,
+                    cluster=f'{split}-{i // 2}',
+                )
+            )
+        return made
+
+    splits = {split: rows(split, n) for split, n in dict(train=23, dev=9, test=8).items()}
+    return Corpus('tiny', 'folder', 'nowhere', splits, '0' * 64)
+
+
+def tag_config(mode: str = 'full_kd', ranks: int = 1, **parameters) -> RunConfig:
+    "Resolved, for a CPU."
+    defaults = dict(
+        threads_per_rank=1,
+        epochs=2,
+        learning_rate=3e-3,
+        batch_size=8,
+        max_length=WINDOW,
+        adam_epsilon=1e-5,
+        student_layers=(0, 1),
+    )
+    given = make_config(task='token_classification', mode=mode, ranks=ranks, **defaults | parameters)
+    return resolve(given, Machine('cpu', cores=2), 'embedded', teacher_depth=2)
+
+
+def tag_task(config: RunConfig) -> TokenClassification:
+    task = TokenClassification.from_corpus(tagged(), config)
+    task.encode(tiny_tokenizer())
+    return task
+
+
+def tag_model(seed: int = 0, dropout: float = 0.0) -> BertForTokenClassification:
+    torch.manual_seed(seed)
+    shape = dict(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, num_labels=5)
+    return BertForTokenClassification(small_bert(len(SPECIAL) + WORDS, **shape))
+
+
 @dataclass(frozen=True)
 class Kind:
     "A task, and a model of it by a seed."
@@ -114,6 +167,7 @@ KINDS = dict(
         dict(masks='static', top_k=4, soft_on='masked', hidden_loss='none'),
     ),
     extractive_qa=Kind(qa_config, qa_task, qa_model, WINDOW, ()),
+    token_classification=Kind(tag_config, tag_task, tag_model, WINDOW, ('nll',)),
 )
 
 
@@ -199,7 +253,7 @@ def test_a_rank_without_blocks_changes_nothing():
     np.testing.assert_allclose(found['weights'], expected['weights'], atol=1e-4)
 
 
-@pytest.mark.parametrize('name,at', [('masked_lm', 4), ('extractive_qa', 1)])
+@pytest.mark.parametrize('name,at', [('masked_lm', 4), ('extractive_qa', 1), ('token_classification', 4)])
 def test_a_stopped_training_goes_on_bit_for_bit(tmp_path, here, name, at):
     kind = KINDS[name]
     config = kind.config(epochs=3)

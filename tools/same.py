@@ -26,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 OBSERVER = ROOT / 'tools' / 'observer'
 LENGTHS = dict(answer_selection=64, text_classification=32, masked_lm=32, extractive_qa=96, sentence_pairs=64)
+LENGTHS |= dict(token_classification=48)
 TEACHER = 'baseline'
 STUDENTS = ('full_kd', 'mixed_kd')
 MISSING = 'nothing'

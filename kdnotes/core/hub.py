@@ -103,6 +103,6 @@ def dataset_classes(
 ) -> dict[str, list[str]]:  # column -> names of its classes
     "Which of a table's numbers are classes with names."
     features = getattr(table, 'features', None) or {}
-    return {
-        name: list(feature.names) for name, feature in features.items() if getattr(feature, 'names', None)
-    }
+    # of a list, what its elements are
+    inner = {name: getattr(feature, 'feature', feature) for name, feature in features.items()}
+    return {name: list(one.names) for name, one in inner.items() if getattr(one, 'names', None)}

@@ -182,11 +182,17 @@ def as_text(cell: Any) -> str | None:
 
 # %% ../../nbs/core/13_tables.ipynb #3105ab16
 def class_cells(
-    cells: Iterable[Any],  # numbers from 0 on; -1, or None, where there is no class
+    cells: Iterable[Any],  # numbers from 0 on, or lists of them; -1, or None, where there is no class
     names: Sequence[str],  # of the classes
 ) -> list:  # the name of each; what is no number of a class stays
     "Classes by their names."
-    return [names[cell] if type(cell) is int and 0 <= cell < len(names) else cell for cell in cells]
+
+    def named(cell: Any) -> Any:
+        if isinstance(cell, (list, tuple)):
+            return class_cells(cell, names)
+        return names[cell] if type(cell) is int and 0 <= cell < len(names) else cell
+
+    return list(map(named, cells))
 
 # %% ../../nbs/core/13_tables.ipynb #1a319ed7
 def number_text(digits: str) -> str:
@@ -281,7 +287,10 @@ def _classes(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:  # column ->
     "What the package datasets writes beside a table about numbers that are classes."
     try:
         features = json.loads(metadata[b'huggingface'])['info']['features'].items()
-        classes = {name: feature['names'] for name, feature in features if feature['_type'] == 'ClassLabel'}
+        inner = {
+            name: feature.get('feature', feature) for name, feature in features
+        }  # of a list, its elements
+        classes = {name: one['names'] for name, one in inner.items() if one['_type'] == 'ClassLabel'}
         return {name: list(map(str, names)) for name, names in classes.items()}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # none, or of another kind
         return {}
@@ -292,19 +301,62 @@ def reason(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return type(error).__name__ + (f': {lines[0][:160]}' if lines else '')
 
+# %% ../../nbs/core/13_tables.ipynb #589ce4da
+_DOCUMENT = '-DOCSTART-'
+
+
+def _sentences(lines: Iterable[str]) -> Iterator[tuple[int, int, list[tuple[int, list[str]]]]]:
+    "The number of each sentence's first line and of its document, and its words' fields with their lines."
+    document = 0
+    words: list[tuple[int, list[str]]] = []
+    for number, line in enumerate(chain(lines, ['']), 1):
+        bare = line.strip(' \t\r\n')
+        fields = bare.split('\t') if '\t' in bare else list(filter(None, bare.split(' ')))
+        is_word = bool(fields) and fields[0] != _DOCUMENT
+        if is_word:
+            words.append((number, [field.strip() for field in fields]))
+        elif words:
+            yield words[0][0], document, words
+            words = []
+        document += bool(fields) and not is_word
+
+# %% ../../nbs/core/13_tables.ipynb #cc3d4050
+def _conll(path: Path, possible: Container[str]) -> Iterator:
+    "A file of words in sentences, with their tags where its lines have more than one column."
+    with opened(path) as file:
+        sentences = _sentences(io.TextIOWrapper(file, encoding='utf-8-sig', newline='\n'))
+        first = next(sentences, None)
+        if first is None:
+            yield [], {}
+            return
+        columns = len(first[2][0][1])
+        names = ['tokens', *['tags'] * (columns > 1), *['cluster'] * (first[1] > 0)]
+        yield names, {}
+        for begin, document, words in chain([first], sentences):
+            if wrong := [(number, fields) for number, fields in words if len(fields) != columns]:
+                number, fields = wrong[0]
+                raise CorpusError(
+                    f'{path}, line {number}: {len(fields)} columns where the first word has {columns}; '
+                    'write a word a line with its tag last, and an empty line between sentences'
+                )
+            tokens, tags = ([fields[i] for _, fields in words] for i in (0, -1))
+            cells = dict(tokens=tokens, tags=tags, cluster=f'D{document}')
+            yield begin, [cells[name] for name in names if name in possible]
+
 # %% ../../nbs/core/13_tables.ipynb #ad544bf2
 # of a format: its reader, and what is numbered
 _READERS = dict(tsv=(_separated, 'line'), csv=(_separated, 'row'), jsonl=(_jsonl, 'line'))
 _READERS |= dict(parquet=(_parquet, 'row')) | {f'{end}.gz': reader for end, reader in _READERS.items()}
 FORMATS = tuple(_READERS)  # as a file's name ends
+_READERS['conll'] = (_conll, 'line')  # of tasks whose rows are words; a sentence is where its first word is
 
 # %% ../../nbs/core/13_tables.ipynb #7f44afd5
 PART = 20_000  # rows of a large file that are in memory at a time
 
 
-def format_of(path: Path) -> str:  # of FORMATS; '': none
+def format_of(path: Path) -> str:  # of FORMATS, or 'conll'; '': none
     "What a file is by its name."
-    return next((end for end in FORMATS if path.name.endswith(f'.{end}')), '')
+    return next((end for end in _READERS if path.name.endswith(f'.{end}')), '')
 
 
 def no_table(path: Path) -> str:  # '': it is one
@@ -319,9 +371,10 @@ def read_table(
     path: Path,  # ends in one of FORMATS
     possible: Container[str],  # names of columns that may be needed
     at_once: int | None = None,  # rows of a part; None: all
+    kind: str = '',  # as of `format_of`; '': what the file is by its name
 ) -> Iterator[Table]:  # the first has no rows
     "A file, part by part."
-    read, unit = _READERS[format_of(path)]
+    read, unit = _READERS[kind or format_of(path)]
     rows = read(path, possible)
     names, classes = next(rows)
     if (twice := _twice(names)) is not None:

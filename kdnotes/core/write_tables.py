@@ -28,6 +28,8 @@ def check_output(
 ) -> None:
     "Refuse a file that cannot be written, before hours are spent on what it is to hold."
     name = f'out {truncate_repr(str(path))}'
+    if format_of(path) == 'conll':
+        raise ConfigError(f'{name} would have a word a line, and answers are rows; name a .jsonl file')
     if os.path.lexists(path) and not os.path.isfile(path):  # a pipe or a device would be lost
         raise ConfigError(f'{name} is no ordinary file; name another one')
     if os.path.lexists(path) and not overwrite:

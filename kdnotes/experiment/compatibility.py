@@ -252,7 +252,7 @@ def _truncated(
     lengths: tuple[int, ...],  # tokens of its texts
 ) -> tuple[Reason, ...]:  # (): no row is truncated
     "How many rows of a sample are longer than the model reads."
-    if task_info(config.task).auto_class != SEQUENCE_HEAD or not lengths:
+    if not task_info(config.task).row_is_example or not lengths:
         return ()
     parts = map(len, sample.texts)
     tokens = [n * whole / max(1, part) for n, whole, part in zip(lengths, sample.characters, parts)]

@@ -131,7 +131,7 @@ def load_subject(source: Source, info: TaskInfo) -> Subject:
 def _fit_to_head(task: Task, subject: Subject) -> None:
     "Take classes, or the scale of numbers, from the model and not from the rows."
     config = subject.loaded.network.config
-    if subject.counts_classes:
+    if subject.counts_classes or task.classes_of_head:
         task.take_classes(class_names(config))
     elif task.head_labels == () and hasattr(task, 'scale'):
         set_scale(task, getattr(config, 'target_mean', 0.0), getattr(config, 'target_deviation', 1.0))

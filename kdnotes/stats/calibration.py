@@ -28,6 +28,8 @@ __all__ = ['KINDS', 'NOT_CALIBRATED', 'align_predictions', 'predicted_probabilit
 KINDS = ('log_odds', 'logits', 'answerable')  # of scores that have a probability
 # kinds of scores that no calibration can be computed from, and why
 NOT_CALIBRATED = {
+    'entities': 'predictions tell how likely the right tags of a text were, and not how likely the predicted '
+    'entities are, so calibration cannot be computed',
     'numbers': 'predictions are numbers, which have no probability, so they are not calibrated',
     'right_only': 'predictions tell how likely the right token was and not which one was likeliest, so '
     'calibration cannot be computed',

@@ -280,6 +280,8 @@ class Task:
     head_labels: tuple[str, ...] | None = None
     # what the config of a saved model says of its outputs: their names, their scale
     head_config: dict[str, Any] = {}
+    # are the classes of a model that no run is known of those of its head, by their names?
+    classes_of_head: bool = False
     evaluates_itself: bool = False  # `evaluate_model` instead of `scores` and `evaluate`
     tunes_on_dev: bool = False  # does `evaluate` choose thresholds on dev for the other sets?
     uncut: str = ''  # why no row is cut at `max_length`, a macro of reasons.jinja; '': rows are cut

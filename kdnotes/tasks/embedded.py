@@ -11,7 +11,7 @@ from importlib.resources import files
 
 # %% auto #0
 __all__ = ['embedded_answer_selection', 'embedded_text_classification', 'embedded_masked_lm', 'embedded_extractive_qa',
-           'embedded_sentence_pairs']
+           'embedded_sentence_pairs', 'embedded_token_classification']
 
 # %% ../../nbs/tasks/03_embedded.ipynb #e8f6eae1
 def _rows(task: str) -> dict[str, list[dict]]:
@@ -54,3 +54,10 @@ def embedded_sentence_pairs() -> dict[str, list[dict]]:
     cluster (an entity).
     """
     return _rows('sentence_pairs')
+
+# %% ../../nbs/tasks/03_embedded.ipynb #3fb999e2
+def embedded_token_classification() -> dict[str, list[dict]]:
+    """Sentences of short stories in which one name may be that of a person, a town or a firm. Split -> rows:
+    id, tokens (words), tags (IOB2), cluster (a story).
+    """
+    return _rows('token_classification')

@@ -71,7 +71,7 @@ def _frame(table: Any, columns: Mapping[str, str], schema: Schema, labelled: boo
     if hasattr(table, 'features') and hasattr(table, 'to_dict'):  # of datasets
         cells = table.to_dict()
         for name, class_names in dataset_classes(table).items():
-            if key_of.get(name, name) in schema.keys('class'):
+            if key_of.get(name, name) in schema.keys('class', 'json'):
                 cells[name] = class_cells(cells[name], class_names)
         table = pd.DataFrame(cells, dtype=object)
     if not isinstance(table, pd.DataFrame):

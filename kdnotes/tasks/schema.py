@@ -93,6 +93,8 @@ class Schema:
     content: tuple[str | tuple[str, str], ...]
     # (parts of a source, keys without a column): the same parts with all their columns
     complete: Callable[[Iterator[Cells], set[str]], Iterator[Cells]] = numbered
+    # (cells, where row i is): the same with the columns that rows have, where a source may have others
+    converted: Callable[[Cells, Callable[[int], str]], Cells] = lambda cells, place: cells
     # (split, its rows): why it cannot be trained or scored on; '': it can
     unusable: Callable[[str, Rows], str] = lambda split, rows: ''
     # (checked cells, where row i is): the cells with their label, where it is no column
@@ -323,10 +325,10 @@ _SCORES = Column('', 'scores', blank=True)  # of a teacher
 def _texts(table: Table, name: str, column: Column) -> list:
     "A table's column as texts, or as it came where it holds lists."
     cells = table.cells[name]
+    if column.kind in ('class', 'json') and name in table.classes:
+        cells = class_cells(cells, table.classes[name])
     if column.kind == 'json':
         return cells
-    if column.kind == 'class' and name in table.classes:
-        cells = class_cells(cells, table.classes[name])
     if column.kind == 'scores':
         cells = [json.dumps(cell, default=str) if isinstance(cell, (list, tuple)) else cell for cell in cells]
     texts = [cell if type(cell) is str else as_text(cell) for cell in cells]
@@ -415,6 +417,7 @@ def checked_parts(
             }
 
     for cells in schema.complete(parts(), missing):
+        cells = schema.converted(cells, table.place)
         _check_cells(cells, schema, table.place, names)
         if label:
             cells = {key: values for key, values in cells.items() if key not in schema.no_label.columns}

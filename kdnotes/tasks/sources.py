@@ -80,6 +80,7 @@ class Corpora:
     schema: Schema
     embedded: Callable[[], Splits] = _no_corpus  # a small one that comes with the task
     published: dict[str, Published] = field(default_factory=dict)  # by name; the first is that of `auto`
+    formats: tuple[str, ...] = FORMATS  # of tables, as the names of files end
     notes: dict[str, str] = field(default_factory=dict)  # sha256 -> what a reader of its numbers must know
     # splits of a folder that holds other files than tables; None: it holds tables
     from_folder: Callable[[Path], Splits | None] = lambda folder: None
@@ -119,7 +120,6 @@ class Corpora:
 PLAIN_NAMES = dict(
     train=('train',), dev=('dev', 'validation', 'valid'), test=('test',), unlabelled=(UNLABELLED,)
 )
-_ENDS = ', '.join(FORMATS)
 
 # %% ../../nbs/tasks/04_sources.ipynb #5ad0ee71
 def find_folder(
@@ -140,7 +140,7 @@ def split_files(
     paths = {}
     published = dict(zip(SPLITS, corpora.files))
     for split, stems in PLAIN_NAMES.items():
-        names = [f'{stem}.{end}' for stem in stems for end in FORMATS]
+        names = [f'{stem}.{end}' for stem in stems for end in corpora.formats]
         names += filter(None, [published.get(split)])
         paths[split] = [folder / name for name in names if (folder / name).exists()]
     there = [path for split in SPLITS for path in paths[split]]
@@ -156,7 +156,7 @@ def split_files(
         raise CorpusError(
             f"{folder} has no {' and no '.join(missing)}; a corpus folder holds {_files_of(corpora)}"
         )
-    right = [f'{UNLABELLED}.{end}' for end in FORMATS]
+    right = [f'{UNLABELLED}.{end}' for end in corpora.formats]
     for path in sorted(folder.iterdir()):
         meant = (
             path.name.split('.')[0].lower() in (UNLABELLED, 'unlabeled') and path.suffix and path.is_file()
@@ -206,7 +206,14 @@ def _files_of(corpora: Corpora) -> str:
     "What a folder of a corpus may hold, for errors."
     published_files = [f"{corpora.names[0]}'s own {', '.join(corpora.files)}"] * bool(corpora.files)
     return ' or '.join(
-        filter(None, [f'train, dev and test as {_ENDS}', corpora.from_folder_files, *published_files])
+        filter(
+            None,
+            [
+                f'train, dev and test as {", ".join(corpora.formats)}',
+                corpora.from_folder_files,
+                *published_files,
+            ],
+        )
     )
 
 # %% ../../nbs/tasks/04_sources.ipynb #551eddc2
@@ -265,7 +272,9 @@ def local_copy(
     "A copy of a published corpus on this machine."
     files = corpora.published[name].files
     if not corpora.published[name].from_folder:
-        plain = (f'{stem}.{end}' for split in SPLITS for stem in PLAIN_NAMES[split] for end in FORMATS)
+        plain = (
+            f'{stem}.{end}' for split in SPLITS for stem in PLAIN_NAMES[split] for end in corpora.formats
+        )
         files = (*files, *plain)
     return next((place for place in _places(name) if any(any(place.glob(f)) for f in files)), None)
 
@@ -394,7 +403,7 @@ def _contradictions(splits: dict[str, Rows], texts: dict[str, np.ndarray]) -> di
     "How many rows of each split have the texts of another of its rows, and another label."
     counts = {}
     for split, rows in splits.items():
-        key = next((key for key in ('label', 'answers') if key in rows.columns), None)
+        key = next((key for key in ('label', 'answers', 'tags') if key in rows.columns), None)
         if split == UNLABELLED or key is None:
             continue
         labels = np.fromiter((hash(str(cell)) for cell in rows[key]), dtype=np.int64, count=len(rows))
