@@ -103,6 +103,9 @@ def dataset_classes(
 ) -> dict[str, list[str]]:  # column -> names of its classes
     "Which of a table's numbers are classes with names."
     features = getattr(table, 'features', None) or {}
+    of_cells = {
+        name: getattr(feature, 'feature', feature) for name, feature in features.items()
+    }  # or of lists
     return {
-        name: list(feature.names) for name, feature in features.items() if getattr(feature, 'names', None)
+        name: list(feature.names) for name, feature in of_cells.items() if getattr(feature, 'names', None)
     }

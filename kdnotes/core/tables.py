@@ -170,11 +170,17 @@ def as_text(cell: Any) -> str | None:
 
 # %% ../../nbs/core/13_tables.ipynb #3105ab16
 def class_cells(
-    cells: Iterable[Any],  # numbers from 0 on; -1, or None, where there is no class
+    cells: Iterable[Any],  # numbers from 0 on, or lists of these; -1, or None, where there is no class
     names: Sequence[str],  # of the classes
 ) -> list:  # the name of each; what is no number of a class stays
     "Classes by their names."
-    return [names[cell] if type(cell) is int and 0 <= cell < len(names) else cell for cell in cells]
+
+    def name_of(cell: Any) -> Any:
+        if isinstance(cell, list):
+            return list(map(name_of, cell))
+        return names[cell] if type(cell) is int and 0 <= cell < len(names) else cell
+
+    return list(map(name_of, cells))
 
 # %% ../../nbs/core/13_tables.ipynb #1a319ed7
 def number_text(digits: str) -> str:
@@ -269,8 +275,12 @@ def _classes(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:  # column ->
     "What the package datasets writes beside a table about numbers that are classes."
     try:
         features = json.loads(metadata[b'huggingface'])['info']['features'].items()
-        classes = {name: feature['names'] for name, feature in features if feature['_type'] == 'ClassLabel'}
-        return {name: list(map(str, names)) for name, names in classes.items()}
+        of_cells = {name: feature.get('feature', feature) for name, feature in features}  # or of lists
+        return {
+            name: list(map(str, feature['names']))
+            for name, feature in of_cells.items()
+            if feature['_type'] == 'ClassLabel'
+        }
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):  # none, or of another kind
         return {}
 

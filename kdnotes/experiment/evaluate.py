@@ -37,6 +37,8 @@ from ..stats.compare import difference_tests, metric_differences
 from ..stats.intervals import Interval, difference_interval
 from ..stats.tables import judged_by
 from ..tasks.base import Evaluation, Task, TaskInfo, TaskView, floor_table
+from ..tasks.inference import MULTI_LABEL
+from ..tasks.label_sets import label_set
 from ..tasks.labelled_texts import number_of
 from ..tasks.own_tables import named_columns, table_file, typed_columns
 from ..tasks.schema import SPLITS, Corpus, Rows, check_layout, column_names, read_split
@@ -193,8 +195,12 @@ class Subject:
     def counts_classes(self) -> bool:
         "Is one of several named classes right?"
         label = self.info.corpora.schema.columns.get('label')
-        target = getattr(self.config.task_settings, 'target', 'classes')
-        return bool(label) and label.kind == 'class' and target == 'classes'
+        return bool(label) and label.kind == 'class' and self.target == 'classes'
+
+    @property
+    def target(self) -> str:
+        "What a label is: classes, labels (several or none), or a number."
+        return getattr(self.config.task_settings, 'target', 'classes')
 
 
 def _config_of_run(source: Source) -> RunConfig | None:
@@ -207,6 +213,8 @@ def _config_of_head(source: Source, info: TaskInfo, loaded: LoadedModel) -> RunC
     "Settings of a task with which any model of its head can be read."
     fields = info.settings.model_fields
     target = 'number' if loaded.network.config.num_labels == 1 else 'classes'
+    if loaded.network.config.problem_type == MULTI_LABEL:
+        target = 'labels'
     settings = {k: v for k, v in dict(target=target, train_questions='all').items() if k in fields}
     return make_config(
         task=info.name, mode='baseline', teacher=source.folder, max_length=loaded.max_length, **settings
@@ -230,7 +238,7 @@ def load_subject(source: Source, info: TaskInfo) -> Subject:
     "A model ready to be evaluated."
     loaded = load_model(source, info.auto_class, info.special_tokens)
     head = loaded.network.config
-    if getattr(head, 'problem_type', None) == 'multi_label_classification':
+    if head.problem_type == MULTI_LABEL and 'target' not in info.settings.model_fields:
         raise EvaluationError(
             f'{source.name} gives each label a probability of its own (multi_label_classification), and of '
             f'task={info.name!r} one is right; give a model of one label per example'
@@ -278,8 +286,8 @@ def task_of_rows(
 def _fit_to_head(task: Task, subject: Subject) -> None:
     "Take classes, or the scale of numbers, from the model and not from the rows."
     config = subject.loaded.network.config
-    if subject.counts_classes:
-        task.take_classes(class_names(config))
+    if subject.counts_classes or subject.target == 'labels':
+        task.take_head(config)
     elif task.head_labels == () and hasattr(task, 'scale'):
         set_scale(task, getattr(config, 'target_mean', 0.0), getattr(config, 'target_deviation', 1.0))
 
@@ -540,11 +548,25 @@ def _warnings(subject: Subject, task: Task, labelled: LabelledRows) -> Iterator[
         yield reason('scale_unknown')
 
 
+def _check_sets(labelled: LabelledRows, names: list[str], model: str) -> None:
+    "Refuse labels that a model of several labels per text does not have."
+    for text in labelled.rows['label']:
+        if unknown := [name for name in label_set(text) if name not in names]:
+            raise EvaluationError(
+                f'{labelled.name}: label {truncate_repr(text)} has {truncate_repr(unknown[0])}, which is '
+                f'none of {model} ({", ".join(map(truncate_repr, names[:10]))}); correct it, or drop that '
+                'label'
+            )
+
+
 def _check_labels(subject: Subject, labelled: LabelledRows) -> LabelledRows:
     "Rows whose labels are what a model gives."
     config = subject.loaded.network.config
     if subject.counts_classes:
         return with_class_names(labelled, class_names(config), subject.name)
+    if subject.target == 'labels':
+        _check_sets(labelled, class_names(config), subject.name)
+        return labelled
     label = subject.info.corpora.schema.columns.get('label')
     if label and label.kind in ('class', 'score'):
         texts = labelled.rows['label'].tolist()
@@ -577,10 +599,11 @@ def _check_beside(first: Subject, second: Subject, task: Task) -> None:
     one, two = first.loaded, second.loaded
     if one.source.name == two.source.name:
         raise ConfigError(f'beside={truncate_repr(second.name)} is the model itself; name another one')
-    if first.counts_classes != second.counts_classes:
+    if first.target != second.target:
+        kinds = dict(classes='classes', labels='sets of labels', number='numbers')
         raise EvaluationError(
-            f'{first.name} and {second.name} cannot be compared, since one gives classes and the other '
-            'numbers'
+            f'{first.name} and {second.name} cannot be compared, since one gives {kinds[first.target]} and '
+            f'the other {kinds[second.target]}'
         )
     alike = one.max_length == two.max_length and same_tokenizer(one.source.folder, two.source.folder)
     if task.evaluates_itself and not alike:

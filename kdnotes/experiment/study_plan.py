@@ -58,7 +58,7 @@ def named(
     place = {'task', 'corpus', 'smoke', *PLACE}
     config = make_config(**{k: v for k, v in parameters.items() if k in place or k == 'study' and v})
     with on_this_machine(config):
-        corpus = resolve_corpus(config.task, config.data.corpus)
+        corpus = resolve_corpus(config.task, config.data.corpus, config.task_settings)
     name = config.where.study if parameters.get('study') else study_name(corpus, task=config.task)
     return parameters | dict(corpus=corpus, study=smoke_name(name) if config.data.smoke else name)
 

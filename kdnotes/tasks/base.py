@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from itertools import product
 from typing import Any, NamedTuple, Self, TYPE_CHECKING
@@ -282,6 +282,8 @@ class Task:
     head_config: dict[str, Any] = {}
     evaluates_itself: bool = False  # `evaluate_model` instead of `scores` and `evaluate`
     tunes_on_dev: bool = False  # does `evaluate` choose thresholds on dev for the other sets?
+    # has each output a probability of its own (a sigmoid), so that several labels, or none, may be right?
+    independent_labels: bool = False
     uncut: str = ''  # why no row is cut at `max_length`, a macro of reasons.jinja; '': rows are cut
     unlabelled: int = 0  # how many of the training examples, the last ones, have no label
     # ids of the tokens that a student with a smaller vocabulary keeps, rising; None: it keeps all
@@ -350,6 +352,15 @@ def take_classes(
 
 
 @patch
+def take_head(
+    self: Task,
+    config: Any,  # of a saved classifier's network
+) -> None:
+    "Take the classes from a model instead of the training labels."
+    self.take_classes([str(config.id2label[i]) for i in range(config.num_labels)])
+
+
+@patch
 def texts_of(
     self: Task,
     rows: Rows,
@@ -365,7 +376,8 @@ def add_unlabelled(self: Task, corpus: Corpus) -> Rows:
     self.unlabelled = len(more)
     self.rows['train'] = Columns.joined([self.rows['train'], more])
     labelled = self.labels['train']
-    self.labels['train'] = np.concatenate([labelled, np.full(len(more), NO_LABEL, labelled.dtype)])
+    without = np.full((len(more), *labelled.shape[1:]), NO_LABEL, labelled.dtype)
+    self.labels['train'] = np.concatenate([labelled, without])
     return more
 
 
@@ -596,6 +608,7 @@ class TaskInfo:
     auto_class: str = SEQUENCE_HEAD  # the transformers head of its models
     special_tokens: tuple[str, ...] = ()  # what their tokenizer must have, by transformers' names
     use: Use = CLASSIFICATION  # how its models are asked about texts of no corpus
+    use_with: Callable[[dict], dict] = lambda settings: {}  # (flat settings of a run) -> fields that differ
     # (flat settings of a run) -> what a prediction's score is: 'log_odds' of a candidate by itself, 'logits'
     # of the classes of one example, 'answerable': the log-odds that a question has an answer, beside the
     # span that the run would give, 'numbers', which have no probability, or 'right_only': the
@@ -658,6 +671,15 @@ def default_setting(
     "The setting used for a network on a corpus when a run gives none."
     keys = product((f'{transfer} -> {corpus}', corpus, '*'), (network, '*'))
     return dict(next(self.defaults[key] for key in keys if key in self.defaults))
+
+# %% ../../nbs/tasks/06_base.ipynb #9ffeecdd
+@patch
+def use_of(
+    self: TaskInfo,
+    settings: dict,  # flat, of a run
+) -> Use:
+    "How the models of a run are asked."
+    return replace(self.use, **self.use_with(settings))
 
 # %% ../../nbs/tasks/06_base.ipynb #c7bae6c7
 def split_sizes(
