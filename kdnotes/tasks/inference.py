@@ -189,7 +189,7 @@ def classify_texts(
     answers = []
     for *row, note in zip(places.tolist(), probabilities.tolist(), notes):
         labels = [dict(label=names[i], probability=p) for i, p in zip(*row)]
-        given = [of['label'] for of in labels if of['probability'] >= thresholds.get(of['label'], 0.5)]
+        given = [x['label'] for x in labels if x['probability'] >= thresholds.get(x['label'], 0.5)]
         values = dict(predicted=sorted(given), labels=labels) if several else dict(labels=labels)
         answers.append(Answer(values, note + independent))
     return answers

@@ -429,8 +429,8 @@ def _faults(column: Column, longest: int | None) -> Iterator[tuple[Callable[[str
         must = f'must be {named}; correct it, or remove rows that nobody has labelled'
         yield lambda text: text not in right, f'{{name}} is {{value}} and {must}'
     elif not column.blank:
-        none = ' ([] where none of several labels applies)' if column.several else ''
-        yield lambda text: not text.strip(), f'{{name}} is empty; fill it in{none} or remove the row'
+        none = ' ([] says that none of several labels applies)' if column.several else ''
+        yield lambda text: not text.strip(), f'{{name}} is empty; fill it in or remove the row{none}'
     if column.kind in _NAMES:
         yield lambda text: not text.isprintable(), '{name} {value} holds a control character; remove it'
     if column.kind == 'class':

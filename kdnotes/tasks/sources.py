@@ -266,8 +266,10 @@ def _places(name: str) -> list[Path]:
 def local_copy(
     name: str,  # of a published corpus
     corpora: Corpora,  # of a task that knows it
-) -> Path | None:  # the first place that holds one of its files
+) -> Path | None:  # the first place that holds one of its files; None: none does, or it is packaged
     "A copy of a published corpus on this machine."
+    if corpora.published[name].packaged:
+        return None
     files = corpora.published[name].files
     if not corpora.published[name].from_folder:
         plain = (f'{stem}.{end}' for split in SPLITS for stem in PLAIN_NAMES[split] for end in FORMATS)
@@ -428,13 +430,10 @@ def load_by_rules(
     schema = corpora.schema
     published = corpora.published.get(name, Published())
     named = name in corpora.names
-    packaged = corpora.embedded if name == 'embedded' else published.packaged
-    folder = Path(name) if Path(name).is_absolute() else None
-    if named and not packaged:
-        folder = local_copy(name, corpora)
+    folder = local_copy(name, corpora) if named else Path(name) if Path(name).is_absolute() else None
     hub_id = corpora.hub_source(name)
     kind, where = ('folder', str(folder)) if folder else ('hub', f'huggingface.co/datasets/{hub_id}')
-    if packaged:
+    if packaged := corpora.embedded if name == 'embedded' else published.packaged:
         kind, where = 'embedded', 'the facts packaged with kdnotes'
         splits = checked_splits(name, packaged(), schema)
     elif published.from_folder and folder:
