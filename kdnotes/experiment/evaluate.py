@@ -41,7 +41,7 @@ from ..tasks.inference import MULTI_LABEL
 from ..tasks.label_sets import label_set
 from ..tasks.labelled_texts import number_of
 from ..tasks.own_tables import named_columns, table_file, typed_columns
-from ..tasks.schema import SPLITS, Corpus, Rows, check_layout, column_names, read_split
+from ..tasks.schema import SPLITS, Corpus, Rows, check_layout, column_names, list_text, read_split
 from ..tasks.sources import PLAIN_NAMES, corpus_of, load_corpus
 
 # %% auto #0
@@ -314,9 +314,11 @@ def task_on(
     subject.info.check_tokens(alone, config, lambda: subject.loaded.tokenizer)
     with np.errstate(all='ignore'):  # of labels that are all the same; their scale is taken from the head
         task = subject.info.make(composed, config)
-    if corpus is None:
+    saved = subject.target == 'labels'  # its thresholds are in the config of the model
+    if corpus is None or saved:
         _fit_to_head(task, subject)
-    task.evaluation_sets = ('dev', 'test') if task.tunes_on_dev and corpus is not None else ('test',)
+    tuned = task.tunes_on_dev and corpus is not None and not saved
+    task.evaluation_sets = ('dev', 'test') if tuned else ('test',)
     return task
 
 # %% ../../nbs/experiment/17_evaluate.ipynb #738b064e
@@ -348,6 +350,7 @@ def _as_run(name: str, task: Task | TaskView, evaluation: Evaluation) -> Measure
     metrics = {where: evaluation.metrics[where]}
     record = dict(run_id=name, task=task.name, settings={}, metrics=metrics)
     record |= dict(primary=primary | dict(value=metrics[where][metric]))
+    record |= dict(label_thresholds=task.head_config.get('label_thresholds'))
     units, predictions = (
         table[table['split'] == where] for table in (evaluation.units, evaluation.predictions)
     )
@@ -510,6 +513,13 @@ class EvaluationResult:
     __repr__ = __str__
 
 # %% ../../nbs/experiment/17_evaluate.ipynb #eb6e7495
+def _sets(predictions: pd.DataFrame, thresholds: Mapping[str, float]) -> pd.Series:  # by unit, JSON
+    "The labels that each example is given."
+    p = 1 / (1 + np.exp(-predictions['score'].astype(float)))
+    given = predictions['item'].where(p >= predictions['item'].map(thresholds))
+    return given.groupby(predictions['unit']).agg(lambda names: list_text(names.dropna().tolist()))
+
+
 def unit_rows(measured: Measurement) -> pd.DataFrame:  # unit, cluster, a column per metric, prediction, score
     "What each unit contributed, in the order of the rows."
     units = measured.units
@@ -521,6 +531,8 @@ def unit_rows(measured: Measurement) -> pd.DataFrame:  # unit, cluster, a column
     best = best.set_index('unit').reindex(table['unit'])
     numbers = best['item'] == 'value'
     prediction = best['item'].astype(object).where(~numbers, best['score'])
+    if thresholds := measured.record.get('label_thresholds'):
+        prediction = _sets(measured.predictions, thresholds).reindex(table['unit'])
     return table.assign(prediction=prediction.to_numpy(), score=best['score'].to_numpy())
 
 # %% ../../nbs/experiment/17_evaluate.ipynb #cd37e0a5

@@ -122,14 +122,19 @@ def show_text(
     rows: list[dict[str, Any]],  # its rows of the corpus; []: not available, and the id stands for the text
 ) -> dict[str, Any]:  # name of a column -> a cell
     "An example of a class or a number."
-    keys = task_info(record['task']).texts
-    text = ' | '.join(filter(None, (rows[0][key] for key in keys))) if rows else unit.unit
+    info = task_info(record['task'])
+    text = ' | '.join(filter(None, (rows[0][key] for key in info.texts))) if rows else unit.unit
     label, item = predicted['label'], predicted['item']
-    if list(item) == ['value']:
+    right = ', '.join(item[label.astype(float) > 0]) or 'none'
+    if info.score_kind(record.get('settings', {})) == 'labels':
+        shares = (1 / (1 + np.exp(-predicted.set_index('item')['score']))).sort_values(ascending=False)
+        likely = ', '.join(f'{name} {p:.2f}' for name, p in shares[shares >= 0.1].items())
+        labels = dict(label=right, predicted=likely or 'none')
+    elif list(item) == ['value']:
         labels = dict(label=f'{label.iloc[0]:g}', predicted=f"{predicted['score'].iloc[0]:.3g}")
     else:
         likeliest = item.iloc[int(predicted['score'].to_numpy().argmax())]
-        labels = dict(label=', '.join(item[label.astype(float) > 0]) or 'none', predicted=likeliest)
+        labels = dict(label=right, predicted=likeliest)
     return dict(text=textwrap.shorten(text, 400, placeholder=' …')) | labels
 
 # %% ../../nbs/tasks/06_base.ipynb #4a184080

@@ -69,18 +69,19 @@ def check_label_sets(
     "Refuse labels that are no sets of those of the training split, and sets of fewer than two labels."
     _check_sets(corpus)
     names = label_names(corpus.splits['train'])
+    few = value_of(config, 'labels')
     if len(names) < 2:
         there = f'one label only, {truncate_repr(names[0])}' if names else 'no label in any row'
+        use = 'target=classes with a name for rows without the label'
         raise CorpusError(
             f'{corpus.name} train has {there}, and target=labels needs two or more; check the label column, '
-            'or use target=classes with a name for rows without the label'
+            f'or use {use if few is None else f"more than labels={few}"}'
         )
     if len(names) > max(50, len(corpus.splits['train']) // 4):
         raise CorpusError(
             f'corpus {corpus.name!r} has {len(names)} different labels in {len(corpus.splits["train"])} '
             'training examples, too many to learn; check the label column, or drop the rare ones'
         )
-    few = value_of(config, 'labels')
     for split, i, label in labels_of(corpus):
         if unknown := [name for name in label_set(label) if name not in names]:
             rows = corpus.splits[split]['label']

@@ -363,7 +363,7 @@ def joined_cells(
     "Several columns of labels as one of lists."
     rows = []
     for i, row in enumerate(zip(*(table.cells[part] for part in parts))):
-        texts = list(map(as_text, row))
+        texts = [str(as_text(cell)).removesuffix('.0') for cell in row]
         wrong = [(part, text) for part, text in zip(parts, texts) if text not in ('0', '1')]
         if wrong and any(texts):
             raise CorpusError(
