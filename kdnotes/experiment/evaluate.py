@@ -314,11 +314,9 @@ def task_on(
     subject.info.check_tokens(alone, config, lambda: subject.loaded.tokenizer)
     with np.errstate(all='ignore'):  # of labels that are all the same; their scale is taken from the head
         task = subject.info.make(composed, config)
-    saved = subject.target == 'labels'  # its thresholds are in the config of the model
-    if corpus is None or saved:
+    if corpus is None or task.independent_labels:  # thresholds of labels are in the config of a model
         _fit_to_head(task, subject)
-    tuned = task.tunes_on_dev and corpus is not None and not saved
-    task.evaluation_sets = ('dev', 'test') if tuned else ('test',)
+    task.evaluation_sets = ('dev', 'test') if task.tunes_on_dev and corpus is not None else ('test',)
     return task
 
 # %% ../../nbs/experiment/17_evaluate.ipynb #738b064e

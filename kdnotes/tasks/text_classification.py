@@ -381,8 +381,9 @@ class TextLabels(LabelledTexts):
         self.signal_spec = {'logits': base.SignalSpec(shape=(len(names),))}
 
     def take_head(self, config: Any) -> None:
-        "The labels of a saved model, and its thresholds."
+        "The labels of a saved model, and its thresholds, which stay."
         super().take_head(config)
+        self.tunes_on_dev = False
         saved = getattr(config, 'label_thresholds', {})
         self.thresholds = np.array([saved.get(name, HALF) for name in self.head_labels])
 
@@ -412,7 +413,7 @@ def evaluate(
 ) -> Evaluation:
     "Metrics, units and predictions of the evaluation sets given."
     if thresholds is None:
-        if 'dev' in scores:
+        if self.tunes_on_dev and 'dev' in scores:
             self.thresholds = best_thresholds(expit(scores['dev'].astype(np.float64)), self.labels['dev'])
         thresholds = self.thresholds
         self.head_config |= dict(label_thresholds=dict(zip(self.head_labels, thresholds.tolist())))
@@ -466,7 +467,7 @@ def probed(
     by_label = [probe(trained[::step], label, sets, 2) for label in labels[::step].T]
     return {split: np.stack([_log_odds(p[split]) for p in by_label], axis=1) for split in sets}
 
-# %% ../../nbs/tasks/19_text_classification.ipynb #a9c8f4ad
+# %% ../../nbs/tasks/19_text_classification.ipynb #3a81b194
 _SCORES = dict(labels='labels', number='numbers')
 _TARGETS = dict(classes=TextClassification, labels=TextLabels, number=TextRegression)
 
@@ -491,7 +492,7 @@ def _label_facts(
     several = config.task_settings.target == 'labels'
     return label_set_facts(corpus) if several else label_facts(corpus, config)
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #d3526653
 _SETS_SNIPPET = """import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
@@ -510,7 +511,7 @@ _OF_SETS = dict(
     ),
 )
 
-
+# %% ../../nbs/tasks/19_text_classification.ipynb #a9c8f4ad
 TASK = base.TaskInfo(
     name='text_classification',
     settings=TextClassificationSettings,
