@@ -405,10 +405,16 @@ def test_what_could_only_be_guessed_is_refused(home, rows, more, words):
     'outputs, config, task, words',
     {
         'of each label': (
+            2,
+            dict(problem_type='multi_label_classification'),
+            'answer_selection',
+            'multi_label_classification',
+        ),
+        'other labels': (
             3,
             dict(problem_type='multi_label_classification'),
             'text_classification',
-            'multi_label_classification',
+            "label 'fact' has 'fact', which is none of",
         ),
         'three outputs': (3, {}, 'answer_selection', 'needs one, or two'),
         'named outputs': (2, dict(id2label={0: 'yes', 1: 'no'}), 'answer_selection', 'needs one, or two'),

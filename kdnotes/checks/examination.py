@@ -164,7 +164,12 @@ def make_case(
     if config.loss is not None:
         trained = find_run_model(job['teacher_run_id']) if job['teacher_run_id'] else None
         if not trained and value_of(config, 'teacher_mode') == 'given':
-            teacher = load_given(config.model.pretrained, task.auto_class, task.head_labels)
+            teacher = load_given(
+                config.model.pretrained,
+                task.auto_class,
+                task.head_labels,
+                independent_labels=task.independent_labels,
+            )
         else:
             seed = torch_seed(config.seed, 'init')
             teacher = fresh_model(task, trained or config.model.pretrained, config, seed)

@@ -111,8 +111,9 @@ class Data(Group):
     # corpus | a folder | a hub id. On the command line also one file with a table, which is split
     corpus: str = parameter('auto', by_content=True)
     # column names, for a folder or a hub dataset: 'text=review,label=stars' reads text from the column review
-    # and label from stars; None: the task's own names. With teacher_mode=scores, 'teacher=score' names the
-    # column of the teacher's outputs
+    # and label from stars; None: the task's own names. 'label=toxic+insult' reads a column of 0 and 1 for
+    # each label, for target=labels. With teacher_mode=scores, 'teacher=score' names the column of the
+    # teacher's outputs
     columns: str | None = parameter(None, by_content=True)
     # corpus on which the teacher's architecture is trained first, once for all arms and seeds; takes the same
     # values as `corpus`. 'none': start from pretrained weights

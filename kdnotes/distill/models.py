@@ -46,6 +46,7 @@ from kdnotes.distill.weights import (
     source_sha256,
     stored_tensors,
 )
+from ..tasks.inference import MULTI_LABEL
 from ..tasks.base import Task
 from ..tasks.batching import encode_pairs, micro_batches, pad_pairs
 
@@ -120,6 +121,7 @@ def load_model(
     auto_class: str,  # the transformers head, say 'AutoModelForSequenceClassification'
     seed: int,  # of the new head's numbers
     label_prior=None,  # (classes,) share of each label: a new head's bias starts at its logarithm; None: at 0
+    independent_labels: bool = False,  # is each label's share its own? Then the bias starts at its log-odds
     **model_kwargs,  # for the model's config, say num_labels=2
 ) -> nn.Module:  # float32, on the CPU, in eval mode; its `new_parameters` are those the file does not have
     "A pretrained model with its head, new or from the file."
@@ -131,9 +133,10 @@ def load_model(
         # a language model may have more outputs than its tokenizer has tokens: they are as rare as the rarest
         more = 0 if output is None else max(0, len(output.weight) - len(shares))
         values = torch.cat([shares, shares.min().repeat(more)]).log()
+        values = shares.logit() if independent_labels else values - values.mean()
         biases = [p for name, p in model.named_parameters() if name in new and name.endswith('bias')]
         for bias in [p for p in biases if p.shape == values.shape][-1:]:
-            bias.data.copy_(values - values.mean())
+            bias.data.copy_(values)
     model = open_decoder(model)
     if isinstance(model.get_output_embeddings(), OpenDecoder):  # its new dense layer starts as the identity
         for name, module in model.named_modules():
@@ -207,7 +210,8 @@ def fresh_model(
 ) -> nn.Module:  # float32, on the CPU, in eval mode
     "The pretrained model of a run, with the task's head, new or from the file."
     bias = task.label_prior if config.train.head_bias == 'prior' else None
-    return load_model(source, task.auto_class, seed, bias, **task.model_kwargs | settings)
+    more = dict(label_prior=bias, independent_labels=task.independent_labels)
+    return load_model(source, task.auto_class, seed, **more, **task.model_kwargs | settings)
 
 # %% ../../nbs/distill/06_models.ipynb #1fe75658
 @cached_by_files
@@ -283,6 +287,7 @@ def load_given(
     labels: Sequence[str] | None = None,
     # what to give instead of a model without its head
     advice: str = 'a model with its head, or train it by leaving teacher_mode=given out',
+    independent_labels: bool = False,  # has the task a probability of its own for each label?
 ) -> nn.Module:  # float32, on the CPU, in eval mode
     "A fine-tuned model with the head it has, which must be the task's."
     model, _ = _load(source, auto_class, 0, {}, advice)
@@ -294,7 +299,10 @@ def load_given(
                 'beginning and end; give a model with two'
             )
         return open_decoder(model)
-    _check_outputs(model, source, labels)
+    if independent_labels:
+        _check_label_outputs(model.config, source, labels)
+    else:
+        _check_outputs(model, source, labels)
     order = _by_name(model.config, labels)
     if order != sorted(order):
         advice = f'of {len(order)} outputs to put in the order of the labels; rename the labels of the corpus'
@@ -358,7 +366,7 @@ def _check_outputs(model: nn.Module, source: str | Path, labels: Sequence[str]) 
             f'{source!s} cannot be given as a teacher of numbers, since the scale of its output is not '
             'known; train a teacher by leaving teacher_mode=given out'
         )
-    if model.config.problem_type == 'multi_label_classification' and n_outputs > 1:
+    if model.config.problem_type == MULTI_LABEL and n_outputs > 1:
         raise ModelError(
             f'the head of {source!s} gives each label a probability of its own (multi_label_classification), '
             f'and the task has {outputs} classes of which one is right; give a model of one label an example'
@@ -376,6 +384,23 @@ def _check_outputs(model: nn.Module, source: str | Path, labels: Sequence[str]) 
             f'{", ".join(labels)}; rename the labels of the corpus, or give another model'
         )
 
+# %% ../../nbs/distill/06_models.ipynb #b00d5b0c
+def _check_label_outputs(config, source: str | Path, labels: Sequence[str]) -> None:
+    "Refuse a head whose outputs are not the task's labels, each with a probability of its own."
+    if config.problem_type != MULTI_LABEL:
+        raise ModelError(
+            f'the head of {source!s} gives probabilities that add up to 1 (problem_type in its config.json '
+            f'is {config.problem_type}), and target=labels needs one of its own for each label '
+            f'({MULTI_LABEL}); give another model, or use target=classes'
+        )
+    if not _by_name(config, labels):
+        named = ', '.join(str(config.id2label[i]) for i in range(min(10, config.num_labels)))
+        raise ModelError(
+            f'the outputs of {source!s} are called {named}, and the labels are {", ".join(labels[:10])}; '
+            'both must have the same names: set id2label in its config.json, or rename the labels of the '
+            'corpus'
+        )
+
 # %% ../../nbs/distill/06_models.ipynb #ec427b27
 @cached_by_files
 def check_given(
@@ -383,6 +408,7 @@ def check_given(
     auto_class: str,  # the transformers head
     labels: Sequence[str] | None = None,  # as for `load_given`
     ranks: bool = False,  # does the task compare scores with each other alone? then a number is as good
+    independent_labels: bool = False,  # as for `load_given`
 ) -> None:
     "Refuse a model that cannot be taken as it is, in seconds."
     config = load_config(source)
@@ -393,7 +419,7 @@ def check_given(
             f'regression), and the task has {pluralize(len(labels), "class", "classes")}; '
             'give a model that was trained on classes'
         )
-    load_given(source, auto_class, labels)
+    load_given(source, auto_class, labels, independent_labels=independent_labels)
 
 # %% ../../nbs/distill/06_models.ipynb #cab3a957
 # how and where a tokenizer was loaded, and truncation that was once saved with it

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 import numpy as np
 import torch
+from scipy.special import logit
 from torch import Tensor
 from ..core.config import ConfigError, pluralize, truncate_repr, task_info
 from ..core.spec import RunConfig, value_of
@@ -98,7 +99,8 @@ def _numbers(
     for i, cells in enumerate(_cells(column.task.rows[column.split], column.columns)):
         numbers.append([_number(column, i, cell) for cell in cells])
         count = pluralize(len(cells), 'number')
-        if len(cells) != classes and (len(cells), classes) != (1, 2):
+        one = (len(cells), classes) == (1, 2) and not column.task.independent_labels
+        if len(cells) != classes and not one:
             names = ', '.join(map(truncate_repr, column.task.head_labels[:10])) or 'a number'
             raise column.error(
                 i,
@@ -117,6 +119,8 @@ def _logits_of_probabilities(column: _Column, numbers: np.ndarray) -> np.ndarray
         i = int(outside.any(axis=1).argmax())
         wrong = f'{numbers[i][outside[i]][0]:g}'
         raise column.error(i, f'holds {wrong}, which is no probability; say scores_are=logits, or correct it')
+    if column.task.independent_labels:
+        return logit(numbers.clip(_LEAST, 1 - _LEAST))
     if numbers.shape[1] == 1:
         numbers = np.hstack([1 - numbers, numbers])
     total = numbers.sum(axis=1)
@@ -141,14 +145,15 @@ def _logits(column: _Column, config: RunConfig) -> np.ndarray:  # (n, classes) f
         return _logits_of_probabilities(column, numbers)
     elif column.split == 'train':  # a student of probabilities as logits would learn next to nothing
         alike = ((numbers >= 0) & (numbers <= 1)).all(axis=1)
-        if not alone:
+        together = not alone and not column.task.independent_labels
+        if together:
             alike &= abs(numbers.sum(axis=1) - 1) <= _ROUNDED
-        if alike.mean() >= _NEARLY_ALL[alone]:
+        if alike.mean() >= _NEARLY_ALL[not together]:
             raise column.error(
                 int(alike.argmax()),
                 f'holds probabilities, as it does in {alike.sum():,} of {len(numbers):,} rows: numbers '
-                f'from 0 to 1{"" if alone else " that add up to 1"}; say scores_are=probabilities, or give '
-                'logits',
+                f'from 0 to 1{" that add up to 1" if together else ""}; say scores_are=probabilities, or '
+                'give logits',
             )
     large = abs(numbers).max(axis=1) > _LARGEST
     if large.any():
@@ -165,11 +170,14 @@ def _logits(column: _Column, config: RunConfig) -> np.ndarray:  # (n, classes) f
 def mean_logits(
     teachers: Sequence[Tensor],  # (n, classes) of each teacher
     config: RunConfig,  # teachers_mean, teachers_weights
+    independent_labels: bool = False,  # has each output a probability of its own?
 ) -> Tensor:  # (n, classes) float64
     "Several teachers as one."
     weights = torch.tensor(config.teacher.weights or [1.0] * len(teachers), dtype=torch.float64)
     weights = (weights / weights.sum()).tolist()
     if len(teachers) > 1 and config.teacher.mean == 'probabilities':
+        if independent_labels:
+            return sum(w * logits.double().sigmoid() for w, logits in zip(weights, teachers)).logit(_LEAST)
         shares = [logits.double().softmax(dim=1) for logits in teachers]
         return sum(w * share for w, share in zip(weights, shares)).clamp_min(_LEAST).log()
     return sum(w * logits.double() for w, logits in zip(weights, teachers))
@@ -181,11 +189,12 @@ class Teachers:
 
     signals: tuple[Callable[[Batch], dict[str, Tensor]], ...]
     config: RunConfig
+    independent_labels: bool = False  # as for `mean_logits`
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
         "Their combined signal for a batch."
         logits = [signal(batch)['logits'] for signal in self.signals]
-        return {'logits': mean_logits(logits, self.config).float()}
+        return {'logits': mean_logits(logits, self.config, self.independent_labels).float()}
 
 # %% ../../nbs/distill/09_scores.ipynb #591e8921
 @dataclass(frozen=True)
@@ -245,7 +254,8 @@ def read_scores(
             )
         by_teacher = [_logits(_Column(task, corpus, split, columns), config) for columns in teachers]
         # 0 is added so that -0 is 0, which it is to a student, but not to a hash
-        mean = mean_logits([torch.from_numpy(logits) for logits in by_teacher], config)
+        logits_of = [torch.from_numpy(logits) for logits in by_teacher]
+        mean = mean_logits(logits_of, config, task.independent_labels)
         by_split[split] = mean.float().numpy() + np.float32(0)
     return Scores(by_split)
 

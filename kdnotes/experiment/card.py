@@ -101,7 +101,8 @@ def snippet(
     # a threshold that does not exist is below every score
     metrics = {name: -math.inf if v is None else v for name, v in record['metrics'][where].items()}
     known = dict(settings=record['settings'], metrics=defaultdict(float, metrics))
-    return task_info(record['task']).use.snippet.format(folder=folder, **known)
+    use = task_info(record['task']).use_of(record['settings'])
+    return use.snippet.format(folder=folder, **known)
 
 
 def _base_of(record: dict) -> str:
@@ -160,6 +161,7 @@ def _context(
         size_mib=size / 2**20,
         busy=is_busy(record.get('machine') or {}),
         snippet=snippet(record, 'FOLDER'),
+        limits=info.use_of(record['settings']).limits,
         command=command(config, None if is_given_teacher or not teacher else teacher['settings']),
     )
 

@@ -98,7 +98,7 @@ def label_order(config: RunConfig, corpus: Corpus) -> Reason | None:  # None: no
     labels = list(task.head_labels or ())
     network = load_config(config.model.pretrained)
     names = class_names(network, labels, unnamed=True)
-    if not names:
+    if not names or task.independent_labels:  # its outputs have the names of the labels, or are refused
         return None
     each = max(1, _SCORED // len(labels))
     rows = [  # the first of each label, and the label's index
@@ -373,10 +373,11 @@ def checked_models(
     student = is_student(config)
     info.check_tokens(corpus, config, lambda: load_tokenizer(reads_as(config)))
     task = make_task(config, corpus)
+    head = (task.auto_class, task.head_labels, info.use.ranks_pairs, task.independent_labels)
     if is_given(config):
-        check_given(config.model.pretrained, task.auto_class, task.head_labels, info.use.ranks_pairs)
+        check_given(config.model.pretrained, *head)
     for source in several_teachers(config):
-        check_given(source, task.auto_class, task.head_labels, info.use.ranks_pairs)
+        check_given(source, *head)
         if not same_tokenizer(source, config.model.pretrained):  # it would read other words, without an error
             vocabularies = not same_vocabulary(source, config.model.pretrained)
             has = 'has another vocabulary' if vocabularies else 'changes or cuts texts in another way'

@@ -45,8 +45,10 @@ from ..stats.compare import difference_tests, metric_differences
 from ..stats.intervals import Interval, difference_interval
 from ..stats.tables import judged_by
 from ..tasks.base import Evaluation, Task, TaskInfo, TaskView, floor_table
+from ..tasks.inference import MULTI_LABEL
+from ..tasks.label_sets import label_set
 from ..tasks.labelled_texts import number_of
-from ..tasks.schema import Corpus, Rows
+from ..tasks.schema import Corpus, Rows, list_text
 from ..tasks.sources import corpus_of
 
 # %% auto #0
@@ -72,8 +74,12 @@ class Subject:
     def counts_classes(self) -> bool:
         "Is one of several named classes right?"
         label = self.info.corpora.schema.columns.get('label')
-        target = getattr(self.config.task_settings, 'target', 'classes')
-        return bool(label) and label.kind == 'class' and target == 'classes'
+        return bool(label) and label.kind == 'class' and self.target == 'classes'
+
+    @property
+    def target(self) -> str:
+        "What a label is: classes, labels (several or none), or a number."
+        return getattr(self.config.task_settings, 'target', 'classes')
 
 
 def _config_of_run(source: Source) -> RunConfig | None:
@@ -86,6 +92,8 @@ def _config_of_head(source: Source, info: TaskInfo, loaded: LoadedModel) -> RunC
     "Settings of a task with which any model of its head can be read."
     fields = info.settings.model_fields
     target = 'number' if loaded.network.config.num_labels == 1 else 'classes'
+    if loaded.network.config.problem_type == MULTI_LABEL:
+        target = 'labels'
     settings = {k: v for k, v in dict(target=target, train_questions='all').items() if k in fields}
     return make_config(
         task=info.name, mode='baseline', teacher=source.folder, max_length=loaded.max_length, **settings
@@ -109,7 +117,7 @@ def load_subject(source: Source, info: TaskInfo) -> Subject:
     "A model ready to be evaluated."
     loaded = load_model(source, info.auto_class, info.special_tokens)
     head = loaded.network.config
-    if getattr(head, 'problem_type', None) == 'multi_label_classification':
+    if head.problem_type == MULTI_LABEL and 'target' not in info.settings.model_fields:
         raise EvaluationError(
             f'{source.name} gives each label a probability of its own (multi_label_classification), and of '
             f'task={info.name!r} one is right; give a model of one label per example'
@@ -131,8 +139,8 @@ def load_subject(source: Source, info: TaskInfo) -> Subject:
 def _fit_to_head(task: Task, subject: Subject) -> None:
     "Take classes, or the scale of numbers, from the model and not from the rows."
     config = subject.loaded.network.config
-    if subject.counts_classes or task.classes_of_head:
-        task.take_classes(class_names(config))
+    if subject.counts_classes or subject.target == 'labels' or task.classes_of_head:
+        task.take_head(config)
     elif task.head_labels == () and hasattr(task, 'scale'):
         set_scale(task, getattr(config, 'target_mean', 0.0), getattr(config, 'target_deviation', 1.0))
 
@@ -159,7 +167,7 @@ def task_on(
     subject.info.check_tokens(alone, config, lambda: subject.loaded.tokenizer)
     with np.errstate(all='ignore'):  # of labels that are all the same; their scale is taken from the head
         task = subject.info.make(composed, config)
-    if corpus is None:
+    if corpus is None or task.independent_labels:  # thresholds of labels are in the config of a model
         _fit_to_head(task, subject)
     task.evaluation_sets = ('dev', 'test') if task.tunes_on_dev and corpus is not None else ('test',)
     return task
@@ -193,6 +201,7 @@ def _as_run(name: str, task: Task | TaskView, evaluation: Evaluation) -> Measure
     metrics = {where: evaluation.metrics[where]}
     record = dict(run_id=name, task=task.name, settings={}, metrics=metrics)
     record |= dict(primary=primary | dict(value=metrics[where][metric]))
+    record |= dict(label_thresholds=task.head_config.get('label_thresholds'))
     units, predictions = (
         table[table['split'] == where] for table in (evaluation.units, evaluation.predictions)
     )
@@ -357,6 +366,13 @@ class EvaluationResult:
     __repr__ = __str__
 
 # %% ../../nbs/experiment/20_evaluate.ipynb #eb6e7495
+def _sets(predictions: pd.DataFrame, thresholds: Mapping[str, float]) -> pd.Series:  # by unit, JSON
+    "The labels that each example is given."
+    p = 1 / (1 + np.exp(-predictions['score'].astype(float)))
+    given = predictions['item'].where(p >= predictions['item'].map(thresholds))
+    return given.groupby(predictions['unit']).agg(lambda names: list_text(names.dropna().tolist()))
+
+
 def unit_rows(measured: Measurement) -> pd.DataFrame:  # unit, cluster, a column per metric, prediction, score
     "What each unit contributed, in the order of the rows."
     units = measured.units
@@ -368,6 +384,8 @@ def unit_rows(measured: Measurement) -> pd.DataFrame:  # unit, cluster, a column
     best = best.set_index('unit').reindex(table['unit'])
     numbers = best['item'] == 'value'
     prediction = best['item'].astype(object).where(~numbers, best['score'])
+    if thresholds := measured.record.get('label_thresholds'):
+        prediction = _sets(measured.predictions, thresholds).reindex(table['unit'])
     return table.assign(prediction=prediction.to_numpy(), score=best['score'].to_numpy())
 
 # %% ../../nbs/experiment/20_evaluate.ipynb #cd37e0a5
@@ -404,11 +422,25 @@ def _warnings(subject: Subject, task: Task, labelled: LabelledRows) -> Iterator[
         yield reason('scale_unknown')
 
 
+def _check_sets(labelled: LabelledRows, names: list[str], model: str) -> None:
+    "Refuse labels that a model of several labels per text does not have."
+    for text in labelled.rows['label']:
+        if unknown := [name for name in label_set(text) if name not in names]:
+            raise EvaluationError(
+                f'{labelled.name}: label {truncate_repr(text)} has {truncate_repr(unknown[0])}, which is '
+                f'none of {model} ({", ".join(map(truncate_repr, names[:10]))}); correct it, or drop that '
+                'label'
+            )
+
+
 def _check_labels(subject: Subject, labelled: LabelledRows) -> LabelledRows:
     "Rows whose labels are what a model gives."
     config = subject.loaded.network.config
     if subject.counts_classes:
         return with_class_names(labelled, class_names(config), subject.name)
+    if subject.target == 'labels':
+        _check_sets(labelled, class_names(config), subject.name)
+        return labelled
     label = subject.info.corpora.schema.columns.get('label')
     if label and label.kind in ('class', 'score'):
         texts = labelled.rows['label'].tolist()
@@ -441,10 +473,11 @@ def _check_beside(first: Subject, second: Subject, task: Task) -> None:
     one, two = first.loaded, second.loaded
     if one.source.name == two.source.name:
         raise ConfigError(f'beside={truncate_repr(second.name)} is the model itself; name another one')
-    if first.counts_classes != second.counts_classes:
+    if first.target != second.target:
+        kinds = dict(classes='classes', labels='sets of labels', number='numbers')
         raise EvaluationError(
-            f'{first.name} and {second.name} cannot be compared, since one gives classes and the other '
-            'numbers'
+            f'{first.name} and {second.name} cannot be compared, since one gives {kinds[first.target]} and '
+            f'the other {kinds[second.target]}'
         )
     alike = one.max_length == two.max_length and same_tokenizer(one.source.folder, two.source.folder)
     if task.evaluates_itself and not alike:

@@ -132,6 +132,7 @@ class _Measuring:
 # %% ../../nbs/experiment/14_export.ipynb #a2e10711
 def _measuring(source: Source, run: RunFolder, log: Callable[[str], None]) -> _Measuring:
     "The task that a run was scored on."
+    from kdnotes.distill.architectures import load_config
     from kdnotes.distill.tokenizers import load_tokenizer
     from kdnotes.train.distributed import alone
 
@@ -144,6 +145,8 @@ def _measuring(source: Source, run: RunFolder, log: Callable[[str], None]) -> _M
             'measured on it; restore it, or leave onnx and int8 out'
         )
     task = make_task(config, corpus)
+    if task.independent_labels:  # the saved thresholds are those in use
+        task.take_head(load_config(source.folder))
     task.encode(load_tokenizer(source.folder), cache_path() / 'tokens')
     threads = alone('fp32').threads or torch.get_num_threads()
     return _Measuring(task, Runtime(_CPU, 'fp32', threads=threads), log)

@@ -297,8 +297,10 @@ def _resolve_on_corpus(
 ) -> tuple[RunConfig, Corpus]:
     "A configuration with all that its machine and its corpus decide, and the corpus."
     transfer = requested.data.transfer
-    transfer = transfer if transfer == 'none' else resolve_corpus(requested.task, transfer)
-    name = resolve_corpus(requested.task, requested.data.corpus)
+    transfer = (
+        transfer if transfer == 'none' else resolve_corpus(requested.task, transfer, requested.task_settings)
+    )
+    name = resolve_corpus(requested.task, requested.data.corpus, requested.task_settings)
     depth = teacher_depth(requested)
     config = resolve(requested, on, name, transfer, depth)
     threads = config.compute.threads_per_rank

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 import pandas as pd
 from ..core.arms import MODES, PROCEDURES, SEVERAL_RANKS, USUAL
-from ..core.config import ConfigError, truncate_repr, with_plugin
+from ..core.config import ConfigError, task_info, truncate_repr, with_plugin
 from ..core.grid import arm_order, cell_name, cells, read_grid
 from ..core.parse import PLACE, flat_parameters, make_config, of_arm
 from ..core.render import phrase, render, sentences
@@ -55,10 +55,11 @@ def named(
 ) -> dict:  # the same, with the corpus' resolved name and the study's
     "The parameters of a study, once its corpus is found. Smoke runs have a study of their own, NAME-smoke."
     parameters = with_plugin(parameters)
-    place = {'task', 'corpus', 'smoke', *PLACE}
+    task = parameters.get('task') or RunConfig.model_fields['task'].default
+    place = {'task', 'corpus', 'smoke', *PLACE, *task_info(task).settings.model_fields}
     config = make_config(**{k: v for k, v in parameters.items() if k in place or k == 'study' and v})
     with on_this_machine(config):
-        corpus = resolve_corpus(config.task, config.data.corpus)
+        corpus = resolve_corpus(config.task, config.data.corpus, config.task_settings)
     name = config.where.study if parameters.get('study') else study_name(corpus, task=config.task)
     return parameters | dict(corpus=corpus, study=smoke_name(name) if config.data.smoke else name)
 

@@ -215,7 +215,12 @@ def starting_model(
         # already cut to its layers where it is a student
         model = _model_of_run(task, initial['transfer_run_id'])
     elif value_of(config, 'teacher_mode') == 'given' and not from_hub:
-        model = load_given(config.model.pretrained, task.auto_class, task.head_labels)
+        model = load_given(
+            config.model.pretrained,
+            task.auto_class,
+            task.head_labels,
+            independent_labels=task.independent_labels,
+        )
     else:
         model = fresh_model(task, source, config, seed, **model_settings(config, load_config(source)))
     if 'layers' in initial and config.model.student.kept_layers is not None:
@@ -284,7 +289,8 @@ def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its ca
     if several_teachers(config):
         _check_unchanged('a model of teachers', teachers_sha256(config), rank.job['teachers']['sha256'])
         sources = config.teacher.sources  # loaded one after the other: two never share the memory
-        models = (load_given(source, task.auto_class, task.head_labels) for source in sources)
+        one = partial(load_given, independent_labels=task.independent_labels)
+        models = (one(source, task.auto_class, task.head_labels) for source in sources)
     else:
         models = [_model_of_run(task, rank.job['teacher_run_id'])]
     as_read = task_of_teacher(config, rank.corpus, rank.runtime, task)
@@ -296,7 +302,8 @@ def _signal(rank: Rank, task):  # (a callable on batches or None, seconds its ca
         else:
             signals.append(_cached_signal(rank, as_read, model))
     seconds = None if config.loss.signal == 'online' else sum(signal.meta['teacher_s'] for signal in signals)
-    return Teachers(tuple(signals), config) if several_teachers(config) else signals[0], seconds
+    several = several_teachers(config)
+    return Teachers(tuple(signals), config, task.independent_labels) if several else signals[0], seconds
 
 # %% ../../nbs/experiment/07_worker.ipynb #fda0316a
 def _cached_signal(rank: Rank, task, teacher):

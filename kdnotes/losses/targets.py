@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 # %% auto #0
-__all__ = ['hard_target_ce', 'cut_off', 'soft_target_kl', 'ranknet', 'margin_mse', 'pair_counts', 'listnet', 'listwise_kl',
-           'lambda_loss', 'weighted_sum']
+__all__ = ['hard_target_ce', 'cut_off', 'soft_target_kl', 'hard_target_bce', 'soft_target_bce', 'ranknet', 'margin_mse',
+           'pair_counts', 'listnet', 'listwise_kl', 'lambda_loss', 'weighted_sum']
 
 # %% ../../nbs/losses/01_targets.ipynb #fd00d60f
 if TYPE_CHECKING:
@@ -97,6 +97,44 @@ def soft_target_kl(
     log_p = cut_off((teacher.detach().float() / T).log_softmax(-1), min_probability, top_k)
     rows = F.kl_div(log_q, log_p, log_target=True, reduction='none').sum(-1)
     return _reduce(rows, reduction) * (T * T)
+
+# %% ../../nbs/losses/01_targets.ipynb #6b94442b
+def hard_target_bce(
+    logits: Tensor,  # (n, labels), any float dtype; computed in float32
+    labels: Tensor,  # (n, labels), 0 or 1; a row below 0 has no labels and counts as 0
+    reduction: str = 'mean',  # 'mean' over the rows, also those without labels | 'sum'
+) -> Tensor:  # scalar float32, nats
+    "Binary cross-entropy of each label, the mean over the labels of a row."
+    import torch.nn.functional as F
+
+    if logits.shape != labels.shape:
+        raise ValueError(
+            f'logits and labels must have one shape, got {tuple(logits.shape)} and {tuple(labels.shape)}'
+        )
+    cells = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction='none')
+    return _reduce(cells.masked_fill(labels < 0, 0.0).mean(-1), reduction)
+
+
+def soft_target_bce(
+    student: Tensor,  # logits (n, labels), any float dtype; computed in float32
+    teacher: Tensor,  # logits (n, labels); no gradient is taken
+    T: float = 2.0,  # temperature, > 0; the factor T*T keeps the gradient's scale independent of T
+    reduction: str = 'mean',  # 'mean' over the rows | 'sum'
+) -> Tensor:  # scalar float32, nats times T*T
+    "KL(teacher || student) of the tempered sigmoids, the mean over the labels of a row, times `T*T`."
+    import torch.nn.functional as F
+
+    if not T > 0:
+        raise ValueError(f'T must be > 0, got {T}')
+    if student.shape != teacher.shape:
+        raise ValueError(
+            f'student and teacher logits must have one shape, got {tuple(student.shape)} and '
+            f'{tuple(teacher.shape)}'
+        )
+    s, t = student.float() / T, teacher.detach().float() / T
+    # of yes and of no; logsigmoid is exact where a sigmoid would be 0 or 1
+    cells = sum(F.logsigmoid(x).exp() * (F.logsigmoid(x) - F.logsigmoid(y)) for x, y in ((t, s), (-t, -s)))
+    return _reduce(cells.mean(-1), reduction) * (T * T)
 
 # %% ../../nbs/losses/01_targets.ipynb #7c4dd74c
 def _over_pairs(

@@ -25,7 +25,7 @@ __all__ = ['KINDS', 'NOT_CALIBRATED', 'align_predictions', 'predicted_probabilit
            'agreement', 'TauGain', 'tau_gain']
 
 # %% ../../nbs/stats/07_calibration.ipynb #87ad518f
-KINDS = ('log_odds', 'logits', 'answerable')  # of scores that have a probability
+KINDS = ('log_odds', 'logits', 'answerable', 'labels')  # of scores that have a probability
 # kinds of scores that no calibration can be computed from, and why
 NOT_CALIBRATED = {
     'entities': 'predictions tell how likely the right tags of a text were, and not how likely the predicted '

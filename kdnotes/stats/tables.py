@@ -331,7 +331,9 @@ def agreement_table(
     scored = _scored(e)
     kind = score_kind(e.records)
     measures = MEASURES | {
-        'top_1': {'logits': 'same class', 'answerable': 'same span'}.get(kind, MEASURES['top_1'])
+        'top_1': dict(logits='same class', answerable='same span', labels='same label first').get(
+            kind, MEASURES['top_1']
+        )
     }
     controls = {
         control: [(r['run_id'], t['teacher_run_id']) for t, r in runs]

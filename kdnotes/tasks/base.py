@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from itertools import product
 from typing import Any, NamedTuple, Self, TYPE_CHECKING
@@ -122,14 +122,19 @@ def show_text(
     rows: list[dict[str, Any]],  # its rows of the corpus; []: not available, and the id stands for the text
 ) -> dict[str, Any]:  # name of a column -> a cell
     "An example of a class or a number."
-    keys = task_info(record['task']).texts
-    text = ' | '.join(filter(None, (rows[0][key] for key in keys))) if rows else unit.unit
+    info = task_info(record['task'])
+    text = ' | '.join(filter(None, (rows[0][key] for key in info.texts))) if rows else unit.unit
     label, item = predicted['label'], predicted['item']
-    if list(item) == ['value']:
+    right = ', '.join(item[label.astype(float) > 0]) or 'none'
+    if info.score_kind(record.get('settings', {})) == 'labels':
+        shares = (1 / (1 + np.exp(-predicted.set_index('item')['score']))).sort_values(ascending=False)
+        likely = ', '.join(f'{name} {p:.2f}' for name, p in shares[shares >= 0.1].items())
+        labels = dict(label=right, predicted=likely or 'none')
+    elif list(item) == ['value']:
         labels = dict(label=f'{label.iloc[0]:g}', predicted=f"{predicted['score'].iloc[0]:.3g}")
     else:
         likeliest = item.iloc[int(predicted['score'].to_numpy().argmax())]
-        labels = dict(label=', '.join(item[label.astype(float) > 0]) or 'none', predicted=likeliest)
+        labels = dict(label=right, predicted=likeliest)
     return dict(text=textwrap.shorten(text, 400, placeholder=' …')) | labels
 
 # %% ../../nbs/tasks/06_base.ipynb #4a184080
@@ -284,6 +289,8 @@ class Task:
     classes_of_head: bool = False
     evaluates_itself: bool = False  # `evaluate_model` instead of `scores` and `evaluate`
     tunes_on_dev: bool = False  # does `evaluate` choose thresholds on dev for the other sets?
+    # has each output a probability of its own (a sigmoid), so that several labels, or none, may be right?
+    independent_labels: bool = False
     uncut: str = ''  # why no row is cut at `max_length`, a macro of reasons.jinja; '': rows are cut
     unlabelled: int = 0  # how many of the training examples, the last ones, have no label
     # ids of the tokens that a student with a smaller vocabulary keeps, rising; None: it keeps all
@@ -352,6 +359,15 @@ def take_classes(
 
 
 @patch
+def take_head(
+    self: Task,
+    config: Any,  # of a saved classifier's network
+) -> None:
+    "Take the classes from a model instead of the training labels."
+    self.take_classes([str(config.id2label[i]) for i in range(config.num_labels)])
+
+
+@patch
 def texts_of(
     self: Task,
     rows: Rows,
@@ -367,7 +383,8 @@ def add_unlabelled(self: Task, corpus: Corpus) -> Rows:
     self.unlabelled = len(more)
     self.rows['train'] = Columns.joined([self.rows['train'], more])
     labelled = self.labels['train']
-    self.labels['train'] = np.concatenate([labelled, np.full(len(more), NO_LABEL, labelled.dtype)])
+    without = np.full((len(more), *labelled.shape[1:]), NO_LABEL, labelled.dtype)
+    self.labels['train'] = np.concatenate([labelled, without])
     return more
 
 
@@ -598,6 +615,7 @@ class TaskInfo:
     auto_class: str = SEQUENCE_HEAD  # the transformers head of its models
     special_tokens: tuple[str, ...] = ()  # what their tokenizer must have, by transformers' names
     use: Use = CLASSIFICATION  # how its models are asked about texts of no corpus
+    use_with: Callable[[dict], dict] = lambda settings: {}  # (flat settings of a run) -> fields that differ
     # (flat settings of a run) -> what a prediction's score is: 'log_odds' of a candidate by itself, 'logits'
     # of the classes of one example, 'answerable': the log-odds that a question has an answer, beside the
     # span that the run would give, 'numbers', which have no probability, or 'right_only': the
@@ -660,6 +678,15 @@ def default_setting(
     "The setting used for a network on a corpus when a run gives none."
     keys = product((f'{transfer} -> {corpus}', corpus, '*'), (network, '*'))
     return dict(next(self.defaults[key] for key in keys if key in self.defaults))
+
+# %% ../../nbs/tasks/06_base.ipynb #9ffeecdd
+@patch
+def use_of(
+    self: TaskInfo,
+    settings: dict,  # flat, of a run
+) -> Use:
+    "How the models of a run are asked."
+    return replace(self.use, **self.use_with(settings))
 
 # %% ../../nbs/tasks/06_base.ipynb #c7bae6c7
 def split_sizes(

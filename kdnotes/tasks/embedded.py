@@ -8,10 +8,12 @@ from __future__ import annotations
 import gzip
 import json
 from importlib.resources import files
+from itertools import product
+from random import Random
 
 # %% auto #0
-__all__ = ['embedded_answer_selection', 'embedded_text_classification', 'embedded_masked_lm', 'embedded_extractive_qa',
-           'embedded_sentence_pairs', 'embedded_token_classification']
+__all__ = ['embedded_answer_selection', 'embedded_text_classification', 'embedded_label_sets', 'embedded_masked_lm',
+           'embedded_extractive_qa', 'embedded_sentence_pairs', 'embedded_token_classification']
 
 # %% ../../nbs/tasks/03_embedded.ipynb #e8f6eae1
 def _rows(task: str) -> dict[str, list[dict]]:
@@ -31,6 +33,38 @@ def embedded_text_classification() -> dict[str, list[dict]]:
     (a kind), cluster (an entity).
     """
     return _rows('text_classification')
+
+
+_NO_SUBJECT = ('god', 'invention', 'moon')  # kinds without a label of their own
+_PERSONS = ('composer', 'painter', 'scientist', 'writer')
+_TOGETHER = 4  # entities whose sentences may be in one text
+
+
+def embedded_label_sets() -> dict[str, list[dict]]:
+    """One to three sentences, and all that they are about. Split -> rows: id, text, second (empty), label (a
+    list: animal, country, element, mountain, person, river, or none of them), cluster (of entities).
+    """
+    return {split: _label_sets(split, rows) for split, rows in embedded_text_classification().items()}
+
+
+def _label_sets(split: str, sentences: list[dict]) -> list[dict]:
+    rng = Random(f'label sets {split}')
+    entities = sorted({row['cluster'] for row in sentences})
+    rng.shuffle(entities)
+    rows = []
+    # every sentence is in two texts: a short or a long one, and one with others
+    for first, sizes in product(range(0, len(entities), _TOGETHER), ((1, 2, 3), (2, 3))):
+        some = [row for row in sentences if row['cluster'] in entities[first : first + _TOGETHER]]
+        rng.shuffle(some)
+        while some:
+            n = rng.choice(sizes)
+            of_text, some = some[:n], some[n:]
+            kinds = {row['label'] for row in of_text} - {*_NO_SUBJECT}
+            labels = sorted({'person' if kind in _PERSONS else kind for kind in kinds})
+            text = ' '.join(row['text'] for row in of_text)
+            rows.append(dict(id='', text=text, second='', label=labels, cluster=f'{split}-{first}'))
+    rng.shuffle(rows)
+    return [row | dict(id=f'{split}-{i}') for i, row in enumerate(rows)]
 
 # %% ../../nbs/tasks/03_embedded.ipynb #3b068e46
 def embedded_masked_lm() -> dict[str, list[dict]]:

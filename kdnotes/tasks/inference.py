@@ -4,6 +4,7 @@
 
 # %% ../../nbs/tasks/05_inference.ipynb #e15c8147
 from __future__ import annotations
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TYPE_CHECKING
@@ -14,7 +15,7 @@ from ..core.render import Reason, reason, render
 from .batching import Batch, Ragged, encode_measured, micro_batches, pad_pairs
 
 # %% auto #0
-__all__ = ['INPUTS', 'CLASSIFICATION', 'InferenceError', 'Forward', 'Reader', 'Answer', 'Use', 'truncation_notes',
+__all__ = ['INPUTS', 'MULTI_LABEL', 'CLASSIFICATION', 'InferenceError', 'Forward', 'Reader', 'Answer', 'Use', 'truncation_notes',
            'classify_texts']
 
 # %% ../../nbs/tasks/05_inference.ipynb #2ab7befc
@@ -156,6 +157,9 @@ def truncation_notes(
     known = dict(n=len(lengths), longest=int(lengths.max()), max_length=max_length, what=what)
     return (reason('texts_cut', cut=cut, **known),) if cut else ()
 
+# %% ../../nbs/tasks/05_inference.ipynb #153b001c
+MULTI_LABEL = 'multi_label_classification'  # problem_type of a config whose outputs are labels by themselves
+
 # %% ../../nbs/tasks/05_inference.ipynb #2171b65d
 def classify_texts(
     reader: Reader,
@@ -177,14 +181,18 @@ def classify_texts(
         mean = getattr(config, 'target_mean', 0.0)
         values = logits[:, 0] * getattr(config, 'target_deviation', 1.0) + mean
         return [Answer(dict(value=value), note) for value, note in zip(values.tolist(), notes)]
-    several = config.problem_type == 'multi_label_classification'
+    several = config.problem_type == MULTI_LABEL
     probabilities, places = _ranked(logits.sigmoid() if several else logits.softmax(dim=1))
     independent = (reason('independent_labels'),) * several
     names = [config.id2label[i] for i in range(config.num_labels)]
-    return [
-        Answer(dict(labels=[dict(label=names[i], probability=p) for i, p in zip(*row)]), note + independent)
-        for *row, note in zip(places.tolist(), probabilities.tolist(), notes)
-    ]
+    thresholds = getattr(config, 'label_thresholds', {})
+    answers = []
+    for *row, note in zip(places.tolist(), probabilities.tolist(), notes):
+        labels = [dict(label=names[i], probability=p) for i, p in zip(*row)]
+        given = [x['label'] for x in labels if x['probability'] >= thresholds.get(x['label'], 0.5)]
+        values = dict(predicted=sorted(given), labels=labels) if several else dict(labels=labels)
+        answers.append(Answer(values, note + independent))
+    return answers
 
 
 def _ranked(probabilities: Tensor) -> tuple[Tensor, Tensor]:  # (n, classes) each
@@ -197,8 +205,11 @@ def _predicted_columns(values: dict[str, Any]) -> list[dict[str, Any]]:
     if 'value' in values:
         return [dict(predicted=values['value'])]
     first = values['labels'][0]
+    chosen = dict(predicted=first['label'], probability=first['probability'])
+    if 'predicted' in values:  # a list, as corpora hold it
+        chosen = dict(predicted=json.dumps(values['predicted'], ensure_ascii=False))
     of_each = {f'probability_{row["label"]}': row['probability'] for row in values['labels']}
-    return [dict(predicted=first['label'], probability=first['probability']) | dict(sorted(of_each.items()))]
+    return [chosen | dict(sorted(of_each.items()))]
 
 # %% ../../nbs/tasks/05_inference.ipynb #e05bcaae
 _SNIPPET = """import torch

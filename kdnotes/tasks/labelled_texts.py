@@ -7,15 +7,15 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 import numpy as np
 from ..core.config import pluralize, truncate_repr
-from ..core.spec import RunConfig, value_of
+from ..core.spec import RunConfig, TaskSettings, value_of
 from ..core.files import sha256_text
 from .base import lower_words
-from .embedded import embedded_text_classification
-from .schema import Cells, Column, NoLabel, Schema
+from .embedded import embedded_label_sets, embedded_text_classification
+from .schema import Cells, Column, NoLabel, Schema, listed
 from kdnotes.tasks.sources import (
     SPLITS,
     Corpora,
@@ -29,9 +29,9 @@ from kdnotes.tasks.sources import (
 )
 
 # %% auto #0
-__all__ = ['SCHEMA', 'CORPORA', 'complete', 'unusable', 'imdb_file', 'class_names', 'number_of', 'label_numbers', 'labels_of',
-           'check_labels', 'balanced_weights', 'label_facts', 'class_metrics', 'number_metrics', 'group_scores',
-           'shared_tenths']
+__all__ = ['SCHEMA', 'CORPORA', 'complete', 'unusable', 'imdb_file', 'sorted_names', 'class_names', 'number_of', 'label_numbers',
+           'labels_of', 'label_refusal', 'is_no_label', 'check_pairs', 'check_labels', 'balanced_weights',
+           'label_facts', 'class_metrics', 'number_metrics', 'group_scores', 'shared_tenths']
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #9dd1037e
 def complete(
@@ -68,7 +68,7 @@ SCHEMA = Schema(
         id=Column('id', 'id', optional=True),
         text=Column('text', hub='text'),
         second=Column('second', optional=True, blank=True),
-        label=Column('label', 'class', hub='label'),
+        label=Column('label', 'class', hub='label', several=True),
         cluster=Column('cluster', 'group', optional=True),
     ),
     content=('text', 'second', 'label', 'cluster'),
@@ -110,22 +110,37 @@ def _imdb_hub(data) -> Splits:
     return dict(train=train, dev=rows['train'][::10], test=rows['test'])
 
 
+def _meant(settings: TaskSettings, name: str) -> str:
+    "The embedded corpus with several labels a text, where these are learnt."
+    several = getattr(settings, 'target', None) == 'labels'
+    return 'embedded_labels' if several and name in ('auto', 'embedded') else name
+
+
 CORPORA = Corpora(
     SCHEMA,
     embedded_text_classification,
-    published=dict(imdb=Published('stanfordnlp/imdb', _IMDB_FILES, _imdb_folder, _imdb_hub)),
+    published=dict(
+        imdb=Published('stanfordnlp/imdb', _IMDB_FILES, _imdb_folder, _imdb_hub),
+        embedded_labels=Published(packaged=embedded_label_sets, licence='Apache-2.0'),
+    ),
+    meant=_meant,
 )
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #e0cebb6f
-def class_names(
-    rows: Rows,  # of the training split
-) -> list[str]:  # in the order of the logits
-    "The classes there are."
-    names = set(rows['label'])
+def sorted_names(names: Iterable[str]) -> list[str]:
+    "Names of labels in their order, or that of their numbers where all are whole ones."
+    names = set(names)
     try:
         return sorted(names, key=lambda name: (int(name), name))  # 1 and 01 are two names of one number
     except ValueError:
         return sorted(names)
+
+
+def class_names(
+    rows: Rows,  # of the training split
+) -> list[str]:  # in the order of the logits
+    "The classes there are."
+    return sorted_names(rows['label'])
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #8fd99098
 _LARGEST = float(np.finfo(np.float32).max)
@@ -151,7 +166,13 @@ def labels_of(corpus: Corpus) -> Iterator[tuple[str, int, str]]:
             yield split, i, label
 
 
-def _refusal(corpus: Corpus, split: str, i: int, why: str) -> CorpusError:
+def label_refusal(
+    corpus: Corpus,
+    split: str,
+    i: int,  # which of its rows, from 0
+    why: str,  # what is wrong with its label, and what to do
+) -> CorpusError:
+    "An error that names the row of a label."
     label = truncate_repr(corpus.splits[split][i]['label'])
     return CorpusError(f'{place_of(corpus, split, i, CORPORA)}: label {label} {why}')
 
@@ -160,7 +181,10 @@ def _refusal(corpus: Corpus, split: str, i: int, why: str) -> CorpusError:
 _NO_LABEL = {'nan', 'null', 'na', 'n/a', '<na>', '?', '-'}
 
 
-def _is_no_label(label: str, classes: set[str]) -> bool:
+def is_no_label(
+    label: str,
+    classes: set[str],  # names that there are
+) -> bool:
     "Does a label mean that nobody has given one? -1 does among names, or numbers that are no scale with it."
     if label != '-1':
         return label.casefold() in _NO_LABEL
@@ -178,7 +202,7 @@ def _check_numbers(corpus: Corpus) -> None:
                 'is no number, and target=number needs one of at most 3.4e38; correct it, or use '
                 'target=classes'
             )
-            raise _refusal(corpus, split, i, why)
+            raise label_refusal(corpus, split, i, why)
     trained = label_numbers(corpus.splits['train'])
     mean = trained.mean()
     spread = trained.std()
@@ -190,14 +214,11 @@ def _check_numbers(corpus: Corpus) -> None:
     for split, i, label in labels_of(corpus):
         if abs(float(label) - mean) > _LARGEST * spread:
             why = f'is too far from the labels of train, whose standard deviation is {spread:g}; correct it'
-            raise _refusal(corpus, split, i, why)
+            raise label_refusal(corpus, split, i, why)
 
-# %% ../../nbs/tasks/08_labelled_texts.ipynb #326fa569
-def check_labels(
-    corpus: Corpus,
-    config: RunConfig,  # resolved
-) -> None:
-    "Refuse labels that the settings cannot mean, and pairs of texts in some splits only."
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #1fa74c49
+def check_pairs(corpus: Corpus) -> None:
+    "Refuse pairs of texts in some splits only."
     paired = [split for split in SPLITS if any(text.strip() for text in corpus.splits[split]['second'])]
     if paired and len(paired) < len(SPLITS):
         alone = next(split for split in SPLITS if split not in paired)
@@ -205,10 +226,23 @@ def check_labels(
             f'{corpus.name}: {paired[0]} holds pairs of texts and {alone} single texts; give all splits the '
             'second text, or none'
         )
+
+# %% ../../nbs/tasks/08_labelled_texts.ipynb #326fa569
+def check_labels(
+    corpus: Corpus,
+    config: RunConfig,  # resolved
+) -> None:
+    "Refuse labels that the settings cannot mean, and pairs of texts in some splits only."
+    check_pairs(corpus)
     if config.task_settings.target == 'number':
         _check_numbers(corpus)
         return
     names = class_names(corpus.splits['train'])
+    if sets := [name for name in names if listed(name) is not None]:
+        raise CorpusError(
+            f'{corpus.name} train: label {truncate_repr(sets[0])} is a list; use target=labels for several '
+            'labels per row, or give each row one name'
+        )
     if config.loss and config.loss.top_k and config.loss.top_k > len(names):
         raise CorpusError(
             f'top_k={config.loss.top_k} is more than the {len(names)} classes of corpus {corpus.name!r}'
@@ -259,12 +293,12 @@ def label_facts(
 def _check_classes(corpus: Corpus, names: list[str], drawn: int | None) -> None:
     "Refuse rows without a label, and classes that the labels of the training split do not have."
     classes = set(names)
-    learnt = {name for name in classes if not _is_no_label(name, classes)}
+    learnt = {name for name in classes if not is_no_label(name, classes)}
     for split, i, label in labels_of(corpus):
         if label in learnt:
             continue
         n = pluralize(list(corpus.splits[split]['label']).count(label), 'row')
-        if _is_no_label(label, classes):
+        if is_no_label(label, classes):
             why = (
                 f'says that nobody has labelled this row, as it does of {n} of {split}; remove such rows, or '
                 'take splits that have labels: of GLUE and the like only train and validation have them; a '
@@ -277,7 +311,7 @@ def _check_classes(corpus: Corpus, names: list[str], drawn: int | None) -> None:
                 f'is no class of the training split ({", ".join(map(truncate_repr, names[:10]))}), and {n} '
                 f'of {split} have it; {advice}'
             )
-        raise _refusal(corpus, split, i, why)
+        raise label_refusal(corpus, split, i, why)
 
 # %% ../../nbs/tasks/08_labelled_texts.ipynb #e075aa02
 def class_metrics(

@@ -19,7 +19,8 @@ from ..core.files import atomic_write, cache_path, file_errors, sha256_text
 from ..core.render import phrase, render
 from ..core.streams import stream
 from ..core.tables import PART, Table, check_regular, check_rows_fit, class_cells, no_table, read_table
-from .schema import TEACHER, Rows, Schema, check_layout, checked, mapped, score_key
+from .schema import TEACHER, Rows, Schema, check_layout, checked, has_parts, joined_cells
+from .schema import mapped, score_key, with_parts
 from .base import split_sizes
 from kdnotes.tasks.sources import (
     PLAIN_NAMES,
@@ -42,7 +43,9 @@ def named_columns(
 ) -> dict[str, Any]:  # key of the task -> column
     "What a user calls the columns of a task, each column once."
     mapping = isinstance(columns, Mapping)
-    hashable = mapping and all(isinstance(name, Hashable) for name in columns.values())
+    several = [key for key, column in schema.columns.items() if column.several]
+    lists = [key for key in several if mapping and isinstance(columns.get(key), (list, tuple))]
+    hashable = mapping and all(isinstance(v, Hashable) for key, v in columns.items() if key not in lists)
     if not (hashable or columns is None or isinstance(columns, str)):
         raise ConfigError(
             f'columns={truncate_repr(columns)} is no mapping of keys to one column each; write '
@@ -79,6 +82,11 @@ def _frame(table: Any, columns: Mapping[str, str], schema: Schema, labelled: boo
             f'data of type {type(table).__name__} are no table; give a DataFrame, a list of dicts or a '
             'datasets.Dataset'
         )
+    for key, column in columns.items():  # several columns of 0 and 1 as one of lists
+        if schema.columns[key].several and column not in table and has_parts(column, table):
+            parts = {part: list(table[part]) for part in column.split('+')}
+            source = Table('the table', list(parts), parts, list(table.index))
+            table = table.assign(**{column: joined_cells(source, list(parts))})
     may_lack = schema.no_label.columns if schema.no_label and not labelled else ()
     needed = [column for key, column in columns.items() if key not in may_lack]
     if missing := [column for column in needed if column not in table]:
@@ -105,7 +113,8 @@ def table_of_file(
         raise ConfigError(words)
     schema = task_info(task).corpora.schema
     score_names = {column for teacher in scores for column in teacher}
-    possible = {*schema.names, *schema.names.values(), *columns.values(), *score_names, 'split'}
+    named = with_parts(columns.values())
+    possible = {*schema.names, *schema.names.values(), *named, *score_names, 'split'}
     if path.exists() and 'split' in next(read_table(path, possible)).names:
         check_rows_fit(path, possible)
         _, *whole = read_table(path, possible)

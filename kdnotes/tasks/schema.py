@@ -4,11 +4,12 @@
 
 # %% ../../nbs/tasks/00_schema.ipynb #73702e85
 from __future__ import annotations
+import contextlib
 import json
 import re
 import unicodedata
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -36,8 +37,8 @@ from kdnotes.core.tables import (
 
 # %% auto #0
 __all__ = ['Rows', 'Cells', 'SPLITS', 'UNLABELLED', 'TEACHER', 'Column', 'NoLabel', 'numbered', 'Schema', 'Corpus', 'score_key',
-           'score_columns', 'column_names', 'mapped', 'check_layout', 'checked_parts', 'check_together', 'checked',
-           'read_split', 'checked_splits']
+           'score_columns', 'column_names', 'mapped', 'with_parts', 'has_parts', 'check_layout', 'listed', 'list_text',
+           'joined_cells', 'checked_parts', 'check_together', 'checked', 'read_split', 'checked_splits']
 
 # %% ../../nbs/tasks/00_schema.ipynb #e4549e5e
 Rows = Columns  # of one split, in the source's order
@@ -59,6 +60,8 @@ class Column:
     optional: bool = False  # may be missing; where it is there, `blank` says whether its cells may be empty
     blank: bool = False  # may have empty cells
     instead: str = ''  # key of the column that replaces it where it is missing
+    # may a cell hold a list of names, or several columns of 0 and 1 the names that are theirs?
+    several: bool = False
 
 # %% ../../nbs/tasks/00_schema.ipynb #38c0d98b
 @dataclass(frozen=True)
@@ -206,7 +209,8 @@ class Corpus:
 def _pairs(columns: str | Mapping[str, Any] | None) -> list[tuple[str, Any]]:
     "The keys and columns of a map, which may be typed."
     if isinstance(columns, Mapping):
-        return list(columns.items())
+        lists = {key: '+'.join(map(str, v)) for key, v in columns.items() if isinstance(v, (list, tuple))}
+        return list((columns | lists).items())
     typed = [[p.strip() for p in part.partition('=')] for part in (columns or '').split(',') if part]
     if not all(map(all, typed)):
         raise ConfigError(
@@ -284,6 +288,22 @@ def mapped(
     scores = set() if split in ('dev', 'test') else _score_names(columns).keys()
     return dict(_pairs(columns)).keys() - {TEACHER} | scores
 
+# %% ../../nbs/tasks/00_schema.ipynb #512b4d5c
+def with_parts(
+    names: Iterable[Any],  # of columns, of `column_names`
+) -> set[Any]:  # the same, and the parts of those that are joined by +
+    "All columns that some names may mean."
+    names = set(names)
+    return names.union(*(name.split('+') for name in names if isinstance(name, str)))
+
+
+def has_parts(
+    name: Any,  # of a column, of `column_names`
+    there: Container[str],  # the columns of a table
+) -> bool:
+    "Does a name join columns that are all there?"
+    return isinstance(name, str) and '+' in name and all(part in there for part in name.split('+'))
+
 # %% ../../nbs/tasks/00_schema.ipynb #c53a2ec8
 def check_layout(
     table: Table,
@@ -296,7 +316,12 @@ def check_layout(
         key: key if key not in mapped and name not in table.names and key in table.names else name
         for key, name in usual.items()
     }
-    there = {key: name for key, name in names.items() if name in table.names}
+    several = {key for key, column in schema.columns.items() if column.several}
+    there = {
+        key: name
+        for key, name in names.items()
+        if name in table.names or key in several and has_parts(name, table.names)
+    }
     instead = {key: column.instead for key, column in schema.columns.items() if column.instead}
     for key, other in instead.items():
         # a column that is named for a key counts more than one that merely has the usual name
@@ -315,6 +340,41 @@ def check_layout(
         f"columns='{what}=<your column>' (--columns of a command, COLUMNS= of make)"
     )
 
+# %% ../../nbs/tasks/00_schema.ipynb #ba19f146
+def listed(
+    cell: Any,
+) -> list[str] | None:  # None: it is no list of names, nor the JSON of one
+    "The names in a list."
+    if type(cell) is str and cell.lstrip().startswith('['):
+        with contextlib.suppress(ValueError, RecursionError):  # a name like another
+            cell = json.loads(cell)
+    names = list(map(as_text, cell)) if isinstance(cell, (list, tuple)) else [None]
+    return None if None in names else names
+
+
+def list_text(cell: Any) -> Any:  # anything but a list of names as it is
+    "A set of names in the one way that it is written: JSON, sorted, each name once."
+    names = listed(cell)
+    return cell if names is None else json.dumps(sorted(set(names)), ensure_ascii=False)
+
+
+def joined_cells(
+    table: Table,
+    parts: list[str],  # names of columns, of 0 and 1
+) -> list:  # a list per row, of the names of those with a 1; '' where all are empty
+    "Several columns of labels as one of lists."
+    rows = []
+    for i, row in enumerate(zip(*(table.cells[part] for part in parts))):
+        texts = [str(as_text(cell)).removesuffix('.0') for cell in row]
+        wrong = [(part, text) for part, text in zip(parts, texts) if text not in ('0', '1')]
+        if wrong and any(texts):
+            raise CorpusError(
+                f'{table.place(i)}: {wrong[0][0]} is {truncate_repr(wrong[0][1])} and must be 0 or 1, as '
+                'one of several columns of labels; correct it, or leave the row without any of them'
+            )
+        rows.append('' if wrong else [part for part, text in zip(parts, texts) if text == '1'])
+    return rows
+
 # %% ../../nbs/tasks/00_schema.ipynb #f6363441
 # whole numbers of a column with a gap come as floats
 _NUMBERS = ('class', 'score', 'binary', 'grade', 'place', 'no label')
@@ -324,11 +384,13 @@ _SCORES = Column('', 'scores', blank=True)  # of a teacher
 
 def _texts(table: Table, name: str, column: Column) -> list:
     "A table's column as texts, or as it came where it holds lists."
-    cells = table.cells[name]
+    cells = table.cells[name] if name in table.cells else joined_cells(table, name.split('+'))
     if column.kind in ('class', 'json') and name in table.classes:
         cells = class_cells(cells, table.classes[name])
     if column.kind == 'json':
         return cells
+    if column.several:
+        cells = list(map(list_text, cells))
     if column.kind == 'scores':
         cells = [json.dumps(cell, default=str) if isinstance(cell, (list, tuple)) else cell for cell in cells]
     texts = [cell if type(cell) is str else as_text(cell) for cell in cells]
@@ -369,7 +431,8 @@ def _faults(column: Column, longest: int | None) -> Iterator[tuple[Callable[[str
         must = f'must be {named}; correct it, or remove rows that nobody has labelled'
         yield lambda text: text not in right, f'{{name}} is {{value}} and {must}'
     elif not column.blank:
-        yield lambda text: not text.strip(), '{name} is empty; fill it in or remove the row'
+        none = ' ([] says that none of several labels applies)' if column.several else ''
+        yield lambda text: not text.strip(), f'{{name}} is empty; fill it in or remove the row{none}'
     if column.kind in _NAMES:
         yield lambda text: not text.isprintable(), '{name} {value} holds a control character; remove it'
     if column.kind == 'class':
@@ -520,7 +583,7 @@ def read_split(
         label = schema.no_label.columns
         columns = {key: name for key, name in _pairs(columns) if key not in label}
     usual = column_names(columns, split_schema.names, schema.scored)
-    possible = {*usual, *usual.values()}
+    possible = with_parts({*usual, *usual.values()})
     if words := no_table(path):
         raise CorpusError(words)
     with unchanged(path):

@@ -19,7 +19,7 @@ import numpy as np
 from ..core.cached import Writer, cached
 from ..core.columns import Columns, codes, hashes
 from ..core.config import ConfigError, plugin_id, pluralize, truncate_repr, task_info
-from ..core.spec import RunConfig, reads_scores, value_of
+from ..core.spec import RunConfig, TaskSettings, reads_scores, value_of
 from kdnotes.core.files import (
     cache_path,
     check_room,
@@ -43,6 +43,7 @@ from kdnotes.tasks.schema import (
     column_names,
     mapped,
     read_split,
+    with_parts,
 )
 
 # %% auto #0
@@ -67,6 +68,7 @@ class Published:
     sha256: str = ''  # a corpus with this content is called so wherever it was found; '': no other is
     licence: str | None = None  # None: it is not known
     in_order: bool = False  # are its rows in the order of the text that they are from?
+    packaged: Callable[[], Splits] | None = None  # its rows, where it comes with the library
 
 # %% ../../nbs/tasks/04_sources.ipynb #664d8fe4
 def _no_corpus() -> Splits:
@@ -85,6 +87,8 @@ class Corpora:
     # splits of a folder that holds other files than tables; None: it holds tables
     from_folder: Callable[[Path], Splits | None] = lambda folder: None
     from_folder_files: str = ''  # what these files are, for a folder without any
+    # (settings of the task, name) -> the corpus that is meant: another one may fit some settings better
+    meant: Callable[[TaskSettings, str], str] = lambda settings, name: name
     # name of an evaluation set that is no part of the corpus -> its rows
     more_sets: Callable[[str], Sequence[dict[str, Any]]] | None = None
 
@@ -229,7 +233,8 @@ def hub_rows(
     names = column_names(columns, usual, schema.scored)
     known = {key: '' for key, column in schema.columns.items() if column.optional} | names
     there = getattr(table, 'column_names', None) or list(table)
-    possible = [name for name in there if name in {*known, *known.values()}]
+    wanted = with_parts({*known, *known.values()})
+    possible = [name for name in there if name in wanted]
     if hasattr(table, 'select_columns'):  # else reading a column would read all others too
         table = table.select_columns(possible)
     cells = {name: list(table[name]) for name in possible}
@@ -268,8 +273,10 @@ def _places(name: str) -> list[Path]:
 def local_copy(
     name: str,  # of a published corpus
     corpora: Corpora,  # of a task that knows it
-) -> Path | None:  # the first place that holds one of its files
+) -> Path | None:  # the first place that holds one of its files; None: none does, or it is packaged
     "A copy of a published corpus on this machine."
+    if corpora.published[name].packaged:
+        return None
     files = corpora.published[name].files
     if not corpora.published[name].from_folder:
         plain = (
@@ -286,9 +293,12 @@ def _is_file(name: str) -> bool:
 def resolve_corpus(
     task: str,  # of `config.TASKS`
     corpus: str,  # auto | embedded | a published corpus' name | a folder | a hub id
+    settings: TaskSettings | None = None,  # of the run; None: the task's defaults
 ) -> str:  # never 'auto'; a folder is absolute
     "The corpus a name means on this machine."
     corpora = task_info(task).corpora
+    if settings is not None:
+        corpus = corpora.meant(settings, corpus)
     published = corpora.published
     if corpus in ('embedded', *published):
         return corpus
@@ -323,7 +333,7 @@ def resolve_unlabelled(
         return name
     if _is_file(name):
         return str(Path(name).expanduser().absolute())
-    return resolve_corpus(config.task, name)
+    return resolve_corpus(config.task, name, config.task_settings)
 
 # %% ../../nbs/tasks/04_sources.ipynb #abc527e1
 def load_corpus(
@@ -388,7 +398,7 @@ def corpus_of(
 ) -> Corpus:
     "The corpus that a run is trained and scored on."
     known = {} if known is None else known
-    name = resolve_corpus(config.task, config.data.corpus)
+    name = resolve_corpus(config.task, config.data.corpus, config.task_settings)
     if name not in known:
         score_on = getattr(config.task_settings, 'score_on', ())
         known[name] = load_corpus(config.task, name, config.data.columns, score_on)
@@ -432,9 +442,9 @@ def load_by_rules(
     folder = local_copy(name, corpora) if named else Path(name) if Path(name).is_absolute() else None
     hub_id = corpora.hub_source(name)
     kind, where = ('folder', str(folder)) if folder else ('hub', f'huggingface.co/datasets/{hub_id}')
-    if name == 'embedded':
+    if packaged := corpora.embedded if name == 'embedded' else published.packaged:
         kind, where = 'embedded', 'the facts packaged with kdnotes'
-        splits = checked_splits(name, corpora.embedded(), schema)
+        splits = checked_splits(name, packaged(), schema)
     elif published.from_folder and folder:
         splits = checked_splits(name, published.from_folder(folder), schema)
     elif published.from_hub:
@@ -612,7 +622,7 @@ def _large_files(corpora: Corpora, name: str, columns: str | None) -> tuple[dict
     try:
         files = split_files(folder, corpora) or {}
         names = column_names(columns, corpora.schema.names, corpora.schema.scored)
-        size = sum(size_of(path, {*names, *names.values()}) for path in files.values())
+        size = sum(size_of(path, with_parts({*names, *names.values()})) for path in files.values())
     except (CorpusError, OSError):
         return None  # reading them raises the error
     return (files, size) if size >= LARGE else None

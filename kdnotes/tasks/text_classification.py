@@ -6,22 +6,36 @@
 from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal, TYPE_CHECKING
 from fastcore.basics import patch
 import numpy as np
 from pydantic import field_validator
+from scipy.special import expit, logit
 from ..core.config import truncate_repr
 from ..core.spec import RunConfig, TaskSettings, parameter
 from . import base
 from .base import NO_LABEL, Evaluation, LossTerm, Signal, Task, setting
-from ..losses.targets import hard_target_ce
+from ..losses.targets import hard_target_bce, hard_target_ce, soft_target_bce
 from .batching import Batch, to_device
 from ..core.columns import Strings
+from .inference import MULTI_LABEL
+from kdnotes.tasks.label_sets import (
+    HALF,
+    best_thresholds,
+    check_label_sets,
+    constant_set,
+    label_matrix,
+    label_names,
+    label_set_facts,
+    label_set_metrics,
+)
 from kdnotes.tasks.labelled_texts import (
     CORPORA,
     balanced_weights,
     check_labels,
+    check_pairs,
     class_metrics,
     class_names,
     label_numbers,
@@ -35,18 +49,19 @@ from .sources import Corpus, Rows
 
 # %% auto #0
 __all__ = ['PROBED_ROWS', 'TASK', 'TextClassificationSettings', 'pair_features', 'probe', 'LabelledTexts', 'TextClassification',
-           'TextRegression']
+           'TextRegression', 'TextLabels']
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #9504d243
 if TYPE_CHECKING:
-    pass
+    from torch import Tensor
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #00f0d806
 class TextClassificationSettings(TaskSettings):
     "What text classification reads besides the settings of every task."
 
-    # type of the labels: names of classes (classes), or numbers (number, for regression)
-    target: Literal['classes', 'number'] = parameter('classes', group='data')
+    # type of the labels: names of classes (classes), sets of names (labels: several of them or none may be
+    # right), or numbers (number, for regression)
+    target: Literal['classes', 'labels', 'number'] = parameter('classes', group='data')
     # weight of each class in the hard targets. balanced: n / (k * n_c), the inverse of its share of the n
     # training labels; or k numbers >= 0, as in '1,5', in the order of the classes (sorted names); None: 1
     class_weights: Literal['balanced'] | tuple[float, ...] | None = parameter(
@@ -67,8 +82,9 @@ class TextClassificationSettings(TaskSettings):
         )
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #c336c200
-# settings of soft targets, which a number has none of
-_ONLY_CLASSES = dict(temperature=2.0, top_k=None, min_probability=None, dialect='canonical')
+# settings of soft targets over classes, and which targets do not read them
+_ONLY_CLASSES = dict(top_k=None, min_probability=None, dialect='canonical')
+_UNREAD = dict(labels=_ONLY_CLASSES, number=dict(temperature=2.0) | _ONLY_CLASSES)
 
 
 def _check(config: RunConfig) -> None:
@@ -80,20 +96,22 @@ def _check(config: RunConfig) -> None:
             f'class_weights={truncate_repr(weights)} must be numbers >= 0, one of them above 0; or write '
             'balanced'
         )
-    if settings.target != 'number':
+    if settings.target == 'classes':
         return
+    which = f'target={settings.target}'
     for name in ('class_weights', 'label_smoothing'):
         if value := getattr(settings, name):
-            raise ValueError(f'{name}={value!r} is about classes, and target=number has none; leave it out')
-    for name, usual in _ONLY_CLASSES.items():
+            raise ValueError(f'{name}={value!r} is about classes, and {which} has none; leave it out')
+    for name, usual in _UNREAD[settings.target].items():
         if config.loss is not None and getattr(config.loss, name) != usual:
             raise ValueError(
                 f'{name}={getattr(config.loss, name)!r} belongs to soft targets over classes, and '
-                'target=number has none; leave it out'
+                f'{which} has none; leave it out'
             )
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #77dbbd99
 PROBED_ROWS = 20_000  # of a training split, at most: more change a linear model little
+_PROBED_LABELS = 10  # that are each fitted to as many
 
 
 def pair_features(
@@ -221,8 +239,18 @@ def encoder_floor(self: LabelledTexts, embed: base.Embed) -> Evaluation:
     # evaluation sets first: their embeddings are the same whatever rows are trained on
     sets = {split: pair_features(embed, *self.texts_of(self.rows[split])) for split in self.evaluation_sets}
     trained = pair_features(embed, *self.texts_of(rows))
-    classes = len(self.head_labels) or None
-    return self.evaluate(probe(trained, self.labels['train'][index], sets, classes))
+    return self.evaluate(self.probed(trained, self.labels['train'][index], sets))
+
+
+@patch
+def probed(
+    self: LabelledTexts,
+    trained: np.ndarray,  # (n, d) features of training rows
+    labels: np.ndarray,  # (n, ...) of these
+    sets: Mapping[str, np.ndarray],  # evaluation set -> (k, d)
+) -> dict[str, np.ndarray]:  # evaluation set -> scores, as `evaluate` takes them
+    "What a linear model of features predicts."
+    return probe(trained, labels, sets, len(self.head_labels) or None)
 
 # %% ../../nbs/tasks/19_text_classification.ipynb #6c55161e
 class TextClassification(LabelledTexts):
@@ -337,15 +365,175 @@ def predicted(self: TextRegression, split: str, ids: list[str], scores: np.ndarr
     score = scores[:, 0].astype(np.float64) * self.deviation + self.mean
     return dict(unit=ids, item='value', label=label_numbers(self.rows[split]), score=score)
 
+# %% ../../nbs/tasks/19_text_classification.ipynb #7c39e2f8
+class TextLabels(LabelledTexts):
+    "The set of labels of a text or a pair."
+
+    name = 'text_classification'
+    settings = TextClassificationSettings(target='labels')
+    primary = base.Primary('test', 'samples_f1', True)
+    tunes_on_dev = True
+    independent_labels = True
+    thresholds: np.ndarray  # (labels,) of probabilities, that a set is chosen by
+
+    def take_labels(self, train: Rows) -> None:
+        "Which of the training labels each row has."
+        self.take_classes(label_names(train))
+
+    def take_classes(self, names: Sequence[str]) -> None:
+        "A table of 0 and 1, the share of each label in the training split, and an output for each."
+        self.labels = {split: label_matrix(rows['label'], names) for split, rows in self.rows.items()}
+        # one example with each label and one without: no label is impossible, or certain
+        counts = self.labels['train'].sum(0, dtype=np.int64) + 1
+        self.label_prior = counts / (len(self.labels['train']) + 2)
+        self.head_labels = tuple(names)
+        self.head_config = base.labels_config(names) | dict(problem_type=MULTI_LABEL)
+        self.thresholds = np.full(len(names), HALF)
+        self.model_kwargs = {'num_labels': len(names)}
+        self.signal_spec = {'logits': base.SignalSpec(shape=(len(names),))}
+
+    def take_head(self, config: Any) -> None:
+        "The labels of a saved model, and its thresholds, which stay."
+        super().take_head(config)
+        self.tunes_on_dev = False
+        saved = getattr(config, 'label_thresholds', {})
+        self.thresholds = np.array([saved.get(name, HALF) for name in self.head_labels])
+
+    def measure(self, scores: np.ndarray, labels: np.ndarray) -> tuple[dict, dict]:
+        "Metrics, and the values of the examples for those that are means."
+        return label_set_metrics(scores, labels, self.thresholds)
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #acd127f0
+@patch
+def hard_loss(self: TextLabels, outputs: Any, batch: Batch, signal: Signal | None) -> LossTerm:
+    "Binary cross-entropy of each label."
+    total = hard_target_bce(outputs.logits, batch.labels, 'sum')
+    return total, self.loss_counts('train', batch.index)['hard']
+
+
+@patch
+def soft_targets(self: TextLabels, student: Tensor, teacher: Tensor) -> Tensor:
+    "The divergence of each label's probability from the teacher's, tempered."
+    return soft_target_bce(student, teacher, self.loss.temperature, 'sum')
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #fb619b91
+@patch
+def evaluate(
+    self: TextLabels,
+    scores: dict[str, np.ndarray],  # (n, labels) logits by evaluation set
+    thresholds: np.ndarray | None = None,  # (labels,) of probabilities; None: the best ones of dev
+) -> Evaluation:
+    "Metrics, units and predictions of the evaluation sets given."
+    if thresholds is None:
+        if self.tunes_on_dev and 'dev' in scores:
+            self.thresholds = best_thresholds(expit(scores['dev'].astype(np.float64)), self.labels['dev'])
+        thresholds = self.thresholds
+        self.head_config |= dict(label_thresholds=dict(zip(self.head_labels, thresholds.tolist())))
+    measure = partial(label_set_metrics, thresholds=thresholds)
+    return Task.evaluate(base.TaskView(self, measure=measure), scores)
+
+
+@patch
+def predicted(self: TextLabels, split: str, ids: list[str], scores: np.ndarray) -> dict[str, Any]:
+    "A row for each label of each example."
+    n, labels = self.labels[split].shape
+    return dict(
+        unit=np.repeat(ids, labels),
+        item=np.tile(self.head_labels, n),
+        label=self.labels[split].astype(np.int64).ravel(),
+        score=scores.astype(np.float32).ravel(),
+    )
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #941fcd84
+def _log_odds(log_p: np.ndarray) -> np.ndarray:  # (n, 2) -> (n,)
+    return log_p[:, 1] - log_p[:, 0]
+
+
+@patch
+def floors(self: TextLabels) -> dict[str, Evaluation]:
+    "One set of labels for all texts; of pairs also the sets of pairs that share as much."
+    n = len(self.labels['train']) - self.unlabelled
+    train = self.labels['train'][:n]
+    share = logit(self.label_prior)
+    every = {split: np.tile(share, (len(self.rows[split]), 1)) for split in self.evaluation_sets}
+    # 0 is always reached, and 1 never
+    constant = self.evaluate(every, np.where(constant_set(train), 0.0, 1.0))
+    if not self.rows['train']['second'][0]:
+        return dict(frequent_labels=constant)
+    rows, index = base.subsample(self.rows['train'][:n])
+    group = shared_tenths(rows)
+    shared = {}
+    for split in self.evaluation_sets:
+        tenths = shared_tenths(self.rows[split])
+        scores = [_log_odds(group_scores(group, label, tenths, 2)) for label in train[index].T]
+        shared[split] = np.stack(scores, axis=1)
+    return dict(frequent_labels=constant, shared_words=self.evaluate(shared))
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #26fc9656
+@patch
+def probed(
+    self: TextLabels, trained: np.ndarray, labels: np.ndarray, sets: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:  # evaluation set -> (k, labels) log-odds
+    "What a linear model of each label predicts; of many labels fewer rows are read, to take no longer."
+    step = max(1, labels.shape[1] // _PROBED_LABELS)
+    by_label = [probe(trained[::step], label, sets, 2) for label in labels[::step].T]
+    return {split: np.stack([_log_odds(p[split]) for p in by_label], axis=1) for split in sets}
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #3a81b194
+_SCORES = dict(labels='labels', number='numbers')
+_TARGETS = dict(classes=TextClassification, labels=TextLabels, number=TextRegression)
+
+
+def _check_corpus(
+    corpus: Corpus,
+    config: RunConfig,  # resolved
+) -> None:
+    "Refuse labels that the target cannot mean."
+    if config.task_settings.target != 'labels':
+        check_labels(corpus, config)
+        return
+    check_pairs(corpus)
+    check_label_sets(corpus, config)
+
+
+def _label_facts(
+    corpus: Corpus,
+    config: RunConfig,  # resolved
+) -> dict:
+    "Facts of the labels, as corpus.jinja takes them."
+    several = config.task_settings.target == 'labels'
+    return label_set_facts(corpus) if several else label_facts(corpus, config)
+
+# %% ../../nbs/tasks/19_text_classification.ipynb #d3526653
+_SETS_SNIPPET = """import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained('{folder}')
+model = AutoModelForSequenceClassification.from_pretrained('{folder}').eval()
+texts = tokenizer(['Iron rusts in moist air.'], padding=True, truncation=True, return_tensors='pt')
+with torch.no_grad():
+    probabilities = model(**texts).logits[0].sigmoid().tolist()
+thresholds = model.config.label_thresholds
+print([name for name, p in zip(thresholds, probabilities) if p >= thresholds[name]])"""
+_OF_SETS = dict(
+    snippet=_SETS_SNIPPET,
+    limits=(
+        'A text gets the training labels whose probabilities reach their thresholds, which were chosen on '
+        'the dev set; a label that was rare there has an uncertain threshold.',
+    ),
+)
+
 # %% ../../nbs/tasks/19_text_classification.ipynb #a9c8f4ad
 TASK = base.TaskInfo(
     name='text_classification',
     settings=TextClassificationSettings,
-    make=lambda corpus, config: (
-        TextRegression if config.task_settings.target == 'number' else TextClassification
-    ).from_corpus(corpus, config),
+    make=lambda corpus, config: _TARGETS[config.task_settings.target].from_corpus(corpus, config),
     corpora=CORPORA,
-    defaults={('*', '*'): setting(3, 5e-5), ('embedded', '*'): setting(5, 3e-4)},
+    defaults={
+        ('*', '*'): setting(3, 5e-5),
+        ('embedded', '*'): setting(5, 3e-4),
+        ('embedded_labels', '*'): setting(10, 3e-4),
+    },
     unit_name='examples',
     cluster_name='clusters',
     texts=('text', 'second'),
@@ -354,19 +542,30 @@ TASK = base.TaskInfo(
         'matthews': "Matthews' correlation",
         'mse': 'squared error',
         'mae': 'absolute error',
+        'samples_f1': 'F1 per text',
+        'micro_f1': 'micro F1',
+        'mean_average_precision': 'mean average precision',
+        'subset_accuracy': 'subset accuracy',
+    },
+    metric_notes={
+        'samples_f1': 'of the labels given and those that a text has, 1 where both are none',
+        'mean_average_precision': 'over the labels that occur',
+        'subset_accuracy': 'share of texts with exactly their labels',
     },
     floors={
         'majority': 'the largest class',
+        'frequent_labels': 'the most frequent labels',
         'mean': 'the mean of the training labels',
         'shared_words': 'the number of shared words',
         'frozen_encoder': 'a linear probe of the frozen encoder',
     },
     floor_settings=('target', 'labels'),
     probes=True,
-    margins={'accuracy': (0.02, 0.01), 'mse': (0.05, 0.02)},
-    reach={'accuracy': 1.0},
+    margins={'accuracy': (0.02, 0.01), 'mse': (0.05, 0.02), 'samples_f1': (0.02, 0.01)},
+    reach={'accuracy': 1.0, 'samples_f1': 1.0, 'subset_accuracy': 1.0},
     check=_check,
-    check_corpus=check_labels,
-    label_facts=label_facts,
-    score_kind=lambda settings: 'numbers' if settings.get('target') == 'number' else 'logits',
+    check_corpus=_check_corpus,
+    label_facts=_label_facts,
+    use_with=lambda settings: _OF_SETS if settings.get('target') == 'labels' else {},
+    score_kind=lambda settings: _SCORES.get(settings.get('target'), 'logits'),
 )
