@@ -250,7 +250,7 @@ def test_the_plan_lists_the_classes(labels, names, fractions, home, tmp_path):
     corpus = write_tables(tmp_path / 'own', {split: dict(label=labels) for split in SIZES})
     asked = make_config(task='text_classification', corpus=str(corpus), mode='baseline')
     made = plan(asked, Machine('cpu', 2))
-    assert made.labels == dict(names=names, fractions=fractions)
+    assert made.labels == dict(names=names, fractions=fractions, weights=None)
     assert made.amount in made.explain()
     assert f'; {len(names)} classes: {", ".join(map(repr, names))}' in made.amount
     numbers = dict(dev=dict(label=['0.25'] * 4), train=dict(label=['0.5', '0.75', '1', '2']))

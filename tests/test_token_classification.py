@@ -414,8 +414,8 @@ def test_a_text_is_answered_as_it_came(small_run):
         predict(run_id, text=text).answer.values['entities']
         for text in ('Ada  May\nleft Ashford.', 'Ada May left Ashford .')
     ]
-    assert [[e['label'], e['text'].split(), round(e['probability'], 4)] for e in said[0]] == [
-        [e['label'], e['text'].split(), round(e['probability'], 4)] for e in said[1]
+    assert [[e['label'], ''.join(e['text'].split()), round(e['probability'], 4)] for e in said[0]] == [
+        [e['label'], ''.join(e['text'].split()), round(e['probability'], 4)] for e in said[1]
     ]
     table = kd.load_run(run_id).predict(pd.DataFrame(dict(text=['Ada May left Ashford .', '\u200b'])))
     [whole, none] = table.to_dict('records')
