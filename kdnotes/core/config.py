@@ -84,7 +84,7 @@ def pluralize(
 # %% ../../nbs/core/01_config.ipynb #94d7e0e2
 # older than the others: its studies and stored signals keep the names they had
 FIRST_TASK = 'answer_selection'
-_BUILT_IN = (FIRST_TASK, 'text_classification', 'masked_lm', 'extractive_qa', 'sentence_pairs')
+_BUILT_IN = (FIRST_TASK, 'text_classification', 'masked_lm', 'extractive_qa', 'sentence_pairs', 'embeddings')
 # name of a task -> its module, which has `TASK`, a `tasks.base.TaskInfo` of this name
 TASKS = {name: f'kdnotes.tasks.{name}' for name in _BUILT_IN}
 

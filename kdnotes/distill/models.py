@@ -79,12 +79,13 @@ def _check_loaded(
     given: bool,  # is the model taken as it is, with its head?
 ) -> None:
     "Refuse a model whose encoder is not the file's, and weights that are no numbers."
-    base = model.base_model_prefix + '.'
+    # a model without a head has no prefix
+    base = '' if model.base_model is model else model.base_model_prefix + '.'
     stored = stored_tensors(folder)
     new = sorted(k for k in info['missing_keys'] if k.startswith(base))
     replaced = set() if given else set(_outputs_in_file(model, stored))
     for keys, what in (
-        ([k for k in new if '.pooler.' not in k], 'lacks'),
+        ([k for k in new if 'pooler.' not in k], 'lacks'),
         (sorted({str(k[0]) for k in info['mismatched_keys']} - replaced), 'has in another size'),
         (
             sorted(k for k in info['unexpected_keys'] if re.search(r'(^|\.)layers?\.\d+\.', k)),
@@ -188,10 +189,14 @@ def _load(
             raise not_loaded(folder, auto_class, e) from e
     if shaped:
         model.__class__ = plain
-    if advice and info['missing_keys']:
+    # a model without a head is used without its pooler
+    lost = [
+        key for key in sorted(info['missing_keys']) if model.base_model is not model or 'pooler.' not in key
+    ]
+    if advice and lost:
         raise ModelError(
             f'{source!s} is no fine-tuned model: {folder / "model.safetensors"} has no '
-            f'{sorted(info["missing_keys"])[0]} of {type(model).__name__}, which would be random; '
+            f'{lost[0]} of {type(model).__name__}, which would be random; '
             f'give {advice}'
         )
     _check_loaded(model, info, folder, given=bool(advice))

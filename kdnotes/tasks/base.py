@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from itertools import product
 from typing import Any, NamedTuple, Self, TYPE_CHECKING
@@ -39,9 +39,17 @@ if TYPE_CHECKING:
 class SignalSpec:
     "The shape of one teacher output that is kept for distillation."
 
-    shape: tuple[int, ...]  # of one example; for a ragged signal, of one token
+    # of one example; for a ragged signal, of one token. None: as many numbers as the teacher's hidden states
+    shape: tuple[int | None, ...]
     ragged: bool = False  # one row a token instead of one an example
     integer: bool = False  # stored as int32, whatever the storage format of the others is
+
+    def of(
+        self,
+        config: Any,  # the teacher's transformers config
+    ) -> SignalSpec:
+        "The same with the teacher's width."
+        return replace(self, shape=tuple(config.hidden_size if n is None else n for n in self.shape))
 
 
 class Primary(NamedTuple):
@@ -284,6 +292,10 @@ class Task:
     tunes_on_dev: bool = False  # does `evaluate` choose thresholds on dev for the other sets?
     uncut: str = ''  # why no row is cut at `max_length`, a macro of reasons.jinja; '': rows are cut
     unlabelled: int = 0  # how many of the training examples, the last ones, have no label
+    # name of a signal of vectors as wide as the teacher's hidden states: of a student of another
+    # width the last hidden states are projected to it, as `projected` of its outputs; '': no such loss
+    projected: str = ''
+    unread_modules: tuple[str, ...] = ()  # of its models, that no loss reads and no training changes
     # ids of the tokens that a student with a smaller vocabulary keeps, rising; None: it keeps all
     token_subset: np.ndarray | None = None
     settings: TaskSettings = TaskSettings()  # a class has those of a task that is given none
@@ -594,6 +606,9 @@ class TaskInfo:
     # network, without a row of its own; corpus 'a -> b' is b after transfer from a
     defaults: dict[tuple[str, str], dict] = field(default_factory=lambda: {('*', '*'): setting(3, 5e-5)})
     auto_class: str = SEQUENCE_HEAD  # the transformers head of its models
+    # are a student and its teacher compared in outputs of whole texts, so that each may have a vocabulary of
+    # its own? None: where they are classifiers
+    one_output: bool | None = None
     special_tokens: tuple[str, ...] = ()  # what their tokenizer must have, by transformers' names
     use: Use = CLASSIFICATION  # how its models are asked about texts of no corpus
     # (flat settings of a run) -> what a prediction's score is: 'log_odds' of a candidate by itself, 'logits'
