@@ -15,7 +15,7 @@ from .output import print_json, say, tell
 from ..core.files import atomic_write
 
 # %% auto #0
-__all__ = ['ModelName', 'EachOnce', 'predict', 'score', 'evaluate', 'export', 'push']
+__all__ = ['ModelName', 'EachOnce', 'predict', 'score', 'evaluate', 'embed', 'export', 'push']
 
 # %% ../../nbs/commands/07_models.ipynb #6c992b09
 ModelName = Annotated[
@@ -180,6 +180,35 @@ def evaluate(
     print_json(result.data()) if as_json else say(result)
     if target is not None:
         atomic_write(target, result.units.to_csv(index=False, lineterminator='\n'))
+
+# %% ../../nbs/commands/07_models.ipynb #44464f32
+@command(
+    'use a model',
+    'embed <run_id> --file in.csv --column text --out vectors.npy',
+    'embed <folder> --file questions.jsonl --column question --query --out questions.parquet',
+    cls=EachOnce,
+)
+def embed(
+    model: ModelName,
+    file: Annotated[str, Option(metavar='FILE')],  # table of texts (.tsv, .csv, .jsonl, .gz, or .parquet)
+    # output file: .npy, a matrix with a row per row of --file, or .parquet, the table with a column embedding
+    out: Annotated[str, Option(metavar='FILE')],
+    column: str = 'text',  # column of --file that holds the texts
+    query: bool = False,  # the texts are queries; some models put another prefix before these
+    # what runs the model: torch, onnx, or int8, a model with weights rounded to 8 bits. The last two need the
+    # extra `export`
+    backend: Literal['torch', 'onnx', 'int8'] = 'torch',
+    overwrite: bool = False,  # replace the file --out if it exists
+    as_json: Json = False,
+) -> None:
+    """Embed the texts of a table with a run of task=embeddings or another encoder.
+
+    Reads the folder of a run, an exported folder, or a folder of sentence-transformers with mean pooling. To
+    continue a stopped command, run it again: texts that are embedded are not embedded again."""
+    from kdnotes.experiment.encode import embed_file
+
+    result = embed_file(model, file, out, column, query, backend, overwrite)
+    print_json(asdict(result)) if as_json else say(result)
 
 # %% ../../nbs/commands/07_models.ipynb #31ec5002
 @command('use a model', 'export <run_id> --to <folder> --int8')

@@ -79,6 +79,7 @@ def _save_reranker(model: nn.Module, folder: Path, tokenizer, max_length: int) -
 def _save_plain(source: Source, folder: Path) -> nn.Module:  # the model, in eval mode
     "Write what transformers loads."
     from kdnotes.distill.models import save_model
+    from kdnotes.distill.pooling import embedding_rules, write_sentence_transformer
     from kdnotes.distill.tokenizers import load_tokenizer
 
     info = task_info(source.record['task'])
@@ -88,6 +89,9 @@ def _save_plain(source: Source, folder: Path) -> nn.Module:  # the model, in eva
     save_model(model, folder, tokenizer, max_length)
     if info.use.ranks_pairs:
         _save_reranker(model, folder / 'cross-encoder', tokenizer, max_length)
+    if info.use.embeds:
+        rules = replace(embedding_rules(source.folder), max_length=max_length)
+        write_sentence_transformer(folder, model.config.hidden_size, rules)
     return model
 
 # %% ../../nbs/experiment/14_export.ipynb #f5ca1e87
@@ -307,6 +311,8 @@ def export_model(
         exported = {key: record[key] for key in ('run_id', 'task', 'model_sha256', 'params_total')} | dict(
             cross_encoder=(staging / 'cross-encoder').is_dir()
         )
+        if task_info(record['task']).use.embeds:
+            exported['sentence_transformer'] = True
         if onnx:
             exported |= _onnx_measurements(source, known[1], model, staging, int8, teacher, say)
         card = model_card(record['run_id'], export_text(exported, usage=onnx))

@@ -595,6 +595,7 @@ USE = Use(
         ],
     ),
     pipeline='sentence-similarity',
+    embeds=True,
     snippet=_SNIPPET,
     limits=('Its similarities order texts; they are no probabilities that a text answers a question.',),
 )
