@@ -567,6 +567,12 @@ def _by_texts(
         {split: self._found(split, scorer(of.queries, of.texts)) for split, of in collections.items()}
     )
 
+
+@patch
+def head_flops(self: Embeddings, config: Any, lengths: np.ndarray) -> float:
+    "Operations of BERT's pooler, which transformers computes for each text and nothing reads."
+    return float(len(lengths) * 2 * config.hidden_size**2)
+
 # %% ../../nbs/tasks/27_embeddings.ipynb #e8795f5a
 def embed_texts(
     reader: Reader,
