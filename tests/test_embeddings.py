@@ -239,7 +239,7 @@ def test_a_study_from_its_teacher_to_its_table(home, small_teacher, rank_here):
         expected = [ndcg(of.sort_values('score', ascending=False)) for _, of in found.groupby('unit')]
         assert record['primary']['value'] == pytest.approx(np.mean(expected), abs=1e-6)
         ranked = predict(
-            path.parent / 'model', question='what floats', candidates=['Ice floats.', 'Iron sinks.']
+            str(path.parent / 'model'), question='what floats', candidates=['Ice floats.', 'Iron sinks.']
         )
         rows = ranked.answer.values['texts']
         assert [row['rank'] for row in rows] == [1, 2]
