@@ -17,6 +17,7 @@ import pandas as pd
 from ..core.config import ConfigError, plugin_id, task_info
 from ..core.spec import Loss, RunConfig, TaskSettings
 from ..core.files import sha256_text
+from ..core.render import Reason
 from ..core.columns import Columns
 from .sources import SPLITS, Corpus, Rows
 from .inference import CLASSIFICATION, Use
@@ -655,6 +656,8 @@ class TaskInfo:
     # (corpus, config, () -> the tokenizer): what only tokens tell, in seconds
     check_tokens: Callable[..., None] = lambda corpus, config, tokenizer: None
     label_facts: Callable[..., dict] = lambda corpus, config: {}  # of the labels, for corpus.jinja
+    # (corpus, config) -> what a plan notes of the rows, of reasons.jinja
+    notes: Callable[..., tuple[Reason, ...]] = lambda corpus, config: ()
     # (config) -> do training batches change with the epoch, as random masks do? Then no signal can be cached
     batches_change: Callable[[Any], bool] = lambda config: False
     usual: Callable[[dict], dict] = lambda given: {}  # (values a run is given) -> defaults that follow

@@ -4,7 +4,7 @@
 
 # %% ../../nbs/tasks/27_embeddings.ipynb #61c5a91b
 from __future__ import annotations
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from ..core.columns import codes
 from ..core.progress import followed
+from ..core.render import Reason, reason
 from ..core.spec import RunConfig, TaskSettings, parameter, reads_scores
 from ..core.streams import stream
 from ..losses.embeddings import embedding_cosine, embedding_mse, in_batch_kl, in_batch_negatives
@@ -24,12 +25,14 @@ from .base import Evaluation, LossTerm, Signal, SignalSpec, Task, setting, worst
 from .batching import Batch, EncodedPairs, groups_of, micro_batches
 from .inference import Answer, Forward, Reader, Use, truncation_notes
 from .ranking_metrics import Questions, group_by_question, ranking_metrics
+from .retrieval_metrics import Relevance, Scorer, blocks_of_scores, bm25_scorer, dot_scorer
+from .retrieval_metrics import relevant_ranks, retrieval_metrics, top_texts
 from .schema import Cells
 from .sources import SPLITS, Corpus, Rows
 
 # %% auto #0
-__all__ = ['SCHEMA', 'CORPORA', 'OF_SCORES', 'OF_VECTORS', 'RECALL_AT', 'USE', 'TASK', 'complete', 'unusable',
-           'EmbeddingsSettings', 'check', 'Collection', 'training_rows', 'blocks_of', 'Embeddings', 'embed_texts',
+__all__ = ['SCHEMA', 'CORPORA', 'OF_SCORES', 'OF_VECTORS', 'USE', 'TASK', 'complete', 'unusable', 'EmbeddingsSettings', 'check',
+           'Collection', 'collection_notes', 'training_rows', 'blocks_of', 'Embeddings', 'cosine_scorer', 'embed_texts',
            'rank_texts', 'show_query']
 
 # %% ../../nbs/tasks/27_embeddings.ipynb #72cebe55
@@ -142,13 +145,31 @@ class Collection:
         queries = [prefix_query + query for query in rows['question'][first]]
         return cls(questions, queries, [prefix_text + t for t in texts], text)
 
+    def pairs(self, question: np.ndarray, text: np.ndarray) -> np.ndarray:
+        "Each query and text as one number."
+        return question * len(self.texts) + text
+
     @property
-    def relevant(self) -> np.ndarray:  # (q, m) bool
-        "Which texts are relevant to which query."
-        relevant = np.zeros((len(self.queries), len(self.texts)), dtype=bool)
+    def relevance(self) -> Relevance:
+        "Which texts are relevant to which query: those that a row of it says are."
         right = self.questions.labels > 0
-        relevant[self.questions.question[right], self.text[right]] = True
-        return relevant
+        pairs = np.unique(self.pairs(self.questions.question[right], self.text[right]))
+        query, text = np.divmod(pairs, len(self.texts))
+        return Relevance(query, text, len(self.queries), len(self.texts))
+
+# %% ../../nbs/tasks/27_embeddings.ipynb #113235d4
+def collection_notes(corpus: Corpus, config: RunConfig) -> tuple[Reason, ...]:
+    "Queries without a relevant text, and texts that are a query, too."
+    without, same = [], []
+    for split in SPLITS:
+        of = Collection.from_rows(corpus.splits[split])
+        answered = int(of.questions.answered.sum())
+        if n := len(of.queries) - answered:
+            without.append((split, n, len(of.queries)))
+        if n := len({*map(str.strip, of.queries)} & {*map(str.strip, of.texts)}):
+            same.append((split, n))
+    notes = dict(queries_without_text=tuple(without), queries_as_texts=tuple(same))
+    return tuple(reason(code, counts=counts) for code, counts in notes.items() if counts)
 
 # %% ../../nbs/tasks/27_embeddings.ipynb #54ff71a7
 def training_rows(
@@ -222,21 +243,14 @@ def take(self: Embeddings, corpus: Corpus) -> None:
     self.labels = {split: of.questions.labels for split, of in self.collections.items()}
     of_train = self.collections['train']
     self.block = blocks_of(of_train.questions.question, settings.negatives_block, self.seed)
-    self.right_pairs = np.unique(
-        self._pair(of_train.questions.question, of_train.text)[self.labels['train'] > 0]
-    )
+    relevance = of_train.relevance
+    self.right_pairs = of_train.pairs(relevance.query, relevance.text)
     self.soft_targets = settings.soft_targets or ('listwise' if self.scored else 'mse')
     self.signal_spec = {'logits': SignalSpec((1,))} if self.scored else {'embeddings': SignalSpec((2, None))}
     self.projected = 'embeddings' * (self.soft_targets in OF_VECTORS and self.loss.alpha > 0)
     self.head_config = {
         name: getattr(settings, name) for name in ('normalize', 'prefix_query', 'prefix_text')
     }
-
-
-@patch
-def _pair(self: Embeddings, question: np.ndarray, text: np.ndarray) -> np.ndarray:
-    "A query and a text of the training rows as one number."
-    return question * len(self.collections['train'].texts) + text
 
 
 def _first_queries(rows: Rows, n: int) -> Rows:
@@ -326,9 +340,7 @@ def hard_loss(self: Embeddings, outputs: Any, batch: Batch, signal: Signal | Non
         right = np.flatnonzero(self.labels['train'][index] > 0)
         if not len(right):
             continue
-        also = np.isin(self._pair(question[right, None], text), self.right_pairs) | (
-            text[right, None] == text
-        )
+        also = np.isin(of.pairs(question[right, None], text), self.right_pairs) | (text[right, None] == text)
         positives, other = (torch.from_numpy(a).to(vectors.device) for a in (right, also))
         queries, texts = vectors[rows[right], 0], vectors[rows, 1]
         total = total + in_batch_negatives(queries, texts, positives, self.settings.scale, other, 'sum')
@@ -441,87 +453,125 @@ def embedded(
 @patch
 def evaluate_model(self: Embeddings, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
     "What each query finds in the collection of its set."
-    return Evaluation.from_sets(
-        {split: self._found(split, _cosines(*self.embedded(forward, split))) for split in sets}
+    found = {split: self._found(split, cosine_scorer(*self.embedded(forward, split))) for split in sets}
+    return Evaluation.from_sets(found)
+
+
+def cosine_scorer(
+    queries: np.ndarray,  # (q, width)
+    texts: np.ndarray,  # (m, width)
+) -> Scorer:
+    "Texts by the cosine of their embedding and the query's."
+    return dot_scorer(
+        *(v / np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12) for v in (queries, texts))
     )
 
-
-def _cosines(queries: np.ndarray, texts: np.ndarray) -> np.ndarray:  # (q, m)
-    lengths = (np.maximum(np.linalg.norm(v, axis=1, keepdims=True), 1e-12) for v in (queries, texts))
-    queries, texts = (v / length for v, length in zip((queries, texts), lengths))
-    return queries @ texts.T
-
 # %% ../../nbs/tasks/27_embeddings.ipynb #f22fcf4b
-RECALL_AT = (1, 10, 100)
-
-
 @patch
-def _found(self: Embeddings, split: str, similarities: np.ndarray) -> tuple:  # (q, m) -> of `Evaluation`
+def _found(self: Embeddings, split: str, scores: Scorer) -> tuple:  # of `Evaluation.from_sets`
     "Metrics, units and predictions of a set."
     of = self.collections[split]
     questions = of.questions
-    chosen = np.flatnonzero(questions.answered)
-    relevant = of.relevant[chosen]
-    order = np.argsort(-similarities[chosen], axis=1, kind='stable')
-    ranked = np.take_along_axis(relevant, order, axis=1)
-    number = ranked.sum(1)
-    discounts = 1 / np.log2(np.arange(2, 12))
-    top = ranked[:, :10]
-    values = dict(
-        ndcg_at_10=top @ discounts[: top.shape[1]] / np.cumsum(discounts)[np.minimum(number, 10) - 1],
-        mrr_at_10=np.where(top.any(1), 1 / (1 + top.argmax(1)), 0.0),
-    )
-    values |= {f'recall_at_{k}': ranked[:, :k].sum(1) / number for k in RECALL_AT}
-    ids, documents = questions.ids[chosen], questions.documents[chosen]
-    units = [base.unit_table(split, 'answered', ids, documents, values)]
-    metrics = {name: float(value.mean()) for name, value in values.items()}
-    clean = questions.clean
-    of_rows = similarities[questions.question, of.text]
+    relevance = of.relevance
+    of_rows = _scores_of_rows(of, scores)
+    values = retrieval_metrics(relevance, relevant_ranks(scores, relevance))
+    answered = questions.answered
+    tables = {'answered': (answered, {name: value[answered] for name, value in values.items()})}
+    metrics: dict[str, float | None] = {
+        name: float(value.mean()) for name, value in tables['answered'][1].items()
+    }
     metrics['candidate_map'] = None
-    if clean.any():
-        own = ranking_metrics(questions, of_rows)['map'][clean]
-        metrics['candidate_map'] = float(own.mean())
-        named = questions.ids[clean], questions.documents[clean]
-        units.append(base.unit_table(split, 'clean', *named, dict(candidate_map=own)))
-    return metrics, pd.concat(units, ignore_index=True), self._ranked(split, chosen, order, similarities)
+    if questions.clean.any():
+        candidate_map = ranking_metrics(questions, of_rows)['map'][questions.clean]
+        tables['clean'] = questions.clean, dict(candidate_map=candidate_map)
+        metrics['candidate_map'] = float(candidate_map.mean())
+    units = [
+        base.unit_table(split, kind, questions.ids[chosen], questions.documents[chosen], of_kind)
+        for kind, (chosen, of_kind) in tables.items()
+    ]
+    return metrics, pd.concat(units, ignore_index=True), _first_texts(split, of, scores, of_rows)
+
+
+def _scores_of_rows(of: Collection, scores: Scorer) -> np.ndarray:  # (n,) float32
+    "The score of each row's own query and text."
+    question = of.questions.question
+    values = np.empty(len(question), dtype=np.float32)
+    for part, block in blocks_of_scores(scores, len(of.queries), len(of.texts)):
+        rows = np.flatnonzero((part.start <= question) & (question < part.stop))
+        values[rows] = block[question[rows] - part.start, of.text[rows]]
+    return values
 
 # %% ../../nbs/tasks/27_embeddings.ipynb #ce7b8435
-@patch
-def _ranked(
-    self: Embeddings, split: str, chosen: np.ndarray, order: np.ndarray, similarities: np.ndarray
-) -> pd.DataFrame:
-    "The ten texts that each query finds first, and its relevant ones; a text has the id of its first row."
-    of = self.collections[split]
+_LISTED = 10  # texts of a query that predictions hold
+
+
+def _first_texts(split: str, of: Collection, scores: Scorer, of_rows: np.ndarray) -> pd.DataFrame:
+    "The texts that each query finds first, and its relevant ones; a text has the id of its first row."
+    best, values = top_texts(scores, len(of.queries), len(of.texts), min(_LISTED, len(of.texts)))
+    right = of.questions.labels > 0
+    query = np.concatenate([np.repeat(np.arange(len(best)), best.shape[1]), of.questions.question[right]])
+    text = np.concatenate([best.ravel(), of.text[right]])
+    score = np.concatenate([values.ravel(), of_rows[right]])
+    pairs = of.pairs(query, text)
+    _, first = np.unique(pairs, return_index=True)
+    first = first[of.questions.answered[query[first]]]
     items = of.questions.items[np.unique(of.text, return_index=True)[1]]
-    listed = of.relevant[chosen]
-    right = listed.copy()
-    np.put_along_axis(listed, order[:, :10], True, axis=1)
-    query, text = np.nonzero(listed)
-    return pd.DataFrame(
-        dict(
-            split=split,
-            unit=of.questions.ids[chosen[query]],
-            item=items[text],
-            label=right[query, text].astype(np.int64),
-            score=similarities[chosen[query], text].astype(np.float32),
+    relevant = np.isin(pairs[first], of.pairs(of.questions.question[right], of.text[right]))
+    columns = dict(split=split, unit=of.questions.ids[query[first]], item=items[text[first]])
+    return pd.DataFrame(columns | dict(label=relevant.astype(np.int64), score=score[first]))
+
+# %% ../../nbs/tasks/27_embeddings.ipynb #cc5c1218
+@patch
+def scores(self: Embeddings, outputs: Any, batch: Batch) -> Tensor:
+    "Stored scores of rows, (n, 1)."
+    return outputs.logits
+
+
+@patch
+def evaluate(
+    self: Embeddings,
+    scores: dict[str, np.ndarray],  # (n, 1) by evaluation set
+) -> Evaluation:
+    "What scores of rows are worth: they order each query's own candidates, and reach no other text."
+    sets = {}
+    for split, of_rows in scores.items():
+        questions = self.collections[split].questions
+        clean = questions.clean
+        values = ranking_metrics(questions, of_rows)['map'][clean]
+        units = base.unit_table(
+            split, 'clean', questions.ids[clean], questions.documents[clean], dict(candidate_map=values)
         )
-    )
+        sets[split] = dict(candidate_map=float(values.mean()) if len(values) else None), units, pd.DataFrame()
+    return Evaluation.from_sets(sets)
 
 # %% ../../nbs/tasks/27_embeddings.ipynb #304ef1d8
 @patch
 def floors(self: Embeddings) -> dict[str, Evaluation]:
     "Texts by BM25."
-    return {}
+    return dict(bm25=self._by_texts(bm25_scorer))
 
 
 @patch
 def encoder_floor(self: Embeddings, embed: base.Embed) -> Evaluation:
     "Texts by the cosine of the pretrained model's embeddings."
-    sets = {}
-    for split in self.evaluation_sets:
-        of = self.collections[split]
-        sets[split] = self._found(split, _cosines(*(embed(texts) for texts in (of.queries, of.texts))))
-    return Evaluation.from_sets(sets)
+    return self._by_texts(lambda *texts: cosine_scorer(*map(embed, texts)))
+
+
+@patch
+def _by_texts(
+    self: Embeddings,
+    scorer: Callable[[list[str], list[str]], Scorer],  # (queries, texts) -> scores
+) -> Evaluation:
+    collections = {split: self.collections[split] for split in self.evaluation_sets}
+    return Evaluation.from_sets(
+        {split: self._found(split, scorer(of.queries, of.texts)) for split, of in collections.items()}
+    )
+
+
+@patch
+def head_flops(self: Embeddings, config: Any, lengths: np.ndarray) -> float:
+    "Operations of BERT's pooler, which transformers computes for each text and nothing reads."
+    return float(len(lengths) * 2 * config.hidden_size**2)
 
 # %% ../../nbs/tasks/27_embeddings.ipynb #e8795f5a
 def embed_texts(
@@ -554,7 +604,7 @@ def rank_texts(
     for query, given in zip(queries, inputs):
         part = slice(start, start + len(given['candidates']))
         start = part.stop
-        cosine = _cosines(query[None], texts[part])[0]
+        [cosine] = cosine_scorer(query[None], texts[part])(slice(None))
         rows = [
             dict(rank=rank, place=int(i), candidate=given['candidates'][i], similarity=float(cosine[i]))
             for rank, i in enumerate(np.argsort(-cosine, kind='stable'), 1)
@@ -633,20 +683,25 @@ TASK = base.TaskInfo(
         'recall_at_1': 'recall@1',
         'recall_at_10': 'recall@10',
         'recall_at_100': 'recall@100',
+        'map': 'MAP',
         'candidate_map': 'MAP of own candidates',
     },
     metric_notes={
         'ndcg_at_10': 'nDCG of the first ten texts of the collection, over queries with a relevant text',
         'mrr_at_10': 'reciprocal rank of the first relevant text, 0 below rank 10',
         'recall_at_10': 'share of the relevant texts that are among the first ten',
+        'map': 'mean average precision over the whole collection',
         'candidate_map': "mean average precision over each query's own candidates, as in answer selection",
     },
     floors={'bm25': 'BM25', 'frozen_encoder': 'the frozen encoder'},
     floor_settings=('prefix_query', 'prefix_text'),
     margins={'ndcg_at_10': (0.05, 0.02)},
-    reach=dict.fromkeys(('ndcg_at_10', 'mrr_at_10', 'recall_at_1', 'recall_at_10', 'recall_at_100'), 1.0),
+    reach=dict.fromkeys(
+        ('ndcg_at_10', 'mrr_at_10', 'recall_at_1', 'recall_at_10', 'recall_at_100', 'map'), 1.0
+    ),
     examples=partial(worst_rows, show=show_query, key='question_id'),
     check=check,
+    notes=collection_notes,
     unread=frozenset({'dialect', 'top_k', 'min_probability', 'unlabelled', 'unlabelled_share', 'head_bias'}),
     score_kind=lambda settings: 'numbers',
 )
