@@ -15,7 +15,7 @@ from ..core.files import atomic_file, cache_path, file_errors
 from ..core.render import render
 from ..core.tables import as_text, no_table, read_table
 from ..core.write_tables import check_output, file_rows
-from .predict import BACKENDS, check_backend, requests_of
+from .predict import check_backend, requests_of
 from .saved_models import Source, find_source
 
 # %% auto #0

@@ -49,17 +49,20 @@ from ..tasks.sources import corpus_of
 from ..train.distributed import Runtime
 
 # %% auto #0
-__all__ = ['metric_changes', 'export_text', 'export_model', 'push_model']
+__all__ = ['free_folder', 'metric_changes', 'export_text', 'export_model', 'push_model']
 
 # %% ../../nbs/experiment/14_export.ipynb #6f45499d
-def _free_folder(to: str) -> Path:
+def free_folder(
+    to: str,  # of a folder; `~` is understood
+    option: str = 'to',  # what it was given as
+) -> Path:
     "The folder to write, which must not hold anything."
     folder = Path(os.path.expanduser(to)).absolute()
     if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ExportError(f'to {truncate_repr(to)} is no new or empty folder; name another one')
+        raise ExportError(f'{option} {truncate_repr(to)} is no new or empty folder; name another one')
     if not folder.parent.is_dir():
         raise ExportError(
-            f'to {truncate_repr(to)} cannot be made, since {folder.parent} is no folder; make it first'
+            f'{option} {truncate_repr(to)} cannot be made, since {folder.parent} is no folder; make it first'
         )
     return folder
 
@@ -294,7 +297,7 @@ def export_model(
     teacher: bool = True,  # is its teacher measured too, where ONNX is written?
 ) -> dict:  # what export.json holds
     "Write a run's model for use elsewhere."
-    folder = _free_folder(to)
+    folder = free_folder(to)
     onnx = onnx or int8
     if onnx:
         check_packages('leave onnx and int8 out')
