@@ -17,7 +17,7 @@ from kdnotes.distill.pooling import EmbeddingRules, embedding_rules, write_sente
 from kdnotes.distill.weights import ModelError
 from kdnotes.experiment.encode import embed_file, load_encoder
 from kdnotes.experiment.export import export_model
-from kdnotes.experiment.predict import PredictError
+from kdnotes.experiment.predict import PredictError, predict
 from kdnotes.tasks.retrieval_metrics import similarity_units
 
 TEXTS = ['What is iron?', 'Iron is a metal that rusts in moist air.', 'Paris', 'so long a text ' * 40]
@@ -79,6 +79,12 @@ def test_a_run_and_its_exported_folder_give_equal_vectors(small_run, tmp_path, c
     np.testing.assert_array_equal(load_encoder(str(tmp_path / 'out')).embed(TEXTS), vectors)
     np.testing.assert_allclose(peer_of(tmp_path / 'out').encode(TEXTS), vectors, rtol=0, atol=1e-6)
     assert 'sentence_transformers.SentenceTransformer' in (tmp_path / 'out' / 'README.md').read_text()
+    asked = dict(question=TEXTS[0], candidates=TEXTS[1:])
+    answer = predict(str(tmp_path / 'out'), **asked).answer
+    assert answer.values == predict(run.run_id, 'none', **asked).answer.values
+    similarities = [row['similarity'] for row in sorted(answer.values['texts'], key=lambda row: row['place'])]
+    np.testing.assert_allclose(similarities, vectors[1:] @ run.embed(TEXTS[0], query=True), atol=1e-6)
+    assert answer.lines[0].startswith('1. ')
     with pytest.raises(ConfigError, match='is not trained to give embeddings'):
         load_run(small_run('text_classification')).embed(TEXTS)
 
