@@ -22,7 +22,14 @@ from kdnotes.experiment.plan import Plan, plan
 from kdnotes.tasks.candidates import SCHEMA
 
 ON = Machine('cpu', 2)
-LENGTHS = dict(answer_selection=64, text_classification=32, masked_lm=32, extractive_qa=96, sentence_pairs=64)
+LENGTHS = dict(
+    answer_selection=64,
+    text_classification=32,
+    masked_lm=32,
+    extractive_qa=96,
+    sentence_pairs=64,
+    embeddings=48,
+)
 
 
 def small_model(folder: Path, seed: int = 0) -> Path:

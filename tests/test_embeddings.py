@@ -6,11 +6,10 @@ import pytest
 import torch
 from transformers import BertModel
 from architectures import small_bert
-from small_runs import ON, write_model
+from small_runs import ON
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.machine import Machine
 from kdnotes.core.parse import make_config
-from kdnotes.core.resolve import resolve
 from kdnotes.distill.intermediate import open_student
 from kdnotes.distill.teacher_cache import online_signal
 from kdnotes.experiment.launch import execute
