@@ -28,7 +28,7 @@ LENGTHS = dict(
     masked_lm=32,
     extractive_qa=96,
     sentence_pairs=64,
-    embeddings=48,
+    embeddings=64,
 )
 
 

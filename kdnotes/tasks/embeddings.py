@@ -590,8 +590,9 @@ def embed_texts(
     query: bool = False,  # are they queries? They have another prefix
 ) -> tuple[np.ndarray, np.ndarray]:  # (n, width) float32; (n,) tokens before any cut
     "The embeddings of texts, as the model was trained to make them."
+    names = ('normalize', 'prefix_query', 'prefix_text')  # of `head_config`
     known = EmbeddingsSettings(
-        **{k: v for k, v in reader.settings.items() if k in EmbeddingsSettings.model_fields}
+        **{name: getattr(reader.config, name) for name in names if hasattr(reader.config, name)}
     )
     prefix = known.prefix_query if query else known.prefix_text
     ids, second, lengths = reader.encode([prefix + text for text in texts], None)
@@ -655,6 +656,7 @@ USE = Use(
         ],
     ),
     pipeline='sentence-similarity',
+    embeds=True,
     snippet=_SNIPPET,
     limits=('Its similarities order texts; they are no probabilities that a text answers a question.',),
 )

@@ -6,14 +6,15 @@
 from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 import numpy as np
 from .base import Embed, cosines, lower_words
 from .ranking_metrics import bm25_weights, discounts
 from .sentence_pairs import spearman_units
 
 # %% auto #0
-__all__ = ['Scorer', 'RECALL_AT', 'Relevance', 'dot_scorer', 'blocks_of_scores', 'bm25_scorer', 'relevant_ranks', 'top_texts',
-           'retrieval_metrics', 'similarity_units']
+__all__ = ['Scorer', 'RECALL_AT', 'Relevance', 'dot_scorer', 'blocks_of_scores', 'bm25_scorer', 'relevant_ranks', 'best_of',
+           'top_texts', 'retrieval_metrics', 'similarity_units']
 
 # %% ../../nbs/tasks/26_retrieval_metrics.ipynb #8202857f
 @dataclass(frozen=True)
@@ -46,6 +47,12 @@ class Relevance:
     def counts(self) -> np.ndarray:  # (n_queries,) int64
         "How many texts are relevant to each query."
         return np.bincount(self.query, minlength=self.n_queries)
+
+    @cached_property
+    def sets(self) -> list[np.ndarray]:  # n_queries arrays of int64
+        "The relevant texts of each query."
+        of_query = self.text[np.argsort(self.query, kind='stable')]
+        return np.split(of_query, np.cumsum(self.counts)[:-1])
 
 # %% ../../nbs/tasks/26_retrieval_metrics.ipynb #f36a396b
 # queries of a slice -> their scores of every text (queries, texts), the larger the better
@@ -129,6 +136,16 @@ def relevant_ranks(
     return ranks
 
 
+def best_of(
+    row: np.ndarray,  # (m,) scores
+    k: int,  # 1 to m
+) -> np.ndarray:  # (k,) int64
+    "The places of the highest scores, best first; of equal ones the earlier first."
+    least = np.partition(row, len(row) - k)[len(row) - k]
+    reached = np.flatnonzero(row >= least)  # more than k where the last one is tied
+    return reached[np.argsort(-row[reached], kind='stable')[:k]]
+
+
 def top_texts(
     scores: Scorer,
     n_queries: int,
@@ -142,10 +159,8 @@ def top_texts(
     best = np.empty((n_queries, k), dtype=np.int64)
     values = np.empty((n_queries, k), dtype=np.float32)
     for part, block in blocks_of_scores(scores, n_queries, n_texts, at_once):
-        thresholds = np.partition(block, n_texts - k, axis=1)[:, n_texts - k]
-        for q, row, least in zip(range(part.start, part.stop), block, thresholds):
-            reached = np.flatnonzero(row >= least)  # more than k where the last one is tied
-            best[q] = reached[np.argsort(-row[reached], kind='stable')[:k]]
+        for q, row in zip(range(part.start, part.stop), block):
+            best[q] = best_of(row, k)
             values[q] = row[best[q]]
     return best, values
 
