@@ -35,6 +35,7 @@ def asked_of(task: str) -> dict:
         'sentence_pairs': dict(text='Iron is a metal.', pair='Iron melts.'),
         'masked_lm': dict(text='Iron is a [MASK] .'),
         'extractive_qa': dict(question='What is iron?', passage='Iron is a metal. Paris is a city.'),
+        'embeddings': dict(question='What is iron?', candidates=['Iron is a metal.', 'Paris.']),
     }[task]
 
 

@@ -141,6 +141,7 @@ TABLES = {
         context=['Iron is a metal. Paris is a city.', 'Paris is in France. ' * 30],
     ),
 }
+TABLES['embeddings'] = TABLES['answer_selection']
 
 
 def by_single_calls(name: str, task: str, table: pd.DataFrame) -> pd.DataFrame:
@@ -151,6 +152,13 @@ def by_single_calls(name: str, task: str, table: pd.DataFrame) -> pd.DataFrame:
             asked = dict(question=question, candidates=rows['sentence'].tolist())
             for row in asked_alone(name, task, [asked])[0].values['candidates']:
                 found.loc[rows.index[row['place']]] = [row['rank'], row['score'], row['probability']]
+        return found
+    if task == 'embeddings':
+        found = pd.DataFrame(index=table.index, columns=['rank', 'similarity'], dtype=float)
+        for question, rows in table.groupby('question'):
+            asked = dict(question=question, candidates=rows['sentence'].tolist())
+            for row in asked_alone(name, task, [asked])[0].values['texts']:
+                found.loc[rows.index[row['place']]] = [row['rank'], row['similarity']]
         return found
     inputs = dict(text='text', second='pair', question='question', context='passage')
     asked = [{inputs[key]: text for key, text in row.items()} for row in table.to_dict('records')]

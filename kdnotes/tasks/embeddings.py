@@ -22,7 +22,7 @@ from ..losses.embeddings import mean_pool
 from ..losses.targets import listwise_kl, margin_mse, pair_counts
 from . import base, candidates
 from .base import Evaluation, LossTerm, Signal, SignalSpec, Task, setting, worst_rows
-from .batching import Batch, EncodedPairs, groups_of, micro_batches
+from .batching import Batch, EncodedPairs, Ragged, groups_of, micro_batches
 from .inference import Answer, Forward, Reader, Use, truncation_notes
 from .ranking_metrics import Questions, group_by_question, ranking_metrics
 from .retrieval_metrics import Relevance, Scorer, blocks_of_scores, bm25_scorer, dot_scorer
@@ -276,6 +276,16 @@ def lengths(self: Embeddings, split: str) -> np.ndarray:
     question, first = np.unique(of.questions.question, return_index=True)
     lengths[first] += tokens[question]
     return lengths
+
+
+@patch
+def token_rows(self: Embeddings, split: str) -> Ragged:
+    "The tokens of each row's query and text, end to end; `token_counts` counts each query and text once."
+    ids, _ = self.pairs.splits[split]
+    of = self.collections[split]
+    texts = len(of.queries) + of.text
+    rows = [np.concatenate([ids[query], ids[text]]) for query, text in zip(of.questions.question, texts)]
+    return Ragged(np.concatenate(rows), np.cumsum([0, *map(len, rows)]))
 
 
 @patch
