@@ -312,10 +312,9 @@ def export_model(
         staging = Path(scratch) / 'model'
         model = _save_plain(source, staging)
         exported = {key: record[key] for key in ('run_id', 'task', 'model_sha256', 'params_total')} | dict(
-            cross_encoder=(staging / 'cross-encoder').is_dir()
+            cross_encoder=(staging / 'cross-encoder').is_dir(),
+            sentence_transformer=(staging / 'modules.json').is_file(),
         )
-        if task_info(record['task']).use.embeds:
-            exported['sentence_transformer'] = True
         if onnx:
             exported |= _onnx_measurements(source, known[1], model, staging, int8, teacher, say)
         card = model_card(record['run_id'], export_text(exported, usage=onnx))
