@@ -4,6 +4,8 @@ says of pooling, length and prefixes is obeyed; files are written whole.
 
 import importlib.util
 import json
+import re
+from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
@@ -205,3 +207,21 @@ def test_a_second_call_computes_nothing(home, folder, tmp_path, monkeypatch):
     monkeypatch.setattr(FrozenEncoder, '_embed', lambda self, texts: pytest.fail('computed again'))
     embed_file(str(folder), path, tmp_path / 'b.npy')
     np.testing.assert_array_equal(np.load(tmp_path / 'a.npy'), np.load(tmp_path / 'b.npy'))
+
+
+@needs_peer
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_the_programs_of_the_how_to_run(small_run, tmp_path, monkeypatch, capsys):
+    notebook = json.loads(
+        (Path(__file__).parents[1] / 'nbs/howto/embeddings.ipynb').read_text(encoding='utf-8')
+    )
+    text = '\n'.join(''.join(cell['source']) for cell in notebook['cells'])
+    search, peer, similarity = re.findall(r'```python\n(.*?)```', text, re.DOTALL)
+    run_id = small_run('embeddings', 'full_kd')
+    export_model(run_id, str(tmp_path / 'exported'))
+    monkeypatch.chdir(tmp_path)
+    exec(search.replace('<run_id>', run_id), {})
+    for program in (peer, similarity):
+        exec(program, {})
+    assert 'tensor(' in capsys.readouterr().out
