@@ -7,6 +7,7 @@ import torch
 from transformers import BertModel
 from architectures import small_bert
 from small_runs import ON
+from kdnotes.checks.doctor import doctor
 from kdnotes.core.config import KdnotesError
 from kdnotes.core.machine import Machine
 from kdnotes.core.parse import make_config
@@ -243,6 +244,21 @@ def test_a_study_from_its_teacher_to_its_table(home, small_teacher, rank_here):
         rows = ranked.answer.values['texts']
         assert [row['rank'] for row in rows] == [1, 2]
         assert 1 >= rows[0]['similarity'] >= rows[1]['similarity'] >= -1
+
+
+@pytest.mark.slow
+def test_the_doctor_finds_nothing_wrong_in_two_ranks(home, small_teacher):
+    given = dict(
+        task=TASK, mode='full_kd', corpus='embedded', teacher=str(small_teacher), student_layers=(1,)
+    )
+    diagnosis = doctor(make_config(**given, max_length=48, threads_per_rank=1, ranks=2))
+    results = {finding.check: (finding.result, finding.sentence) for finding in diagnosis.findings}
+    assert {result for result, _ in results.values()} <= {'ok', 'skipped'}, results
+    assert {check for check, (result, _) in results.items() if result == 'ok'} >= {
+        'one rank',
+        'cache',
+        'resume',
+    }
 
 
 def ndcg(found) -> float:
