@@ -260,6 +260,21 @@ def predict(
         raise ConfigError(f'its model is asked with {" and ".join(names)}, in this order, and {wrong}')
     return predict(self.run_id, beside, **dict(zip(names, texts)) | inputs)
 
+# %% ../nbs/89_api.ipynb #afd53eb6
+@patch
+@_explained("run.embed(['Iron rusts.', 'Gold does not.'])", "run.embed('what is gold?', query=True)")
+def embed(
+    self: Run,
+    texts: str | Sequence[str],  # a text, or a list of them
+    query: bool = False,  # are they queries? A model may have another prefix for these
+    backend: str = 'torch',  # torch, onnx (equal up to rounding), or int8 (weights in 8 bits)
+    normalize: bool | None = None,  # scale vectors to length 1? None: as in the training
+):  # an array (n, width) float32; of one text (width,)
+    "Texts as vectors, by a run of task=embeddings."
+    from kdnotes.experiment.encode import load_encoder
+
+    return load_encoder(self.run_id, backend).embed(texts, query, normalize)
+
 # %% ../nbs/89_api.ipynb #a0000004
 @patch
 @_explained(

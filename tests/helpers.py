@@ -42,6 +42,8 @@ class SameWord:
     auto_class = 'AutoModelForSequenceClassification'
     model_kwargs = {'num_labels': 2}
     evaluates_itself = False
+    projected = ''
+    unread_modules = ()
     loss = Loss()
     settings = TaskSettings()
     primary = Primary('dev', 'accuracy', True)

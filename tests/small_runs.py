@@ -23,7 +23,7 @@ from kdnotes.tasks.candidates import SCHEMA
 
 ON = Machine('cpu', 2)
 LENGTHS = dict(answer_selection=64, text_classification=32, masked_lm=32, extractive_qa=96, sentence_pairs=64)
-LENGTHS |= dict(token_classification=48)
+LENGTHS |= dict(token_classification=48, embeddings=64)
 
 
 def small_model(folder: Path, seed: int = 0) -> Path:

@@ -69,8 +69,8 @@ MUTANTS = [
     Mutant(
         'soft targets without T*T',
         'losses.targets',
-        '_reduce(rows, reduction) * (T * T)',
-        '_reduce(rows, reduction)',
+        'reduce_rows(rows, reduction) * (T * T)',
+        'reduce_rows(rows, reduction)',
         by_hand,
     ),
     Mutant(

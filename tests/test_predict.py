@@ -36,6 +36,7 @@ def asked_of(task: str) -> dict:
         'masked_lm': dict(text='Iron is a [MASK] .'),
         'extractive_qa': dict(question='What is iron?', passage='Iron is a metal. Paris is a city.'),
         'token_classification': dict(text='Ada May left Ashford in April.'),
+        'embeddings': dict(question='What is iron?', candidates=['Iron is a metal.', 'Paris.']),
     }[task]
 
 

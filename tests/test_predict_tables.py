@@ -144,6 +144,7 @@ TABLES = {
         text=['Ada May left Ashford in April.', 'It rained.', 'Ada left Marlow. ' * 30]
     ),
 }
+TABLES['embeddings'] = TABLES['answer_selection']
 
 
 def by_single_calls(name: str, task: str, table: pd.DataFrame) -> pd.DataFrame:
@@ -154,6 +155,13 @@ def by_single_calls(name: str, task: str, table: pd.DataFrame) -> pd.DataFrame:
             asked = dict(question=question, candidates=rows['sentence'].tolist())
             for row in asked_alone(name, task, [asked])[0].values['candidates']:
                 found.loc[rows.index[row['place']]] = [row['rank'], row['score'], row['probability']]
+        return found
+    if task == 'embeddings':
+        found = pd.DataFrame(index=table.index, columns=['rank', 'similarity'], dtype=float)
+        for question, rows in table.groupby('question'):
+            asked = dict(question=question, candidates=rows['sentence'].tolist())
+            for row in asked_alone(name, task, [asked])[0].values['texts']:
+                found.loc[rows.index[row['place']]] = [row['rank'], row['similarity']]
         return found
     inputs = dict(text='text', second='pair', question='question', context='passage')
     asked = [{inputs[key]: text for key, text in row.items()} for row in table.to_dict('records')]

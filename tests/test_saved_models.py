@@ -31,6 +31,8 @@ IDS = dict(
 def outputs(model) -> list:
     with torch.no_grad():
         found = call(model.eval(), IDS)
+    if 'last_hidden_state' in found:  # no head
+        return [found.last_hidden_state]
     return [as_tensor(found.logits)] if 'logits' in found else [found.start_logits, found.end_logits]
 
 

@@ -12,7 +12,7 @@ import torch
 from architectures import small_bert
 from ranks import launch
 from tiny_lm import LENGTH, SPECIAL, WORDS, tiny_corpus, tiny_lm, tiny_lm_config, tiny_task, tiny_tokenizer
-from transformers import BertForQuestionAnswering, BertForTokenClassification
+from transformers import BertForQuestionAnswering, BertForTokenClassification, BertModel
 from kdnotes.core.spec import RunConfig
 from kdnotes.core.parse import make_config
 from kdnotes.core.processes import Stopped
@@ -20,6 +20,7 @@ from kdnotes.core.machine import Machine
 from kdnotes.core.resolve import resolve
 from kdnotes.distill import teacher_cache as te
 from kdnotes.distill.intermediate import online_teacher
+from kdnotes.tasks.embeddings import Embeddings
 from kdnotes.tasks.extractive_qa import ExtractiveQA
 from kdnotes.tasks.sources import Corpus
 from kdnotes.tasks.token_classification import TokenClassification
@@ -145,6 +146,52 @@ def tag_model(seed: int = 0, dropout: float = 0.0) -> BertForTokenClassification
     return BertForTokenClassification(small_bert(len(SPECIAL) + WORDS, **shape))
 
 
+LONGEST = 14  # tokens of a query or a text
+
+
+def collection() -> Corpus:
+    "A query of three words, a text with two of them, which is relevant, and one with one of them."
+    rng = np.random.default_rng(0)
+
+    def rows(split: str, n: int) -> list[dict]:
+        made = []
+        for i in range(n):
+            words = [f'w{w}' for w in rng.choice(WORDS, int(rng.integers(8, 16)), replace=False)]
+            for label in (1, 0):
+                text = [*words[: 1 + label], *words[3 : int(rng.integers(5, 8))]]
+                document = dict(document_id=f'{split}-{i // 2}', document_title='')
+                ids = dict(question_id=f'{split}-{i}', sentence_id=f'{split}-{i}-{label}')
+                texts = dict(question=' '.join(words[:3]), sentence=' '.join(text))
+                made.append(document | ids | texts | dict(label=label))
+        return made
+
+    splits = {s: rows(s, n) for s, n in dict(train=23, dev=5, test=4).items()}
+    return Corpus('tiny', 'folder', 'nowhere', splits, '0' * 64)
+
+
+def embeddings_config(mode: str = 'full_kd', ranks: int = 1, **parameters) -> RunConfig:
+    "Resolved, for a CPU."
+    defaults = dict(threads_per_rank=1, epochs=2, learning_rate=3e-3, batch_size=16, negatives_block=4)
+    defaults |= dict(max_length=LONGEST, adam_epsilon=1e-5, student_layers=(0, 1))
+    given = make_config(task='embeddings', mode=mode, ranks=ranks, **defaults | parameters)
+    return resolve(given, Machine('cpu', cores=2), 'embedded', teacher_depth=2)
+
+
+def embeddings_task(config: RunConfig) -> Embeddings:
+    task = Embeddings.from_corpus(collection(), config)
+    task.encode(tiny_tokenizer())
+    return task
+
+
+def encoder(seed: int = 0, dropout: float = 0.0) -> BertModel:
+    torch.manual_seed(seed)
+    model = BertModel(
+        small_bert(len(SPECIAL) + WORDS, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout)
+    )
+    model.pooler.requires_grad_(False)  # as `configure_model` does
+    return model
+
+
 @dataclass(frozen=True)
 class Kind:
     "A task, and a model of it by a seed."
@@ -168,6 +215,7 @@ KINDS = dict(
     ),
     extractive_qa=Kind(qa_config, qa_task, qa_model, WINDOW, ()),
     token_classification=Kind(tag_config, tag_task, tag_model, WINDOW, ('nll',)),
+    embeddings=Kind(embeddings_config, embeddings_task, encoder, 2 * LONGEST, ('ndcg_at_10',)),
 )
 
 
@@ -253,7 +301,9 @@ def test_a_rank_without_blocks_changes_nothing():
     np.testing.assert_allclose(found['weights'], expected['weights'], atol=1e-4)
 
 
-@pytest.mark.parametrize('name,at', [('masked_lm', 4), ('extractive_qa', 1), ('token_classification', 4)])
+@pytest.mark.parametrize(
+    'name,at', [('masked_lm', 4), ('extractive_qa', 1), ('token_classification', 4), ('embeddings', 2)]
+)
 def test_a_stopped_training_goes_on_bit_for_bit(tmp_path, here, name, at):
     kind = KINDS[name]
     config = kind.config(epochs=3)

@@ -176,7 +176,9 @@ def test_operations_of_body_and_head_are_those_pytorch_counts(made):
 def test_every_example_has_a_length_and_a_group(made):
     for split in ('train', *made.task.evaluation_sets):
         lengths = made.task.lengths(split)
-        assert lengths.min() > 0 and lengths.max() <= made.config.data.max_length
+        texts = made.task.batch(split, np.array([0])).texts  # an example of several has the tokens of each
+        n_texts = 1 if texts is None else texts.shape[1]
+        assert lengths.min() > 0 and lengths.max() <= n_texts * made.config.data.max_length
         assert len(made.task.groups(split)) == len(lengths)
 
 
@@ -211,7 +213,7 @@ def test_a_signal_is_as_its_spec_says(made, batch):
     assert set(found) == set(made.task.signal_spec)
     for name, spec in made.task.signal_spec.items():
         rows = batch.tokens if spec.ragged else len(batch.index)
-        assert tuple(found[name].shape) == (rows, *spec.shape)
+        assert tuple(found[name].shape) == (rows, *spec.of(made.forward.model.config).shape)
         assert found[name].is_floating_point() != spec.integer and not found[name].requires_grad
 
 

@@ -15,7 +15,7 @@ from .output import print_json, say, tell
 from ..core.files import atomic_write
 
 # %% auto #0
-__all__ = ['ModelName', 'EachOnce', 'predict', 'score', 'evaluate', 'export', 'push']
+__all__ = ['ModelName', 'EachOnce', 'predict', 'score', 'evaluate', 'embed', 'mine', 'export', 'push']
 
 # %% ../../nbs/commands/07_models.ipynb #6c992b09
 ModelName = Annotated[
@@ -183,6 +183,67 @@ def evaluate(
     print_json(result.data()) if as_json else say(result)
     if target is not None:
         atomic_write(target, result.units.to_csv(index=False, lineterminator='\n'))
+
+# %% ../../nbs/commands/07_models.ipynb #44464f32
+@command(
+    'use a model',
+    'embed <run_id> --file in.csv --column text --out vectors.npy',
+    'embed <folder> --file questions.jsonl --column question --query --out questions.parquet',
+    cls=EachOnce,
+)
+def embed(
+    model: ModelName,
+    file: Annotated[str, Option(metavar='FILE')],  # table of texts (.tsv, .csv, .jsonl, .gz, or .parquet)
+    # output file: .npy, a matrix with a row per row of --file, or .parquet, the table with a column embedding
+    out: Annotated[str, Option(metavar='FILE')],
+    column: str = 'text',  # column of --file that holds the texts
+    query: bool = False,  # the texts are queries; some models put another prefix before these
+    # what runs the model: torch, onnx, or int8, a model with weights rounded to 8 bits. The last two need the
+    # extra `export`
+    backend: Literal['torch', 'onnx', 'int8'] = 'torch',
+    overwrite: bool = False,  # replace the file --out if it exists
+    as_json: Json = False,
+) -> None:
+    """Embed the texts of a table with a run of task=embeddings or another encoder.
+
+    Reads the folder of a run, an exported folder, or a folder of sentence-transformers with mean pooling. To
+    continue a stopped command, run it again: texts that are embedded are not embedded again."""
+    from kdnotes.experiment.encode import embed_file
+
+    result = embed_file(model, file, out, column, query, backend, overwrite)
+    print_json(asdict(result)) if as_json else say(result)
+
+# %% ../../nbs/commands/07_models.ipynb #88d0be5e
+@command(
+    'use a model',
+    'mine squad1 --model bm25 --out <folder> --skip 2',
+    'mine <folder> --model <run_id> --out <folder> --per-query 4 --margin 0.05',
+)
+def mine(
+    # queries and texts: embedded, the name of a published corpus, a folder or a hub id
+    corpus: Annotated[str, Argument(metavar='CORPUS')],
+    model: Annotated[str, Option()],  # run of task=embeddings, folder or hub id of an encoder, or bm25
+    out: Annotated[str, Option(metavar='FOLDER')],  # folder of the new corpus, new or empty
+    per_query: Annotated[int, Option(min=1)] = 4,  # mined texts of each training query
+    skip: Annotated[
+        int, Option(min=0)
+    ] = 0,  # best texts that are passed over: some of them are unlabelled answers
+    # a mined text scores at least so much less than the best relevant one: in cosines, or in BM25's unit.
+    # Default: no margin
+    margin: Annotated[float | None, Option(min=0)] = None,
+    only: bool = False,  # leave out the irrelevant rows of the corpus' training split
+    columns: str | None = None,  # column names of CORPUS: 'question=query,sentence=passage'
+    as_json: Json = False,
+) -> None:
+    """Write a corpus with hard negatives: texts that a model takes for answers.
+
+    For each query of the training split, the texts that the model ranks first and that are not relevant are
+    added as rows of label 0. A text that is relevant, or that repeats a relevant text or the query, is never
+    added. dev and test stay the same, and their texts are not mined."""
+    from kdnotes.experiment.mine import mine_corpus
+
+    result = mine_corpus(corpus, model, out, per_query, skip, margin, only, columns)
+    print_json(asdict(result)) if as_json else say(result)
 
 # %% ../../nbs/commands/07_models.ipynb #31ec5002
 @command('use a model', 'export <run_id> --to <folder> --int8')

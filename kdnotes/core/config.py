@@ -91,6 +91,7 @@ _BUILT_IN = (
     'extractive_qa',
     'sentence_pairs',
     'token_classification',
+    'embeddings',
 )
 # name of a task -> its module, which has `TASK`, a `tasks.base.TaskInfo` of this name
 TASKS = {name: f'kdnotes.tasks.{name}' for name in _BUILT_IN}

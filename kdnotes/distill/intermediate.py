@@ -244,9 +244,12 @@ class ModelWithIntermediate(nn.Module):
         vectors: Mapping[str, tuple[str, int]] = {},
         projections: HiddenProjections | None = None,  # of these layers
         embedding: bool = False,  # the embeddings' output too
+        # also the last hidden states, as `projected` of the outputs: as of this layer, with its projection
+        last: int | None = None,
     ):
         super().__init__()
         self.model = model
+        self.last = last
         self.layers = {f'hidden_{place}': layer for place, layer in enumerate(layers)}
         if embedding:
             self.layers['embedding'] = 0
@@ -263,6 +266,8 @@ class ModelWithIntermediate(nn.Module):
         known = {kind: attention_projections(self.model, kind) for kind, _ in self.vectors.values()}
         with capture_outputs([known[kind][layer] for kind, layer in self.vectors.values()]) as vectors:
             outputs = self.model(**inputs, output_hidden_states=bool(self.layers))
+        if self.last is not None:
+            outputs.projected = self.projections(self.last, outputs.last_hidden_state)
         states = {name: outputs.hidden_states[layer] for name, layer in self.layers.items()}
         if self.projections:
             states = {name: self.projections(self.layers[name], state) for name, state in states.items()}
@@ -380,23 +385,40 @@ def online_teacher(
         return IntermediateSignal(task, teacher, config, teacher_tokens)
     return online_signal(task, teacher, config.loss.forward_dtype, teacher_tokens)
 
+# %% ../../nbs/distill/08_intermediate.ipynb #d480edfe
+def _compared_width(
+    task: Task,
+    signal: Callable[[Batch], dict[str, Tensor]] | None,  # the teacher's; None: no teacher
+    device: torch.device,
+) -> int | None:  # None: no vectors of the teacher's width are compared
+    "The width of the teacher's vectors, where a loss of the task compares them with the student's."
+    if signal is None or not task.projected:
+        return None
+    return signal(task.batch('train', np.arange(1)).to(device))[task.projected].shape[-1]
+
 # %% ../../nbs/distill/08_intermediate.ipynb #bfb13ae8
 def open_student(
     task: Task,
     student: nn.Module,  # on its device
     config: RunConfig,  # resolved
-    signal: IntermediateSignal
-    | None,  # of `online_teacher`, where the configuration uses intermediate layers
+    # the teacher's, of `online_teacher` where the configuration uses intermediate layers; None: no teacher
+    signal: Callable[[Batch], dict[str, Tensor]] | None,
     seed: int,  # of the projections, equal on all ranks
-) -> tuple[Task, nn.Module]:  # what a training is given: the same two where no intermediate layer is used
+) -> tuple[Task, nn.Module]:  # what a training is given: the same two where nothing is projected or recorded
     "The task with all loss terms, and the student together with its projections."
-    if not uses_intermediate_layers(config):
-        return task, student
-    loss = config.loss
     shape = student.config
+    n_layers = shape.num_hidden_layers
+    width = _compared_width(task, signal, next(student.parameters()).device)
+    last = None if width in (None, shape.hidden_size) else n_layers
+    if not uses_intermediate_layers(config):
+        if last is None:
+            return task, student
+        projections = HiddenProjections([last], shape.hidden_size, width, seed)
+        projections.to(next(student.parameters()).device)
+        return task, ModelWithIntermediate(student, (), projections=projections, last=last)
+    loss = config.loss
     teacher = signal.shape
     taught = tuple(loss.hidden_layers or ())
-    n_layers = shape.num_hidden_layers
     if taught and len(taught) not in (1, n_layers):
         raise ConfigError(
             f'hidden_layers={taught} must name a layer of the teacher for each of the '
@@ -409,12 +431,12 @@ def open_student(
     if loss.hidden_loss == 'none':
         layers = ()
     projections = None
-    if (layers or embedding) and shape.hidden_size != teacher.hidden_size:
-        projected = [0, *layers] if embedding else layers
+    if (layers or embedding or last) and shape.hidden_size != teacher.hidden_size:
+        projected = {*layers, *[0] * embedding, *[last] * bool(last)}
         projections = HiddenProjections(projected, shape.hidden_size, teacher.hidden_size, seed)
         projections.to(next(student.parameters()).device)
     heads = relation_heads(loss, shape, teacher) if loss.relation_loss != 'none' else 1
     attention_heads = common_heads(shape, teacher) if loss.attention_loss != 'none' else 1
     return with_intermediate(task, config, heads, attention_heads), ModelWithIntermediate(
-        student, layers, vectors, projections, embedding
+        student, layers, vectors, projections, embedding, last
     )

@@ -22,6 +22,7 @@ from ..core.spec import RunConfig
 from ..core.cached import Writer, cached
 from ..core.files import FileError, read_json, sha256_texts, write_json
 from ..core.progress import stage
+from ..losses.embeddings import mean_pool
 from ..losses.vocabulary import OpenDecoder, open_decoder
 from kdnotes.distill.architectures import (
     attention_of,
@@ -80,12 +81,13 @@ def _check_loaded(
     given: bool,  # is the model taken as it is, with its head?
 ) -> None:
     "Refuse a model whose encoder is not the file's, and weights that are no numbers."
-    base = model.base_model_prefix + '.'
+    # a model without a head has no prefix
+    base = '' if model.base_model is model else model.base_model_prefix + '.'
     stored = stored_tensors(folder)
     new = sorted(k for k in info['missing_keys'] if k.startswith(base))
     replaced = set() if given else set(_outputs_in_file(model, stored))
     for keys, what in (
-        ([k for k in new if '.pooler.' not in k], 'lacks'),
+        ([k for k in new if 'pooler.' not in k], 'lacks'),
         (sorted({str(k[0]) for k in info['mismatched_keys']} - replaced), 'has in another size'),
         (
             sorted(k for k in info['unexpected_keys'] if re.search(r'(^|\.)layers?\.\d+\.', k)),
@@ -191,10 +193,14 @@ def _load(
             raise not_loaded(folder, auto_class, e) from e
     if shaped:
         model.__class__ = plain
-    if advice and info['missing_keys']:
+    # a model without a head is used without its pooler
+    lost = [
+        key for key in sorted(info['missing_keys']) if model.base_model is not model or 'pooler.' not in key
+    ]
+    if advice and lost:
         raise ModelError(
             f'{source!s} is no fine-tuned model: {folder / "model.safetensors"} has no '
-            f'{sorted(info["missing_keys"])[0]} of {type(model).__name__}, which would be random; '
+            f'{lost[0]} of {type(model).__name__}, which would be random; '
             f'give {advice}'
         )
     _check_loaded(model, info, folder, given=bool(advice))
@@ -500,6 +506,8 @@ class FrozenEncoder:
         device: str = 'cpu',
         cache_dir: Path
         | None = None,  # a folder, where embeddings become memory maps; None: nothing is written
+        network: nn.Module
+        | None = None,  # the same model in another format, on the CPU; None: that of `source`
     ):
         self.source = source
         self.max_length = min(max_length, longest_text(source) or max_length)
@@ -508,6 +516,7 @@ class FrozenEncoder:
         self._rows: dict[str, int] = {}  # text -> its row of the parts, end to end
         self._parts: list[np.ndarray] = []
         self._model = None
+        self._network = network
 
     def __call__(
         self,
@@ -550,8 +559,10 @@ def _embed_cached(self: FrozenEncoder, texts: list[str]) -> np.ndarray:
 def _embed(self: FrozenEncoder, texts: list[str]) -> np.ndarray:
     "One forward of each text, in batches of neighbours in length."
     if self._model is None:
-        with warnings.catch_warnings(action='ignore'):  # a pooler that is new is not read
-            model = load_model(self.source, 'AutoModel', seed=0)
+        model = self._network
+        if model is None:
+            with warnings.catch_warnings(action='ignore'):  # a pooler that is new is not read
+                model = load_model(self.source, 'AutoModel', seed=0)
         self._model = model.eval().to(self.device), load_tokenizer(self.source)
     model, tokenizer = self._model
     ids, begin = encode_pairs(tokenizer, texts, None, self.max_length)
@@ -561,9 +572,8 @@ def _embed(self: FrozenEncoder, texts: list[str]) -> np.ndarray:
         for index in batches:
             inputs, _ = pad_pairs(ids, begin, index, tokenizer.pad_token_id or 0)
             inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
-            mask = inputs['attention_mask'][..., None]
-            hidden = call(model, inputs).last_hidden_state.float()
-            vectors.append(((hidden * mask).sum(1) / mask.sum(1)).cpu().numpy())
+            hidden = call(model, inputs).last_hidden_state
+            vectors.append(mean_pool(hidden, inputs['attention_mask'], normalize=False).cpu().numpy())
     embeddings = np.empty((len(texts), vectors[0].shape[1]), dtype=np.float32)
     embeddings[np.concatenate(batches)] = np.concatenate(vectors)
     return embeddings

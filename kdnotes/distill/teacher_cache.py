@@ -293,6 +293,7 @@ class _Work:
     task: Task
     split: str
     teacher: nn.Module  # on the device
+    specs: dict[str, SignalSpec]  # of its signal
     forward_dtype: str
     storage_dtype: str  # of what is no integer
     lengths: np.ndarray  # (n,) tokens of each example of the split
@@ -308,7 +309,7 @@ def _storable(
     values: Tensor,  # the teacher's signal for them
 ) -> np.ndarray:  # what is stored
     "A signal as it is stored; numbers that cannot be are refused, with the example they belong to."
-    spec = work.task.signal_spec[name]
+    spec = work.specs[name]
     owner = np.repeat(index, work.lengths[index]) if spec.ragged else index  # of each row
     if values.shape != (len(owner), *spec.shape):
         raise SignalError(
@@ -339,7 +340,7 @@ def _make_shard(
     "Write the missing parts of a shard, and the seconds that all of them took."
     began = time.monotonic()
     before = writer.state.get('seconds', 0.0)
-    specs = work.task.signal_spec
+    specs = work.specs
     ragged = next((name for name, spec in specs.items() if spec.ragged), None)
     tokens = work.tokens or forward_tokens(torch.device(work.device).type)
     part = np.cumsum(work.lengths[shard.begin : shard.end], dtype=np.int64) // PART
@@ -443,7 +444,7 @@ def make_signal(
     folder = Path(folder)
     key = signal_key(**key_parts)
     lengths = task.lengths(split)
-    specs = task.signal_spec
+    specs = {name: spec.of(unwrap(teacher).config) for name, spec in task.signal_spec.items()}
     meta = dict(
         schema=SIGNAL_SCHEMA,
         key=key,
@@ -463,7 +464,8 @@ def make_signal(
         shards = _shards(folder, key, read_signed(folder / 'meta.json')['bounds'])
         at_once = min(workers.ranks, len(shards))
         teacher = teacher.to(device)
-        work = _Work(task, split, teacher, forward_dtype, storage_dtype, lengths, tokens, device, at_once)
+        formats = forward_dtype, storage_dtype
+        work = _Work(task, split, teacher, specs, *formats, lengths, tokens, device, at_once)
         of_rank = shards[workers.rank :: workers.ranks]
         missing = [shard for shard in of_rank if open_cached(shard.folder) is None]
         with stage('making the teacher signal', sum(s.end - s.begin for s in missing), 'examples') as advance:

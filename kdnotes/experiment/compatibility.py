@@ -149,7 +149,9 @@ def check_reading(config: RunConfig) -> None:
 def compared_by_token(config: RunConfig) -> list[str]:  # 'hidden_loss', 'task=extractive_qa'
     "What of a run would compare a student and its teacher token by token."
     losses = config.loss.intermediate if config.loss else ()
-    return [*losses, *[f'task={config.task}'] * (task_info(config.task).auto_class != SEQUENCE_HEAD)]
+    info = task_info(config.task)
+    one_output = info.auto_class == SEQUENCE_HEAD if info.one_output is None else info.one_output
+    return [*losses, *[f'task={config.task}'] * (not one_output)]
 
 
 def check_vocabulary(

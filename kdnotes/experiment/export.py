@@ -49,17 +49,20 @@ from ..tasks.sources import corpus_of
 from ..train.distributed import Runtime
 
 # %% auto #0
-__all__ = ['metric_changes', 'export_text', 'export_model', 'push_model']
+__all__ = ['free_folder', 'metric_changes', 'export_text', 'export_model', 'push_model']
 
 # %% ../../nbs/experiment/14_export.ipynb #6f45499d
-def _free_folder(to: str) -> Path:
+def free_folder(
+    to: str,  # of a folder; `~` is understood
+    option: str = 'to',  # what it was given as
+) -> Path:
     "The folder to write, which must not hold anything."
     folder = Path(os.path.expanduser(to)).absolute()
     if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ExportError(f'to {truncate_repr(to)} is no new or empty folder; name another one')
+        raise ExportError(f'{option} {truncate_repr(to)} is no new or empty folder; name another one')
     if not folder.parent.is_dir():
         raise ExportError(
-            f'to {truncate_repr(to)} cannot be made, since {folder.parent} is no folder; make it first'
+            f'{option} {truncate_repr(to)} cannot be made, since {folder.parent} is no folder; make it first'
         )
     return folder
 
@@ -79,6 +82,7 @@ def _save_reranker(model: nn.Module, folder: Path, tokenizer, max_length: int) -
 def _save_plain(source: Source, folder: Path) -> nn.Module:  # the model, in eval mode
     "Write what transformers loads."
     from kdnotes.distill.models import save_model
+    from kdnotes.distill.pooling import embedding_rules, write_sentence_transformer
     from kdnotes.distill.tokenizers import load_tokenizer
 
     info = task_info(source.record['task'])
@@ -88,6 +92,9 @@ def _save_plain(source: Source, folder: Path) -> nn.Module:  # the model, in eva
     save_model(model, folder, tokenizer, max_length)
     if info.use.ranks_pairs:
         _save_reranker(model, folder / 'cross-encoder', tokenizer, max_length)
+    if info.use.embeds:
+        rules = replace(embedding_rules(source.folder), max_length=max_length)
+        write_sentence_transformer(folder, model.config.hidden_size, rules)
     return model
 
 # %% ../../nbs/experiment/14_export.ipynb #f5ca1e87
@@ -293,7 +300,7 @@ def export_model(
     teacher: bool = True,  # is its teacher measured too, where ONNX is written?
 ) -> dict:  # what export.json holds
     "Write a run's model for use elsewhere."
-    folder = _free_folder(to)
+    folder = free_folder(to)
     onnx = onnx or int8
     if onnx:
         check_packages('leave onnx and int8 out')
@@ -308,7 +315,8 @@ def export_model(
         staging = Path(scratch) / 'model'
         model = _save_plain(source, staging)
         exported = {key: record[key] for key in ('run_id', 'task', 'model_sha256', 'params_total')} | dict(
-            cross_encoder=(staging / 'cross-encoder').is_dir()
+            cross_encoder=(staging / 'cross-encoder').is_dir(),
+            sentence_transformer=(staging / 'modules.json').is_file(),
         )
         if onnx:
             exported |= _onnx_measurements(source, known[1], model, staging, int8, teacher, say)

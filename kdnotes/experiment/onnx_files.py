@@ -49,7 +49,7 @@ def check_packages(
         )
 
 # %% ../../nbs/experiment/12_onnx_files.ipynb #2ce63c23
-_OUTPUTS = ('logits', 'start_logits', 'end_logits')
+_OUTPUTS = ('logits', 'start_logits', 'end_logits', 'last_hidden_state')
 _INPUTS = ('input_ids', 'attention_mask', 'token_type_ids')
 TOLERANCE = 1e-4  # of outputs, relative to the largest where that is more than 1
 
@@ -138,6 +138,8 @@ def write_onnx(
     from kdnotes.distill.architectures import model_inputs
 
     model = as_transformers(folder, auto_class)
+    if getattr(model, 'pooler', None) is not None:  # of a model without a head, which nothing reads
+        model.pooler = None
     # two rows of different length, so that no size is 1 and no mask is all ones
     example = torch.full((2, 8), 3)
     mask = torch.ones_like(example)

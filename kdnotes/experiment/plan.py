@@ -405,7 +405,7 @@ def _plan(config: RunConfig, on: Machine, corpora: dict[str, Corpus], check: boo
     initial = _initial(config, teacher, first)
     config, teachers = teachers_of(config, corpus)
     notes = checked_models(config, corpus) if check else {}
-    notes['texts'] = text_notes(config, corpus, from_file=not check)
+    notes['texts'] = text_notes(config, corpus, from_file=not check) + info.notes(corpus, config)
     if teacher and teacher.head:
         notes['head'] = tuple(dict.fromkeys((*notes['head'], *teacher.head)))
     source, tokenizer_source = source_of(config), reads_as(config)

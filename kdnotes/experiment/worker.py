@@ -246,6 +246,9 @@ def configure_model(
     model = apply_settings(model, model_settings(config, model.config))
     if is_student(config) and not shaped:
         model = shape_student(model, config, lambda student: head_importance(student, task, config))
+    for name in task.unread_modules:
+        if (module := getattr(model, name, None)) is not None:
+            module.requires_grad_(False)
     qa_dropout = getattr(config.task_settings, 'qa_dropout', None)
     return model if qa_dropout is None else head_dropout(model, qa_dropout)
 

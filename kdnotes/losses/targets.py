@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 # %% auto #0
-__all__ = ['hard_target_ce', 'cut_off', 'soft_target_kl', 'hard_target_bce', 'soft_target_bce', 'ranknet', 'margin_mse',
-           'pair_counts', 'listnet', 'listwise_kl', 'lambda_loss', 'weighted_sum']
+__all__ = ['reduce_rows', 'hard_target_ce', 'cut_off', 'soft_target_kl', 'hard_target_bce', 'soft_target_bce', 'ranknet',
+           'margin_mse', 'pair_counts', 'listnet', 'listwise_kl', 'lambda_loss', 'weighted_sum']
 
 # %% ../../nbs/losses/01_targets.ipynb #fd00d60f
 if TYPE_CHECKING:
     from torch import Tensor
 
 # %% ../../nbs/losses/01_targets.ipynb #d49f017d
-def _reduce(
+def reduce_rows(
     rows: Tensor,  # one loss a row, any shape
     reduction: str,  # 'mean' | 'sum'
 ) -> Tensor:  # scalar
@@ -45,7 +45,7 @@ def hard_target_ce(
         label_smoothing=smoothing,
     )
     if weights is None or reduction != 'mean':
-        return _reduce(rows, reduction)
+        return reduce_rows(rows, reduction)
     return rows.sum() / weights[labels.flatten()].sum()
 
 # %% ../../nbs/losses/01_targets.ipynb #c7890555
@@ -96,7 +96,7 @@ def soft_target_kl(
     log_q = (student.float() / T).log_softmax(-1)
     log_p = cut_off((teacher.detach().float() / T).log_softmax(-1), min_probability, top_k)
     rows = F.kl_div(log_q, log_p, log_target=True, reduction='none').sum(-1)
-    return _reduce(rows, reduction) * (T * T)
+    return reduce_rows(rows, reduction) * (T * T)
 
 # %% ../../nbs/losses/01_targets.ipynb #6b94442b
 def hard_target_bce(
@@ -148,7 +148,7 @@ def _over_pairs(
 
     same = groups[:, None] == groups
     pairs = same.triu(1) if labels is None else same & (labels[:, None] > labels)
-    total = _reduce(torch.where(pairs, values, 0.0), 'sum' if reduction == 'mean' else reduction)
+    total = reduce_rows(torch.where(pairs, values, 0.0), 'sum' if reduction == 'mean' else reduction)
     return total / pairs.sum().clamp(min=1) if reduction == 'mean' else total
 
 
@@ -228,7 +228,7 @@ def _over_groups(
     "Mean or sum of the groups' losses."
     if chosen is not None:
         rows = rows.where(chosen, 0.0)
-    total = _reduce(rows, 'sum' if reduction == 'mean' else reduction)
+    total = reduce_rows(rows, 'sum' if reduction == 'mean' else reduction)
     if reduction == 'sum':
         return total
     share = 1 / (groups[:, None] == groups).sum(-1)  # of a row in the count of its group

@@ -17,6 +17,7 @@ import pandas as pd
 from ..core.config import ConfigError, plugin_id, task_info
 from ..core.spec import Loss, RunConfig, TaskSettings
 from ..core.files import sha256_text
+from ..core.render import Reason
 from ..core.columns import Columns
 from .sources import SPLITS, Corpus, Rows
 from .inference import CLASSIFICATION, Use
@@ -39,9 +40,17 @@ if TYPE_CHECKING:
 class SignalSpec:
     "The shape of one teacher output that is kept for distillation."
 
-    shape: tuple[int, ...]  # of one example; for a ragged signal, of one token
+    # of one example; for a ragged signal, of one token. None: as many numbers as the teacher's hidden states
+    shape: tuple[int | None, ...]
     ragged: bool = False  # one row a token instead of one an example
     integer: bool = False  # stored as int32, whatever the storage format of the others is
+
+    def of(
+        self,
+        config: Any,  # the teacher's transformers config
+    ) -> SignalSpec:
+        "The same with the teacher's width."
+        return replace(self, shape=tuple(config.hidden_size if n is None else n for n in self.shape))
 
 
 class Primary(NamedTuple):
@@ -293,6 +302,10 @@ class Task:
     independent_labels: bool = False
     uncut: str = ''  # why no row is cut at `max_length`, a macro of reasons.jinja; '': rows are cut
     unlabelled: int = 0  # how many of the training examples, the last ones, have no label
+    # name of a signal of vectors as wide as the teacher's hidden states: of a student of another
+    # width the last hidden states are projected to it, as `projected` of its outputs; '': no such loss
+    projected: str = ''
+    unread_modules: tuple[str, ...] = ()  # of its models, that no loss reads and no training changes
     # ids of the tokens that a student with a smaller vocabulary keeps, rising; None: it keeps all
     token_subset: np.ndarray | None = None
     settings: TaskSettings = TaskSettings()  # a class has those of a task that is given none
@@ -613,6 +626,9 @@ class TaskInfo:
     # network, without a row of its own; corpus 'a -> b' is b after transfer from a
     defaults: dict[tuple[str, str], dict] = field(default_factory=lambda: {('*', '*'): setting(3, 5e-5)})
     auto_class: str = SEQUENCE_HEAD  # the transformers head of its models
+    # are a student and its teacher compared in outputs of whole texts, so that each may have a vocabulary of
+    # its own? None: where they are classifiers
+    one_output: bool | None = None
     special_tokens: tuple[str, ...] = ()  # what their tokenizer must have, by transformers' names
     use: Use = CLASSIFICATION  # how its models are asked about texts of no corpus
     use_with: Callable[[dict], dict] = lambda settings: {}  # (flat settings of a run) -> fields that differ
@@ -660,6 +676,8 @@ class TaskInfo:
     # (corpus, config, () -> the tokenizer): what only tokens tell, in seconds
     check_tokens: Callable[..., None] = lambda corpus, config, tokenizer: None
     label_facts: Callable[..., dict] = lambda corpus, config: {}  # of the labels, for corpus.jinja
+    # (corpus, config) -> what a plan notes of the rows, of reasons.jinja
+    notes: Callable[..., tuple[Reason, ...]] = lambda corpus, config: ()
     # (config) -> do training batches change with the epoch, as random masks do? Then no signal can be cached
     batches_change: Callable[[Any], bool] = lambda config: False
     usual: Callable[[dict], dict] = lambda given: {}  # (values a run is given) -> defaults that follow

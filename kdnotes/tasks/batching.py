@@ -90,6 +90,8 @@ class Batch:
     groups: Tensor | None = None  # (n,) int64, what is compared by a ranking loss; None: a task without one
     # (n, k) int64, the places in each row that labels are for; None: labels are for whole rows
     positions: Tensor | None = None
+    # (n, k) int64, the rows of the inputs that each example consists of; None: one row each
+    texts: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         "The batch on a device; the index stays on the host."
@@ -103,6 +105,7 @@ class Batch:
             labels=moved(self.labels),
             groups=moved(self.groups),
             positions=moved(self.positions),
+            texts=moved(self.texts),
         )
 
 # %% ../../nbs/tasks/01_batching.ipynb #985ddf62

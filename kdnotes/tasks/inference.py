@@ -132,6 +132,7 @@ class Use:
     limits: tuple[str, ...]  # what such a model cannot do, a sentence each
     # are its two outputs wrong and right? Then their difference ranks, and one output is enough
     ranks_pairs: bool = False
+    embeds: bool = False  # does it give texts as vectors?
 
     def answer(
         self,

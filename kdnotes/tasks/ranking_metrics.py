@@ -5,8 +5,10 @@
 # %% ../../nbs/tasks/07_ranking_metrics.ipynb #23230514
 from __future__ import annotations
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 import numpy as np
 import pandas as pd
 from .base import unit_table, lower_words
@@ -15,8 +17,8 @@ from .sources import SPLITS, Corpus, Rows
 
 # %% auto #0
 __all__ = ['UNIT_METRICS', 'Questions', 'group_by_question', 'counts', 'rank_candidates', 'average_ties', 'ranking_metrics',
-           'ndcg', 'shared_words', 'bm25', 'best_threshold', 'precision_recall_f1', 'choose_thresholds',
-           'threshold_metrics', 'evaluate_split']
+           'discounts', 'ndcg', 'shared_words', 'bm25_weights', 'bm25', 'best_threshold', 'precision_recall_f1',
+           'choose_thresholds', 'threshold_metrics', 'evaluate_split']
 
 # %% ../../nbs/tasks/07_ranking_metrics.ipynb #42fe9f38
 @dataclass(frozen=True)
@@ -161,6 +163,14 @@ def ranking_metrics(
     return dict(map=precision, mrr=reciprocal, p_at_1=share[group[rank == 1]])
 
 # %% ../../nbs/tasks/07_ranking_metrics.ipynb #f4083f2a
+def discounts(
+    rank: np.ndarray,  # (n,) from 1
+    k: int = 10,  # ranks that count, >= 1
+) -> np.ndarray:  # (n,) in [0, 1]
+    "What the gain at each rank is multiplied by in (n)DCG."
+    return np.where(rank <= k, 1 / np.log2(1 + rank), 0)
+
+
 def ndcg(
     questions: Questions,  # without grades, labels are grades
     scores: np.ndarray,  # (n,) or (n, 1)
@@ -173,7 +183,7 @@ def ndcg(
     gain = 2.0**grades - 1
     reached = (np.bincount(group, gain[order]) / sizes)[group]
     best = gain[np.lexsort((-grades, questions.question))]
-    discount = np.where(rank <= k, 1 / np.log2(1 + rank), 0)
+    discount = discounts(rank, k)
     question = questions.question[order]
     n = len(questions.ids)
     most = np.bincount(question, best * discount, n)
@@ -189,29 +199,39 @@ def shared_words(
     return np.array([len(q & c) / max(1, len(q)) for q, c in pairs])
 
 # %% ../../nbs/tasks/07_ranking_metrics.ipynb #890415e2
-def bm25(
+def bm25_weights(
     texts: Iterable[str],  # that words are counted in, each different one once
-    questions: Sequence[str],  # (n,)
-    candidates: Sequence[str],  # (n,)
-) -> np.ndarray:  # (n,) >= 0; 0: they have no word in common
-    "How well candidates fit questions by the words that they have in common, the rarer ones more."
+) -> Callable[
+    ..., dict[str, float]
+]:  # (text, words=None) -> what these words of the text, or all, add to its score
+    "BM25's weight of each word of a text, in the order of the alphabet."
     k1, b = 1.2, 0.75
     counted = [lower_words(text) for text in dict.fromkeys(texts)]
     n = len(counted)
     length = sum(map(len, counted)) / max(1, n)
     texts_with = Counter(word for words in counted for word in set(words))
 
-    def score(question: str, candidate: str) -> float:
-        words = lower_words(candidate)
-        times = Counter(words)
-        slow = k1 * (1 - b + b * len(words) / max(length, 1e-9))
-        total = 0
-        for word in sorted(set(lower_words(question)) & set(words)):
-            weight = float(np.log1p((n - texts_with[word] + 0.5) / (texts_with[word] + 0.5)))
-            total += weight * times[word] * (k1 + 1) / (times[word] + slow)
-        return total
+    def weights(text: str, words: Iterable[str] | None = None) -> dict[str, float]:
+        times = Counter(lower_words(text))
+        slow = k1 * (1 - b + b * times.total() / max(length, 1e-9))
+        parts = {}
+        for word in sorted(times if words is None else set(words) & set(times)):
+            rarity = float(np.log1p((n - texts_with[word] + 0.5) / (texts_with[word] + 0.5)))
+            parts[word] = rarity * times[word] * (k1 + 1) / (times[word] + slow)
+        return parts
 
-    return np.array([score(*pair) for pair in zip(questions, candidates)])
+    return weights
+
+
+def bm25(
+    texts: Iterable[str],  # that words are counted in, each different one once
+    questions: Sequence[str],  # (n,)
+    candidates: Sequence[str],  # (n,)
+) -> np.ndarray:  # (n,) >= 0; 0: they have no word in common
+    "How well candidates fit questions by the words that they have in common, the rarer ones more."
+    weights = bm25_weights(texts)
+    pairs = zip(questions, candidates)
+    return np.array([reduce(add, weights(c, lower_words(q)).values(), 0.0) for q, c in pairs])
 
 # %% ../../nbs/tasks/07_ranking_metrics.ipynb #11235bba
 def best_threshold(
