@@ -112,7 +112,7 @@ def hard_target_bce(
             f'logits and labels must have one shape, got {tuple(logits.shape)} and {tuple(labels.shape)}'
         )
     cells = F.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction='none')
-    return _reduce(cells.masked_fill(labels < 0, 0.0).mean(-1), reduction)
+    return reduce_rows(cells.masked_fill(labels < 0, 0.0).mean(-1), reduction)
 
 
 def soft_target_bce(
@@ -134,7 +134,7 @@ def soft_target_bce(
     s, t = student.float() / T, teacher.detach().float() / T
     # of yes and of no; logsigmoid is exact where a sigmoid would be 0 or 1
     cells = sum(F.logsigmoid(x).exp() * (F.logsigmoid(x) - F.logsigmoid(y)) for x, y in ((t, s), (-t, -s)))
-    return _reduce(cells.mean(-1), reduction) * (T * T)
+    return reduce_rows(cells.mean(-1), reduction) * (T * T)
 
 # %% ../../nbs/losses/01_targets.ipynb #7c4dd74c
 def _over_pairs(
