@@ -15,7 +15,7 @@ import pandas as pd
 from ..core.columns import codes
 from ..core.progress import followed
 from ..core.render import Reason, reason
-from ..core.spec import RunConfig, TaskSettings, parameter, reads_scores
+from ..core.spec import RunConfig, TaskSettings, parameter, reads_scores, several_teachers
 from ..core.streams import stream
 from ..losses.embeddings import embedding_cosine, embedding_mse, in_batch_kl, in_batch_negatives
 from ..losses.embeddings import mean_pool
@@ -114,6 +114,14 @@ def check(config: RunConfig) -> None:
         raise ValueError(
             f"soft_targets={s.soft_targets!r} compares embeddings, and teacher_mode='scores' has none; use "
             f'{" or ".join(OF_SCORES)}'
+        )
+    if reads_scores(config) and config.teacher.are == 'probabilities':
+        raise ValueError(
+            "scores_are='probabilities' is of classes, and the scores of texts are numbers; leave it out"
+        )
+    if several_teachers(config):
+        raise ValueError(
+            'teachers are averaged in their logits, and models of embeddings have none; give one teacher'
         )
     if config.train and config.train.batch_size < s.negatives_block:
         raise ValueError(
