@@ -480,8 +480,10 @@ def embedded(
 @patch
 def evaluate_model(self: Embeddings, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
     "What each query finds in the collection of its set."
-    found = {split: self._found(split, cosine_scorer(*self.embedded(forward, split))) for split in sets}
-    return Evaluation.from_sets(found)
+    by_split = {
+        split: self._retrieval(split, cosine_scorer(*self.embedded(forward, split))) for split in sets
+    }
+    return Evaluation.from_sets(by_split)
 
 
 def cosine_scorer(
@@ -495,7 +497,7 @@ def cosine_scorer(
 
 # %% ../../nbs/tasks/27_embeddings.ipynb #f22fcf4b
 @patch
-def _found(self: Embeddings, split: str, scores: Scorer) -> tuple:  # of `Evaluation.from_sets`
+def _retrieval(self: Embeddings, split: str, scores: Scorer) -> tuple:  # of `Evaluation.from_sets`
     "Metrics, units and predictions of a set."
     collection = self.collections[split]
     questions = collection.questions
@@ -598,7 +600,7 @@ def _by_texts(
     collections = {split: self.collections[split] for split in self.evaluation_sets}
     return Evaluation.from_sets(
         {
-            split: self._found(split, scorer(collection.queries, collection.texts))
+            split: self._retrieval(split, scorer(collection.queries, collection.texts))
             for split, collection in collections.items()
         }
     )
