@@ -162,6 +162,17 @@ REFUSED = {
         | dict(student_init='teacher_pretrained'),
         "teacher_mode='scores' has none",
     ),
+    'scores are numbers': (
+        'Question,Sentence,s\na,b,1\nc,d,2\n',
+        dict(mode='full_kd', teacher_mode='scores', columns='teacher=s', scores_are='probabilities')
+        | dict(student_init='teacher_pretrained'),
+        'the scores of texts are numbers',
+    ),
+    'several teachers': (
+        PAIRS,
+        dict(mode='full_kd', teachers='a,b', student_init='teacher_pretrained'),
+        'give one teacher',
+    ),
     'two classes': (PAIRS, dict(mode='full_kd', top_k=1), 'top_k=1 is not read'),
 }
 

@@ -45,7 +45,7 @@ class SignalSpec:
     ragged: bool = False  # one row a token instead of one an example
     integer: bool = False  # stored as int32, whatever the storage format of the others is
 
-    def of(
+    def for_teacher(
         self,
         config: Any,  # the teacher's transformers config
     ) -> SignalSpec:

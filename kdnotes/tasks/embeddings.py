@@ -15,7 +15,7 @@ import pandas as pd
 from ..core.columns import codes
 from ..core.progress import followed
 from ..core.render import Reason, reason
-from ..core.spec import RunConfig, TaskSettings, parameter, reads_scores
+from ..core.spec import RunConfig, TaskSettings, parameter, reads_scores, several_teachers
 from ..core.streams import stream
 from ..losses.embeddings import embedding_cosine, embedding_mse, in_batch_kl, in_batch_negatives
 from ..losses.embeddings import mean_pool
@@ -115,6 +115,14 @@ def check(config: RunConfig) -> None:
             f"soft_targets={s.soft_targets!r} compares embeddings, and teacher_mode='scores' has none; use "
             f'{" or ".join(OF_SCORES)}'
         )
+    if reads_scores(config) and config.teacher.are == 'probabilities':
+        raise ValueError(
+            "scores_are='probabilities' is of classes, and the scores of texts are numbers; leave it out"
+        )
+    if several_teachers(config):
+        raise ValueError(
+            'teachers are averaged in their logits, and models of embeddings have none; give one teacher'
+        )
     if config.train and config.train.batch_size < s.negatives_block:
         raise ValueError(
             f'negatives_block={s.negatives_block} rows do not fit into batch_size={config.train.batch_size}; '
@@ -162,11 +170,11 @@ def collection_notes(corpus: Corpus, config: RunConfig) -> tuple[Reason, ...]:
     "Queries without a relevant text, and texts that are a query, too."
     without, same = [], []
     for split in SPLITS:
-        of = Collection.from_rows(corpus.splits[split])
-        answered = int(of.questions.answered.sum())
-        if n := len(of.queries) - answered:
-            without.append((split, n, len(of.queries)))
-        if n := len({*map(str.strip, of.queries)} & {*map(str.strip, of.texts)}):
+        collection = Collection.from_rows(corpus.splits[split])
+        answered = int(collection.questions.answered.sum())
+        if n := len(collection.queries) - answered:
+            without.append((split, n, len(collection.queries)))
+        if n := len({*map(str.strip, collection.queries)} & {*map(str.strip, collection.texts)}):
             same.append((split, n))
     notes = dict(queries_without_text=tuple(without), queries_as_texts=tuple(same))
     return tuple(reason(code, counts=counts) for code, counts in notes.items() if counts)
@@ -240,7 +248,7 @@ def take(self: Embeddings, corpus: Corpus) -> None:
         split: Collection.from_rows(rows, settings.prefix_query, settings.prefix_text)
         for split, rows in self.rows.items()
     }
-    self.labels = {split: of.questions.labels for split, of in self.collections.items()}
+    self.labels = {split: collection.questions.labels for split, collection in self.collections.items()}
     of_train = self.collections['train']
     self.block = blocks_of(of_train.questions.question, settings.negatives_block, self.seed)
     relevance = of_train.relevance
@@ -263,7 +271,10 @@ def _first_queries(rows: Rows, n: int) -> Rows:
 @patch
 def encode(self: Embeddings, tokenizer: Any, cache_dir: Path | None = None) -> None:
     "Tokenise every query and every text once."
-    texts = {split: ([*of.queries, *of.texts], None) for split, of in self.collections.items()}
+    texts = {
+        split: ([*collection.queries, *collection.texts], None)
+        for split, collection in self.collections.items()
+    }
     self.pairs = EncodedPairs.from_texts(tokenizer, texts, self.max_length, cache_dir)
 
 
@@ -271,9 +282,9 @@ def encode(self: Embeddings, tokenizer: Any, cache_dir: Path | None = None) -> N
 def lengths(self: Embeddings, split: str) -> np.ndarray:
     "Tokens of each row's text, and in the first row of a query those of the query."
     tokens = self.pairs.lengths(split)
-    of = self.collections[split]
-    lengths = tokens[len(of.queries) + of.text]
-    question, first = np.unique(of.questions.question, return_index=True)
+    collection = self.collections[split]
+    lengths = tokens[len(collection.queries) + collection.text]
+    question, first = np.unique(collection.questions.question, return_index=True)
     lengths[first] += tokens[question]
     return lengths
 
@@ -282,9 +293,11 @@ def lengths(self: Embeddings, split: str) -> np.ndarray:
 def token_rows(self: Embeddings, split: str) -> Ragged:
     "The tokens of each row's query and text, end to end; `token_counts` counts each query and text once."
     ids, _ = self.pairs.splits[split]
-    of = self.collections[split]
-    texts = len(of.queries) + of.text
-    rows = [np.concatenate([ids[query], ids[text]]) for query, text in zip(of.questions.question, texts)]
+    collection = self.collections[split]
+    texts = len(collection.queries) + collection.text
+    rows = [
+        np.concatenate([ids[query], ids[text]]) for query, text in zip(collection.questions.question, texts)
+    ]
     return Ragged(np.concatenate(rows), np.cumsum([0, *map(len, rows)]))
 
 
@@ -300,10 +313,12 @@ def batch(self: Embeddings, split: str, index: np.ndarray, epoch: int = 0) -> Ba
     import torch
 
     index = np.asarray(index, dtype=np.int64)
-    of = self.collections[split]
-    question = of.questions.question[index]
+    collection = self.collections[split]
+    question = collection.questions.question[index]
     queries, place = np.unique(question, return_inverse=True)
-    inputs, tokens = self.pairs.inputs(split, np.concatenate([queries, len(of.queries) + of.text[index]]))
+    inputs, tokens = self.pairs.inputs(
+        split, np.concatenate([queries, len(collection.queries) + collection.text[index]])
+    )
     texts = np.stack([place, len(queries) + np.arange(len(index))], axis=1)
     return Batch(
         index,
@@ -343,14 +358,16 @@ def hard_loss(self: Embeddings, outputs: Any, batch: Batch, signal: Signal | Non
 
     vectors = self.vectors(outputs, batch)
     total = vectors.sum() * 0  # of a batch without a relevant text, too
-    of = self.collections['train']
+    collection = self.collections['train']
     for rows in self._blocks(batch):
         index = batch.index[rows]
-        question, text = of.questions.question[index], of.text[index]
+        question, text = collection.questions.question[index], collection.text[index]
         right = np.flatnonzero(self.labels['train'][index] > 0)
         if not len(right):
             continue
-        also = np.isin(of.pairs(question[right, None], text), self.right_pairs) | (text[right, None] == text)
+        also = np.isin(collection.pairs(question[right, None], text), self.right_pairs) | (
+            text[right, None] == text
+        )
         positives, other = (torch.from_numpy(a).to(vectors.device) for a in (right, also))
         queries, texts = vectors[rows[right], 0], vectors[rows, 1]
         total = total + in_batch_negatives(queries, texts, positives, self.settings.scale, other, 'sum')
@@ -463,8 +480,10 @@ def embedded(
 @patch
 def evaluate_model(self: Embeddings, forward: Forward, sets: tuple[str, ...]) -> Evaluation:
     "What each query finds in the collection of its set."
-    found = {split: self._found(split, cosine_scorer(*self.embedded(forward, split))) for split in sets}
-    return Evaluation.from_sets(found)
+    by_split = {
+        split: self._retrieval(split, cosine_scorer(*self.embedded(forward, split))) for split in sets
+    }
+    return Evaluation.from_sets(by_split)
 
 
 def cosine_scorer(
@@ -478,12 +497,12 @@ def cosine_scorer(
 
 # %% ../../nbs/tasks/27_embeddings.ipynb #f22fcf4b
 @patch
-def _found(self: Embeddings, split: str, scores: Scorer) -> tuple:  # of `Evaluation.from_sets`
+def _retrieval(self: Embeddings, split: str, scores: Scorer) -> tuple:  # of `Evaluation.from_sets`
     "Metrics, units and predictions of a set."
-    of = self.collections[split]
-    questions = of.questions
-    relevance = of.relevance
-    of_rows = _scores_of_rows(of, scores)
+    collection = self.collections[split]
+    questions = collection.questions
+    relevance = collection.relevance
+    of_rows = _scores_of_rows(collection, scores)
     values = retrieval_metrics(relevance, relevant_ranks(scores, relevance))
     answered = questions.answered
     tables = {'answered': (answered, {name: value[answered] for name, value in values.items()})}
@@ -499,35 +518,41 @@ def _found(self: Embeddings, split: str, scores: Scorer) -> tuple:  # of `Evalua
         base.unit_table(split, kind, questions.ids[chosen], questions.documents[chosen], of_kind)
         for kind, (chosen, of_kind) in tables.items()
     ]
-    return metrics, pd.concat(units, ignore_index=True), _first_texts(split, of, scores, of_rows)
+    return metrics, pd.concat(units, ignore_index=True), _first_texts(split, collection, scores, of_rows)
 
 
-def _scores_of_rows(of: Collection, scores: Scorer) -> np.ndarray:  # (n,) float32
+def _scores_of_rows(collection: Collection, scores: Scorer) -> np.ndarray:  # (n,) float32
     "The score of each row's own query and text."
-    question = of.questions.question
+    question = collection.questions.question
     values = np.empty(len(question), dtype=np.float32)
-    for part, block in blocks_of_scores(scores, len(of.queries), len(of.texts)):
+    for part, block in blocks_of_scores(scores, len(collection.queries), len(collection.texts)):
         rows = np.flatnonzero((part.start <= question) & (question < part.stop))
-        values[rows] = block[question[rows] - part.start, of.text[rows]]
+        values[rows] = block[question[rows] - part.start, collection.text[rows]]
     return values
 
 # %% ../../nbs/tasks/27_embeddings.ipynb #ce7b8435
 _LISTED = 10  # texts of a query that predictions hold
 
 
-def _first_texts(split: str, of: Collection, scores: Scorer, of_rows: np.ndarray) -> pd.DataFrame:
+def _first_texts(split: str, collection: Collection, scores: Scorer, of_rows: np.ndarray) -> pd.DataFrame:
     "The texts that each query finds first, and its relevant ones; a text has the id of its first row."
-    best, values = top_texts(scores, len(of.queries), len(of.texts), min(_LISTED, len(of.texts)))
-    right = of.questions.labels > 0
-    query = np.concatenate([np.repeat(np.arange(len(best)), best.shape[1]), of.questions.question[right]])
-    text = np.concatenate([best.ravel(), of.text[right]])
+    best, values = top_texts(
+        scores, len(collection.queries), len(collection.texts), min(_LISTED, len(collection.texts))
+    )
+    right = collection.questions.labels > 0
+    query = np.concatenate(
+        [np.repeat(np.arange(len(best)), best.shape[1]), collection.questions.question[right]]
+    )
+    text = np.concatenate([best.ravel(), collection.text[right]])
     score = np.concatenate([values.ravel(), of_rows[right]])
-    pairs = of.pairs(query, text)
+    pairs = collection.pairs(query, text)
     _, first = np.unique(pairs, return_index=True)
-    first = first[of.questions.answered[query[first]]]
-    items = of.questions.items[np.unique(of.text, return_index=True)[1]]
-    relevant = np.isin(pairs[first], of.pairs(of.questions.question[right], of.text[right]))
-    columns = dict(split=split, unit=of.questions.ids[query[first]], item=items[text[first]])
+    first = first[collection.questions.answered[query[first]]]
+    items = collection.questions.items[np.unique(collection.text, return_index=True)[1]]
+    relevant = np.isin(
+        pairs[first], collection.pairs(collection.questions.question[right], collection.text[right])
+    )
+    columns = dict(split=split, unit=collection.questions.ids[query[first]], item=items[text[first]])
     return pd.DataFrame(columns | dict(label=relevant.astype(np.int64), score=score[first]))
 
 # %% ../../nbs/tasks/27_embeddings.ipynb #cc5c1218
@@ -574,7 +599,10 @@ def _by_texts(
 ) -> Evaluation:
     collections = {split: self.collections[split] for split in self.evaluation_sets}
     return Evaluation.from_sets(
-        {split: self._found(split, scorer(of.queries, of.texts)) for split, of in collections.items()}
+        {
+            split: self._retrieval(split, scorer(collection.queries, collection.texts))
+            for split, collection in collections.items()
+        }
     )
 
 
