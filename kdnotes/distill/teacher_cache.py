@@ -444,7 +444,7 @@ def make_signal(
     folder = Path(folder)
     key = signal_key(**key_parts)
     lengths = task.lengths(split)
-    specs = {name: spec.for_teacher(unwrap(teacher).config) for name, spec in task.signal_spec.items()}
+    specs = {name: spec.for_teacher(unwrap(teacher)) for name, spec in task.signal_spec.items()}
     meta = dict(
         schema=SIGNAL_SCHEMA,
         key=key,

@@ -47,10 +47,10 @@ class SignalSpec:
 
     def for_teacher(
         self,
-        config: Any,  # the teacher's transformers config
+        teacher: Any,  # its network, whose config has the width
     ) -> SignalSpec:
         "The same with the teacher's width."
-        return replace(self, shape=tuple(config.hidden_size if n is None else n for n in self.shape))
+        return replace(self, shape=tuple(teacher.config.hidden_size if n is None else n for n in self.shape))
 
 
 class Primary(NamedTuple):
