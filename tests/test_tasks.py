@@ -213,7 +213,7 @@ def test_a_signal_is_as_its_spec_says(made, batch):
     assert set(found) == set(made.task.signal_spec)
     for name, spec in made.task.signal_spec.items():
         rows = batch.tokens if spec.ragged else len(batch.index)
-        assert tuple(found[name].shape) == (rows, *spec.for_teacher(made.forward.model.config).shape)
+        assert tuple(found[name].shape) == (rows, *spec.for_teacher(made.forward.model).shape)
         assert found[name].is_floating_point() != spec.integer and not found[name].requires_grad
 
 

@@ -202,7 +202,7 @@ def _check_heads(case: Case) -> Finding:
             labels = []
         for name, value in te.teacher_signal(reader, model, batch).items():
             numbers = dict(role=role, name=name, labels=labels, expected=list(task.head_labels or ()))
-            expected = task.signal_spec[name].for_teacher(model.config).shape
+            expected = task.signal_spec[name].for_teacher(model).shape
             shapes = dict(shape=list(value.shape[1:]), of_task=list(expected))
             if shapes['shape'] != shapes['of_task']:
                 return Finding('heads', 'fail', 'wrong_shape', numbers | shapes, 'other_head')
