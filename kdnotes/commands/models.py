@@ -207,7 +207,7 @@ def embed(
     """Embed the texts of a table with a run of task=embeddings or another encoder.
 
     Reads the folder of a run, an exported folder, or a folder of sentence-transformers with mean pooling. To
-    continue a stopped command, run it again: texts that are embedded are not embedded again."""
+    continue a stopped command, run it again: finished texts are not embedded again (--backend torch)."""
     from kdnotes.experiment.encode import embed_file
 
     result = embed_file(model, file, out, column, query, backend, overwrite)

@@ -324,15 +324,14 @@ def _sentences(lines: Iterable[str]) -> Iterator[tuple[int, int, list[tuple[int,
 def _conll(path: Path, possible: Container[str]) -> Iterator:
     "A file of words in sentences, with their tags where its lines have more than one column."
     with opened(path) as file:
-        sentences = _sentences(io.TextIOWrapper(file, encoding='utf-8-sig', newline='\n'))
-        first = next(sentences, None)
-        if first is None:
+        sentences = list(_sentences(io.TextIOWrapper(file, encoding='utf-8-sig', newline='\n')))
+        if not sentences:
             yield [], {}
             return
-        columns = len(first[2][0][1])
-        names = ['tokens', *['tags'] * (columns > 1), *['cluster'] * (first[1] > 0)]
+        columns = len(sentences[0][2][0][1])
+        names = ['tokens', *['tags'] * (columns > 1), *['cluster'] * (sentences[-1][1] > 0)]
         yield names, {}
-        for begin, document, words in chain([first], sentences):
+        for begin, document, words in sentences:
             if wrong := [(number, fields) for number, fields in words if len(fields) != columns]:
                 number, fields = wrong[0]
                 raise CorpusError(

@@ -82,7 +82,7 @@ def _rules_of_modules(folder: Path) -> EmbeddingRules:
     prompts = config.get('prompts') or {}
     default = prompts.get(config.get('default_prompt_name'), '')
     query = prompts.get('query', default)
-    text = prompts.get('document', prompts.get('passage', default))
+    text = next((prompts[name] for name in ('document', 'passage', 'corpus') if name in prompts), default)
     return EmbeddingRules('Normalize' in modules, query or '', text or '', length)
 
 # %% ../../nbs/distill/13_pooling.ipynb #d02a31ca

@@ -370,6 +370,7 @@ def checked_models(
     from kdnotes.distill.architectures import load_config
     from kdnotes.distill.models import check_given, new_head
     from kdnotes.distill.needed_positions import why_trained_whole
+    from kdnotes.distill.pooling import embedding_rules
 
     info = task_info(config.task)
     student = is_student(config)
@@ -378,6 +379,8 @@ def checked_models(
     head = (task.auto_class, task.head_labels, info.use.ranks_pairs, task.independent_labels)
     if is_given(config):
         check_given(config.model.pretrained, *head)
+        if info.use.embeds:
+            embedding_rules(config.model.pretrained)  # refuses another pooling
     for source in several_teachers(config):
         check_given(source, *head)
         if not same_tokenizer(source, config.model.pretrained):  # it would read other words, without an error

@@ -13,7 +13,7 @@ import numpy as np
 from ..core.config import ConfigError, task_info, truncate_repr, escape_control_chars
 from ..core.files import atomic_file, cache_path, file_errors
 from ..core.render import render
-from ..core.tables import as_text, no_table, read_table
+from ..core.tables import as_text, no_table, read_table, unchanged
 from ..core.write_tables import check_output, file_rows
 from .predict import check_backend, requests_of
 from .saved_models import Source, find_source
@@ -134,19 +134,34 @@ def _texts_of(path: Path, column: str) -> list[str]:
     return texts
 
 # %% ../../nbs/experiment/21_encode.ipynb #45a7bf74
-def _write_vectors(path: Path, table: Path, vectors: np.ndarray) -> None:
+def _rows_of(path: Path) -> Any:  # a pyarrow Table
+    "The rows of a table, to which a column of vectors can be added."
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if path.suffix == '.parquet':
+        rows = pq.read_table(path)
+    else:
+        cells = list(file_rows(path))
+        names = dict.fromkeys(name for row in cells for name in row)
+        try:
+            rows = pa.table({name: [row.get(name) for row in cells] for name in names})
+        except pa.ArrowInvalid as e:
+            raise ConfigError(f'{path} cannot be written as Parquet ({e}); write a .npy file') from None
+    if 'embedding' in rows.column_names:
+        raise ConfigError(f'{path} has a column embedding already; rename it, or write a .npy file')
+    return rows
+
+
+def _write_vectors(path: Path, rows: Any, vectors: np.ndarray) -> None:
     "A matrix, or the rows of a table with a column of vectors."
     with atomic_file(path) as to:
-        if path.suffix == '.npy':
+        if rows is None:
             np.save(to, vectors)
             return
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        whole = table.suffix == '.parquet'
-        rows = pq.read_table(table) if whole else pa.Table.from_pylist(list(file_rows(table)))
-        if 'embedding' in rows.column_names:
-            raise ConfigError(f'{table} has a column embedding already; rename it, or write a .npy file')
         cells = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
         pq.write_table(rows.append_column('embedding', cells), to)
 
@@ -173,10 +188,12 @@ def embed_file(
     if target.exists() and target.samefile(path):
         raise ConfigError(f'out {truncate_repr(str(target))} is the file that is read; name another one')
     check_output(target, overwrite)
-    texts = _texts_of(path, column)
+    with unchanged(path):
+        texts = _texts_of(path, column)
+        rows = _rows_of(path) if target.suffix == '.parquet' else None
     encoder = load_encoder(model, backend, keep=True)
     vectors = encoder.embed(texts, query)
-    _write_vectors(target, path, vectors)
+    _write_vectors(target, rows, vectors)
     rules = encoder.rules
     return FileEmbedding(
         model=model,

@@ -528,6 +528,9 @@ def evaluate(
         scores += more
         warnings += notes
         units = units.merge(of_other.drop(columns='cluster'), on='unit', suffixes=('', '_beside'))
+    unique = info.corpora.schema.unique
+    # of a retrieved text, which may be another unit's, the row of the unit
+    keys = unique[:1] if its_task.evaluates_itself else unique
     return EvaluationResult(
         model=model,
         run_id=record.get('run_id'),
@@ -541,5 +544,5 @@ def evaluate(
         beside=beside,
         scores=tuple(scores),
         warnings=tuple(warnings),
-        units=with_rows(units, labelled, info.corpora.schema.unique),
+        units=with_rows(units, labelled, keys),
     )

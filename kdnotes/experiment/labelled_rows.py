@@ -166,14 +166,15 @@ def task_of_rows(
 def with_rows(
     units: pd.DataFrame,  # of `unit_rows`
     labelled: LabelledRows,
-    unique: Sequence[str],  # of a `Schema`
+    keys: Sequence[str],  # of the row of a unit, or of the first of its rows
 ) -> pd.DataFrame:
     "The same with the columns of the rows in front; those that are called alike end in _input."
-    keys = pd.MultiIndex.from_arrays([labelled.rows[key].tolist() for key in unique])
-    of_unit = [units[name] for name in ('unit', 'prediction')[: len(unique)]]
-    place = keys.get_indexer(pd.MultiIndex.from_arrays(of_unit))
-    if (place < 0).all():  # units are blocks, and a document is a row
-        place = keys.get_indexer(pd.MultiIndex.from_arrays([units['cluster']]))
+    index = pd.MultiIndex.from_arrays([labelled.rows[key].tolist() for key in keys])
+    rows = pd.Series(range(len(index)), index)[~index.duplicated()]
+    place = rows.reindex(pd.MultiIndex.from_frame(units[['unit', 'prediction'][: len(keys)]]))
+    if place.isna().all() and len(keys) == 1:  # units are blocks, and a document is a row
+        place = rows.reindex(pd.MultiIndex.from_frame(units[['cluster']]))
+    place = place.fillna(-1).astype(int)
     given = labelled.given.reindex(place).reset_index(drop=True)
     given = given.rename(columns={name: f'{name}_input' for name in given if name in units})
     return pd.concat([given, units], axis=1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 import numpy as np
 from ..core.columns import Columns
-from ..core.config import escape_control_chars
+from ..core.config import ConfigError, escape_control_chars, truncate_repr
 from ..core.files import file_errors
 from ..core.render import render
 from ..core.write_tables import write_rows
@@ -21,6 +21,7 @@ from .export import free_folder
 from ..tasks.embeddings import Collection, cosine_scorer
 from ..tasks.negatives import Mined, mine_negatives
 from ..tasks.retrieval_metrics import Relevance, Scorer, bm25_scorer
+from ..tasks.schema import score_columns
 from ..tasks.sources import SPLITS, load_corpus
 
 # %% auto #0
@@ -81,6 +82,11 @@ def mine_corpus(
     columns: str | None = None,  # which column holds what, as for `load_corpus`
 ) -> MinedCorpus:
     "Write a corpus whose training split has hard negatives."
+    if score_columns(columns):
+        raise ConfigError(
+            f'columns={truncate_repr(columns)} names scores of a teacher, and mined texts have none; leave '
+            'them out, mine, and score the new corpus'
+        )
     folder = free_folder(str(out), 'out')
     splits = dict(load_corpus('embeddings', corpus, columns).splits)
     train = splits['train']

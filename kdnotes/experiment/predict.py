@@ -29,7 +29,7 @@ from ..tasks.base import TaskInfo
 from ..tasks.inference import INPUTS, Answer, InferenceError, Reader
 from ..core.tables import CorpusError, Table
 from ..tasks.own_tables import named_columns
-from ..tasks.schema import Schema, check_layout, column_names
+from ..tasks.schema import Schema, check_layout, column_names, has_parts
 
 # %% auto #0
 __all__ = ['BACKENDS', 'CHUNK', 'PredictError', 'listed', 'requests_of', 'tasks_of', 'task_of', 'trained_columns',
@@ -150,7 +150,7 @@ def trained_columns(
 ) -> dict[str, str]:  # key of the task -> its column; of those that have another name than usual
     "Which columns of a table have the names that the run of a model was trained with."
     named = named_columns((source.record or {}).get('columns'), info.corpora.schema)
-    return {key: name for key, name in named.items() if name in there}
+    return {key: name for key, name in named.items() if name in there or has_parts(name, there)}
 
 
 def task_of_columns(

@@ -128,10 +128,11 @@ def check(config: RunConfig) -> None:
             f'negatives_block={s.negatives_block} rows do not fit into batch_size={config.train.batch_size}; '
             'use a larger batch, or a smaller block'
         )
-    if config.loss and s.hard_negatives == 0 and s.soft_targets == 'margin_mse':
+    soft = s.soft_targets or ('listwise' if reads_scores(config) else 'mse')
+    if config.loss and s.hard_negatives == 0 and soft in OF_SCORES:
         raise ValueError(
-            "soft_targets='margin_mse' compares relevant and irrelevant texts of a query, and "
-            "hard_negatives=0 leaves none; use 1 or more"
+            f'soft_targets={soft!r} compares the texts of a query, and hard_negatives=0 leaves one of '
+            'each; use 1 or more'
         )
 
 # %% ../../nbs/tasks/27_embeddings.ipynb #24128cf8
@@ -255,7 +256,7 @@ def take(self: Embeddings, corpus: Corpus) -> None:
     self.right_pairs = of_train.pairs(relevance.query, relevance.text)
     self.soft_targets = settings.soft_targets or ('listwise' if self.scored else 'mse')
     self.signal_spec = {'logits': SignalSpec((1,))} if self.scored else {'embeddings': SignalSpec((2, None))}
-    self.projected = 'embeddings' * (self.soft_targets in OF_VECTORS and self.loss.alpha > 0)
+    self.projected = 'embeddings' * (self.soft_targets in OF_VECTORS)
     self.head_config = {
         name: getattr(settings, name) for name in ('normalize', 'prefix_query', 'prefix_text')
     }

@@ -51,6 +51,15 @@ def _check_sets(corpus: Corpus) -> None:
     names = {name for of_row in sets.values() for name in of_row}
     for split, i, label in labels_of(corpus):
         of_row = sets[label]
+        if listed(label) is None and label.lstrip().startswith('['):
+            why = 'is no JSON list; write names in double quotes, as in ["a", "b"]'
+            raise label_refusal(corpus, split, i, why)
+        if names <= {'0', '1'} and of_row:
+            why = (
+                'has no name of a label but 0 or 1; write the names that apply, or name one column of 0 '
+                'and 1 for each label (label=first+second)'
+            )
+            raise label_refusal(corpus, split, i, why)
         if listed(label) is None and is_no_label(label, names):
             why = 'says that nobody has labelled this row; remove it, or write [] where no label applies'
             raise label_refusal(corpus, split, i, why)

@@ -372,7 +372,7 @@ def table_rows(
     head = next(parts(()))
     names = column_names(columns, schema.names, schema.scored)
     there = check_layout(head, schema, names, mapped(columns, 'test'))
-    return checked(islice(parts({*there.values()}), 1, None), head, 'test', schema, there)
+    return checked(islice(parts(with_parts(there.values())), 1, None), head, 'test', schema, there)
 
 # %% ../../nbs/tasks/22_own_tables.ipynb #370b89ff
 def describe_corpus(

@@ -47,7 +47,13 @@ def iob2(
         prefix, _, kind = tag.partition('-')
         if tag == 'O':
             inside = ''
-        elif prefix not in tuple('BIESLU') or not kind.isprintable() or kind.strip() != kind or not kind:
+        elif (
+            prefix not in tuple('BIESLU')
+            or not kind.isprintable()
+            or kind.strip() != kind
+            or not kind
+            or ',' in kind
+        ):
             raise ValueError(
                 f'tag {truncate_repr(tag)} is neither O nor a kind behind B-, I-, E-, S-, L- or U-; write '
                 'one for each word, as in B-PER, I-PER, O'
@@ -70,7 +76,7 @@ def span_tags(
     for span in spans:
         try:
             given = [span[key] for key in ('start', 'end', 'label')] if isinstance(span, dict) else span
-            begin, end, label = int(given[0]), int(given[1]), str(given[2])
+            begin, end, label = int(given[0]), int(given[1]), str(given[2] or '')
         except (KeyError, IndexError, TypeError, ValueError):
             shown = truncate_repr(span)
             raise ValueError(f'the span {shown} is no start, end and label; write all three') from None
@@ -111,13 +117,14 @@ def converted(
 ) -> Cells:  # with `tokens`, `text`, and `tags` where rows have labels
     "Words of texts that come without them, and tags of places."
     spans = cells.pop('spans', None)
-    if 'tokens' in cells:
+    placed = spans is not None and 'tags' not in cells  # in the characters of the text
+    if 'tokens' in cells and not (placed and 'text' in cells):
         cells['tokens'] = [_words(tokens, place(i)) for i, tokens in enumerate(cells['tokens'])]
     else:
         texts = cells['text']
         split = [split_words(text) for text in texts]
         cells['tokens'] = [words for words, _ in split]
-    if spans is not None and 'tags' not in cells:
+    if placed:
         cells['tags'] = []
         for i, given in enumerate(spans):
             if 'text' not in cells or (listed := _listed(given)) is None:

@@ -475,7 +475,7 @@ def probed(
     self: TextLabels, trained: np.ndarray, labels: np.ndarray, sets: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:  # evaluation set -> (k, labels) log-odds
     "What a linear model of each label predicts; of many labels fewer rows are read, to take no longer."
-    step = max(1, labels.shape[1] // _PROBED_LABELS)
+    step = max(1, len(trained) * labels.shape[1] // (PROBED_ROWS * _PROBED_LABELS))
     by_label = [probe(trained[::step], label, sets, 2) for label in labels[::step].T]
     return {split: np.stack([_log_odds(p[split]) for p in by_label], axis=1) for split in sets}
 

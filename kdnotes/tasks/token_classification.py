@@ -93,9 +93,20 @@ class TokenClassification(Task):
         self.take_classes(names)
 
 # %% ../../nbs/tasks/25_token_classification.ipynb #b07d8e7a
+def _check_tags(names: Sequence[str]) -> None:
+    "Refuse outputs of a model that are no tags of entities."
+    wrong = [name for name in names if name != 'O' and name[:2] not in ('B-', 'I-')]
+    if wrong or 'O' not in names:
+        raise CorpusError(
+            f'the outputs of the model are called {", ".join(map(truncate_repr, names[:10]))}, and entities '
+            'need O, and names that begin with B- or I-; give another model'
+        )
+
+
 @patch
 def take_classes(self: TokenClassification, names: Sequence[str]) -> None:
     "Tags as numbers of outputs, and a head with an output for each."
+    _check_tags(names)
     number = {name: i for i, name in enumerate(names)}
     self.tagged = {}
     for split, rows in self.rows.items():
@@ -285,6 +296,7 @@ def text_entities(
     "The entities of each text."
 
     names = [reader.config.id2label[i] for i in range(reader.config.num_labels)]
+    _check_tags(names)
     split = [split_words(given['text']) for given in inputs]
     joined = [' '.join(words) for words, _ in split]
     rows = Columns.from_rows([dict(text=text, tokens=words) for text, (words, _) in zip(joined, split)])
