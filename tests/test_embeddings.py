@@ -154,7 +154,7 @@ REFUSED = {
     'pairs of no kind': (
         PAIRS,
         dict(mode='full_kd', soft_targets='margin_mse', hard_negatives=0),
-        'hard_negatives=0 leaves none',
+        'hard_negatives=0 leaves one of each',
     ),
     'scores have no vectors': (
         'Question,Sentence,s\na,b,1\nc,d,2\n',

@@ -183,6 +183,16 @@ def test_the_rows_of_a_file(end, home, folder, tmp_path, capsys):
     assert written['text'].tolist() == TEXTS and list(map(int, written['id'])) == [0, 1, 2, 3]
 
 
+def test_rows_of_json_keep_columns_that_the_first_lacks(home, folder, tmp_path):
+    path, out = tmp_path / 'in.jsonl', tmp_path / 'v.parquet'
+    path.write_text('{"text": "a"}\n{"text": "b", "id": 7}\n')
+    embed_file(str(folder), path, out)
+    assert pd.read_parquet(out)['id'].fillna(0).tolist() == [0, 7]
+    path.write_text('{"text": "a", "id": 1}\n{"text": "b", "id": "n/a"}\n')
+    with pytest.raises(ConfigError, match='cannot be written as Parquet'):
+        embed_file(str(folder), path, out, overwrite=True)
+
+
 def test_bad_files_are_refused_and_leave_nothing(home, folder, tmp_path):
     path, out = tmp_path / 'in.csv', tmp_path / 'v.npy'
     pd.DataFrame(dict(text=['a', ' '], other=['x', 'y'])).to_csv(path, index=False)

@@ -16,10 +16,12 @@ from small_runs import LENGTHS, ON, small_model, train_here
 from test_predict import classifier
 import kdnotes as kd
 from kdnotes.cli import main
+from kdnotes.core.columns import Columns
 from kdnotes.core.config import TASKS, ConfigError, KdnotesError
 from kdnotes.core.parse import make_config
 from kdnotes.experiment import launch
 from kdnotes.experiment.evaluate import EvaluationError, evaluate
+from kdnotes.experiment.labelled_rows import LabelledRows, with_rows
 from kdnotes.experiment.plan import plan
 from kdnotes.experiment.predict import predict
 from kdnotes.results.store import find_record
@@ -473,3 +475,14 @@ def test_python_tells_rows_from_texts(run, tmp_path):
     books = pd.DataFrame(dict(body=[text, ' '.join(sentences(60, 1))]))
     result = student.evaluate(books, columns='text=body')
     assert result.unit_name == 'documents' and values(result)['nll'] > 0 and 'unigram' in str(result)
+
+
+def test_units_of_retrieval_have_the_first_row_of_their_query():
+    "The text that is found first may be another query's."
+    rows = [dict(question_id=q, sentence_id=i, sentence=f'{q}{i}') for q, i in ('ab', 'aa', 'bb')]
+    given = pd.DataFrame(dict(text=['one', 'two', 'three']))
+    labelled = LabelledRows('rows', '', Columns.from_rows(rows), given)
+    units = pd.DataFrame(dict(unit=['a', 'b'], cluster=['a', 'b'], prediction=['b', 'nowhere']))
+    assert with_rows(units, labelled, ('question_id',))['text'].tolist() == ['one', 'three']
+    found = with_rows(units, labelled, ('question_id', 'sentence_id'))['text']
+    assert found[0] == 'one' and pd.isna(found[1])

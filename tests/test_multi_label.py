@@ -156,6 +156,14 @@ WRONG = {
     ),
     'an empty name': (csv_of(['ice|', *TWO[1:]]), "label 'ice|' holds a label whose name is empty"),
     'a name in a list': (csv_of(['["ice", ""]', *TWO[1:]]), 'holds a label whose name is empty'),
+    'a list of Python': (
+        csv_of(["['ice', 'rust']", *TWO[1:]]),
+        'is no JSON list; write names in double quotes',
+    ),
+    'lists of 0 and 1': (
+        csv_of(['[0, 1, 0]', '[0, 0, 0]'] * 4),
+        'has no name of a label but 0 or 1; write the',
+    ),
     'no label was given': (csv_of(['nan?', '?', *TWO[2:]]), "row 2: label '?' says that nobody has labelled"),
 }
 

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from small_runs import small_model
+from kdnotes.core.config import ConfigError
 from kdnotes.cli import main
 from kdnotes.experiment.export import ExportError
 from kdnotes.experiment.mine import mine_corpus
@@ -91,6 +92,12 @@ def test_a_mined_corpus(only, home, tmp_path):
     per_query = np.unique([row['question_id'] for row in new], return_counts=True)[1]
     assert per_query.max() == 3 and len(per_query) == result.queries - result.without
     assert result.dropped == len(before['train']) - len(old)
+
+
+def test_scores_of_a_teacher_are_no_scores_of_mined_texts(home, tmp_path):
+    with pytest.raises(ConfigError, match='names scores of a teacher, and mined texts have none'):
+        mine_corpus('embedded', 'bm25', tmp_path / 'mined', columns='teacher=score')
+    assert not (tmp_path / 'mined').exists()
 
 
 def tuple_of(row):

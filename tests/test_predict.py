@@ -360,14 +360,14 @@ def test_what_cannot_be_asked_is_refused_in_a_sentence(tmp_path, home, language_
     (begun / 'state.json').write_text('{}')
     bare = tmp_path / 'bare'
     tokenizer = load_tokenizer(MINILM)
-    whole = transformers.BertModel(transformers.AutoConfig.from_pretrained(model))
+    whole = transformers.BertForNextSentencePrediction(transformers.AutoConfig.from_pretrained(model))
     save_model(whole, bare, tokenizer)
     cases = {
         "there is no folder '/no/such'": ['/no/such', '--text', 'a'],
         'has no config.json': [str(nothing), '--text', 'a'],
         'is the folder of a run that is not done': [str(begun), '--text', 'a'],
         "there is no run 'baseline-s0-0123456789ab'": ['baseline-s0-0123456789ab', '--text', 'a'],
-        'was saved as BertModel': [str(bare), '--text', 'a'],
+        'was saved as BertForNextSentencePrediction': [str(bare), '--text', 'a'],
         'nothing is asked': [model],
         'the text is empty': [model, '--text', ' '],
         'the question is empty': [model, '--question', '', '--candidate', 'a'],

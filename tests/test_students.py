@@ -641,7 +641,7 @@ def test_qa_dropout_of_a_task_reaches_the_model(monkeypatch):
     config = tiny_config('full_student', student_layers=(0, 1))
     config = config.model_copy(update=dict(task_settings=SimpleNamespace(qa_dropout=0.4)))
     job = dict(initial=dict(teacher_run_id='x', layers=[0, 1]), teacher_run_id='x')
-    started, _ = starting_model(config, None, job)
+    started, _ = starting_model(config, SimpleNamespace(unread_modules=()), job)
     assert started.qa_outputs.dropout.p == 0.4
 
 

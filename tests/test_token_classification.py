@@ -146,6 +146,28 @@ def test_files_of_conll_are_read(tmp_path, name):
     assert len({row['id'] for row in rows}) == 2
 
 
+def test_documents_may_be_told_apart_from_the_second_on(tmp_path):
+    text = 'Ada B-PER\n\n-DOCSTART- O\n\nRome B-LOC\n\nBob B-PER\n'
+    assert [row['cluster'] for row in read(written(tmp_path / 'corpus', text, '*.conll'))] == [
+        'D0',
+        'D1',
+        'D1',
+    ]
+
+
+def test_a_text_with_tokens_and_spans_has_the_words_of_the_text(tmp_path):
+    row = dict(text='Ada left.', tokens=['Ada', 'left.'], spans=[dict(start=0, end=3, label='PER')])
+    [found] = read(written(tmp_path / 'corpus', json.dumps(row) + '\n', '*.jsonl'))
+    assert found['tokens'] == ['Ada', 'left', '.'] and found['tags'] == ['B-PER', 'O', 'O']
+
+
+@pytest.mark.parametrize('names', [('NOUN', 'VERB'), ('O', 'PER')])
+def test_outputs_that_are_no_tags_are_refused(names):
+    task = TokenClassification(load_corpus(TASK, 'embedded'), 32)
+    with pytest.raises(KdnotesError, match=f'are called {names[0]!r}, {names[1]!r}, and entities need O'):
+        task.take_classes(names)
+
+
 def test_all_shapes_are_one_corpus(tmp_path):
     "Tabs, a list as JSON in a table, places, Windows lines, IOBES: equal content has an equal hash."
     places = [dict(text='Ada left', spans=[dict(start=0, end=3, label='PER')]), dict(text='Bo .', spans=[])]
@@ -225,6 +247,8 @@ REFUSED = {
         "the span 4 to 7 ('May', LOC) overlaps another one",
     ),
     'half a span': (TEXT | dict(spans=[dict(start=0, label='PER')]), 'is no start, end and label'),
+    'a span without a label': (TEXT | dict(spans=[[0, 3, None]]), "tag 'B-' is neither O"),
+    'a kind with a comma': (GOOD | dict(tags=['B-A, B', 'O']), "tag 'B-A, B' is neither O"),
     'no spans': (TEXT | dict(spans=None), 'line 2: spans is None'),
     'a text without words': (dict(text=' ', spans=[]), 'line 2: text is empty'),
     'columns': ('Ada NNP B-PER\nleft O\n', 'dev.conll, line 2: 2 columns where the first word has 3'),
