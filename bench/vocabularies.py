@@ -31,6 +31,8 @@ class Case(NamedTuple):
     rows: tuple[int, int, int]  # of train, dev and test
     sizes: tuple[int, ...]  # of the vocabularies, besides all tokens and those of the corpus
     other: tuple[str, str]  # task and name of a corpus of other texts
+    layers: int = 1  # of the students
+    epochs: float = 2.0  # of the students
 
 
 SIZES = (16000, 8000, 4000)
@@ -44,11 +46,11 @@ CASES = {
     'imdb': Case(
         'text_classification', 'full_kd', 64, (700, 200, 700), SIZES, ('answer_selection', 'wikiqa')
     ),
-    'squad2': Case(
-        'extractive_qa', 'full_student', 128, (200, 100, 300), SIZES, ('text_classification', 'imdb')
+    'squad1': Case(
+        'extractive_qa', 'full_student', 128, (1500, 300, 433), SIZES, ('text_classification', 'imdb'), layers=4, epochs=1.0
     ),
 }
-SETTING = dict(layers=1, epochs=2.0, learning_rate=2e-4, teacher_seed=0, ranks=1, threads_per_rank=1)
+SETTING = dict(teacher_epochs=2.0, learning_rate=2e-4, teacher_seed=0, ranks=1, threads_per_rank=1)
 
 # %% nbs/15_vocabularies.ipynb #43de82a5
 def part_of(
@@ -85,6 +87,8 @@ def make_runs(
         task=case.task,
         corpus=part_of(case.task, name, case.rows),
         max_length=case.max_length,
+        layers=case.layers,
+        epochs=case.epochs,
         study=study,
     )
     values = ['none', 'corpus']
