@@ -47,7 +47,14 @@ CASES = {
         'text_classification', 'full_kd', 64, (700, 200, 700), SIZES, ('answer_selection', 'wikiqa')
     ),
     'squad1': Case(
-        'extractive_qa', 'full_student', 128, (1500, 300, 433), SIZES, ('text_classification', 'imdb'), layers=4, epochs=1.0
+        'extractive_qa',
+        'full_student',
+        128,
+        (1500, 300, 433),
+        SIZES,
+        ('text_classification', 'imdb'),
+        layers=4,
+        epochs=1.0,
     ),
 }
 SETTING = dict(teacher_epochs=2.0, learning_rate=2e-4, teacher_seed=0, ranks=1, threads_per_rank=1)
