@@ -3,6 +3,7 @@
 import io
 import json
 import struct
+import time
 import zipfile
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -58,12 +59,14 @@ def wandb_records(path: Path):
 
     data = path.read_bytes()
     at, parts = 7, []  # after the header
-    while at < len(data):
+    while at + 7 <= len(data):
         room = 32768 - at % 32768
         if room < 7:
             at += room
             continue
         _, length, kind = struct.unpack('<IHB', data[at : at + 7])
+        if at + 7 + length > len(data):  # it is still being written
+            return
         parts.append(data[at + 7 : at + 7 + length])
         at += 7 + length
         if kind in (1, 4):  # whole, last part
@@ -83,10 +86,22 @@ def tree(items) -> dict:
     return root
 
 
+def finished_wandb_records(path: Path, most_s: float = 60) -> list:
+    "All records, when the last one is there: the process of W&B writes them, and may be later than `finish`."
+    end = time.monotonic() + most_s
+    while True:
+        records = list(wandb_records(path))
+        kinds = [record.WhichOneof('record_type') for record in records]
+        if 'exit' in kinds:
+            return records
+        assert time.monotonic() < end, f'{path} of {path.stat().st_size} bytes has no end: {kinds}'
+        time.sleep(0.2)
+
+
 def wandb(folder: Path) -> Entry:
     files = max(folder.glob('wandb/offline-run-*'), key=lambda path: path.stat().st_mtime_ns)
     entry = Entry('', {})
-    for record in wandb_records(next(files.glob('run-*.wandb'))):
+    for record in finished_wandb_records(next(files.glob('run-*.wandb'))):
         kind = record.WhichOneof('record_type')
         if kind == 'run':
             entry.name = record.run.display_name or entry.name or record.run.run_id
