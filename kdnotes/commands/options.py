@@ -266,9 +266,14 @@ def from_one_file(
         return given
     from kdnotes.api import load_data
 
-    say = functools.partial(print, file=sys.stderr)
     unlabelled = given.get('unlabelled') if given.get('unlabelled') != 'none' else None
-    data = load_data(file, given.get('task'), given.get('columns'), say=say, unlabelled=unlabelled)
+    data = load_data(
+        file,
+        given.get('task'),
+        given.get('columns'),
+        say=functools.partial(print, file=sys.stderr),
+        unlabelled=unlabelled,
+    )
     of_data = dict(corpus=data.corpus, columns=data.columns, unlabelled=data.unlabelled or 'none')
     return given | {name: value for name, value in of_data.items() if value or name in given}
 

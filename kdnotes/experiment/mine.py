@@ -104,8 +104,8 @@ def mine_corpus(
         margin,
         known,
     )
-    kept_rows = train[np.flatnonzero(~wrong)] if only else train
-    splits['train'] = [*kept_rows, *mined_rows(train, collection, mined)]
+    remaining = train[np.flatnonzero(~wrong)] if only else train
+    splits['train'] = [*remaining, *mined_rows(train, collection, mined)]
     _write(folder, splits)
     answered = int(collection.questions.answered.sum())
     return MinedCorpus(
@@ -115,7 +115,7 @@ def mine_corpus(
         queries=answered,
         without=answered - len(np.unique(mined.query)),
         mined=len(mined.query),
-        dropped=len(train) - len(kept_rows),
+        dropped=len(train) - len(remaining),
         texts=n[1],
     )
 

@@ -73,6 +73,17 @@ def cut_off(
     return log_p.masked_fill(~mask, -math.inf).log_softmax(-1).clamp(min=torch.finfo(log_p.dtype).min)
 
 # %% ../../nbs/losses/01_targets.ipynb #07bfe927
+def _check_tempered(student: Tensor, teacher: Tensor, T: float) -> None:
+    "Refuse logits of two shapes, and a temperature that is none."
+    if not T > 0:
+        raise ValueError(f'T must be > 0, got {T}')
+    if student.shape != teacher.shape:
+        raise ValueError(
+            f'student and teacher logits must have one shape, got {tuple(student.shape)} and '
+            f'{tuple(teacher.shape)}'
+        )
+
+
 def soft_target_kl(
     student: Tensor,  # logits (..., classes), any float dtype; computed in float32
     teacher: Tensor,  # logits (..., classes); no gradient is taken
@@ -86,13 +97,7 @@ def soft_target_kl(
     "KL(teacher || student) of the tempered distributions, times `T*T`."
     import torch.nn.functional as F
 
-    if not T > 0:
-        raise ValueError(f'T must be > 0, got {T}')
-    if student.shape != teacher.shape:
-        raise ValueError(
-            f'student and teacher logits must have one shape, got {tuple(student.shape)} and '
-            f'{tuple(teacher.shape)}'
-        )
+    _check_tempered(student, teacher, T)
     log_q = (student.float() / T).log_softmax(-1)
     log_p = cut_off((teacher.detach().float() / T).log_softmax(-1), min_probability, top_k)
     rows = F.kl_div(log_q, log_p, log_target=True, reduction='none').sum(-1)
@@ -124,13 +129,7 @@ def soft_target_bce(
     "KL(teacher || student) of the tempered sigmoids, the mean over the labels of a row, times `T*T`."
     import torch.nn.functional as F
 
-    if not T > 0:
-        raise ValueError(f'T must be > 0, got {T}')
-    if student.shape != teacher.shape:
-        raise ValueError(
-            f'student and teacher logits must have one shape, got {tuple(student.shape)} and '
-            f'{tuple(teacher.shape)}'
-        )
+    _check_tempered(student, teacher, T)
     s, t = student.float() / T, teacher.detach().float() / T
     # of yes and of no; logsigmoid is exact where a sigmoid would be 0 or 1
     cells = sum(F.logsigmoid(x).exp() * (F.logsigmoid(x) - F.logsigmoid(y)) for x, y in ((t, s), (-t, -s)))
